@@ -1,0 +1,35 @@
+# `make demo` and `make test` do all their own set-up in .venv; nothing outside this folder is touched.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# Threads that spin while they wait stall each other on a busy machine.
+export OMP_WAIT_POLICY := PASSIVE
+
+.PHONY: demo test test-all lint clean
+
+demo: .venv/installed
+	$(BIN)/stableair demo
+
+test: .venv/installed-dev
+	$(BIN)/python -m pytest -m "not slow"
+
+test-all: .venv/installed-dev
+	$(BIN)/python -m pytest
+
+lint: .venv/installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+clean:
+	rm -rf .venv
+
+.venv/bin/python:
+	$(PYTHON) -m venv .venv
+
+.venv/installed: .venv/bin/python pyproject.toml constraints.txt
+	$(PIP) -e .
+	touch $@
+
+.venv/installed-dev: .venv/bin/python pyproject.toml constraints.txt
+	$(PIP) -e '.[dev]'
+	touch $@ .venv/installed
