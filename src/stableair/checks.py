@@ -1,0 +1,53 @@
+"""Errors are part of the interface: each names the value, what is allowed and the nearest match."""
+
+import math
+from collections.abc import Iterable
+from difflib import get_close_matches
+from numbers import Integral, Real
+
+
+class InputError(ValueError):
+    """Something the user gave is wrong; the message is one line and says what would be right."""
+
+
+def nearest(word: str, allowed: Iterable[str]) -> str:
+    """The sentence that helps after an unknown word: the near match, and all that is allowed."""
+    allowed = list(allowed)
+    lowered = {a.lower(): a for a in allowed}
+    close = get_close_matches(word.lower(), lowered, n=1)
+    hint = f"did you mean {lowered[close[0]]!r}? " if close else ""
+    return f"{hint}allowed: {', '.join(allowed)}"
+
+
+def choice(name: str, value: object, allowed: Iterable[str]) -> str:
+    """`value`, which must be one of the `allowed` words."""
+    if value not in (allowed := list(allowed)):
+        raise InputError(f"{name}: {value!r} is unknown; {nearest(str(value), allowed)}")
+    return value
+
+
+def whole(name: str, value: object, least: int | None = None) -> int:
+    """`value` as an int, at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise InputError(f"{name} must be a whole number: got {value!r}")
+    if least is not None and value < least:
+        raise InputError(f"{name} must be at least {least}: got {value}")
+    return int(value)
+
+
+def number(name: str, value: object, low: float = -math.inf, high: float = math.inf) -> float:
+    """`value` as a float in [low, high]; NaN never is."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise InputError(f"{name} must be a number: got {value!r}")
+    if not low <= value <= high:
+        allowed = f"at least {low:g}" if high == math.inf else f"in [{low:g}, {high:g}]"
+        raise InputError(f"{name} must be {allowed}: got {value}")
+    return float(value)
+
+
+def positive(name: str, value: object, finite: bool = True) -> float:
+    """`value` as a float above zero."""
+    value = number(name, value) if value == value else math.nan
+    if not value > 0 or (finite and math.isinf(value)):
+        raise InputError(f"{name} must be positive{' and finite' if finite else ''}: got {value}")
+    return value

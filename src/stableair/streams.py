@@ -1,0 +1,90 @@
+"""All randomness starts here: numbers as a pure function of (seed, stream, index, position).
+
+The bits come from a counter-based hash written in integer arithmetic, so they are the same on every device and in any
+order of calls. Every receiver therefore meets the same fading, noise and batches, and a resumed run the same rounds.
+"""
+
+import hashlib
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def _signed(x: int) -> int:
+    """The int64 with the bits of the unsigned 64-bit number x."""
+    x &= (1 << 64) - 1
+    return x - (1 << 64) if x >> 63 else x
+
+
+_GAMMA = _signed(0x9E3779B97F4A7C15)
+_MULTIPLY = _signed(0xBF58476D1CE4E5B9), _signed(0x94D049BB133111EB)
+
+
+def _xorshift(z: Tensor, by: int) -> Tensor:
+    return z.bitwise_xor_((z >> by).bitwise_and_((1 << (64 - by)) - 1))  # >> is arithmetic: mask the copied sign
+
+
+def open_unit(bits: Tensor) -> Tensor:
+    """The top 52 of 64 random bits as a float64 in the open interval (0, 1), symmetric about 1/2.
+
+    52, not 53: the half step that keeps both end points out must itself be representable.
+    """
+    return ((bits >> 12) & ((1 << 52) - 1)).double().add_(0.5).mul_(2.0**-52)
+
+
+class Generator:
+    """Random numbers from a key, like a `torch.Generator` whose numbers do not depend on the device.
+
+    The hash is SplitMix64 (Steele, Lea and Flood, 2014) of the position, with a second key word between its two
+    multiplications, so that streams whose counters overlap still differ. Successive calls use successive positions:
+    drawing n and then m numbers gives the same as drawing n + m.
+    """
+
+    def __init__(self, key: tuple[int, int], device: torch.device | str = "cpu"):
+        self.key = _signed(key[0]), _signed(key[1])
+        self.device = torch.device(device)
+        self.position = 0
+
+    def bits(self, n: int) -> Tensor:
+        """64 random bits for each of the next n positions: (n,) int64."""
+        z = torch.arange(self.position + 1, self.position + n + 1, device=self.device)
+        self.position += n
+        z = _xorshift(z.mul_(_GAMMA).add_(self.key[0]), 30).mul_(_MULTIPLY[0]).bitwise_xor_(self.key[1])
+        return _xorshift(_xorshift(z, 27).mul_(_MULTIPLY[1]), 31)
+
+    def uniform(self, *shape: int) -> Tensor:
+        """Float64 in the open interval (0, 1)."""
+        return open_unit(self.bits(math.prod(shape))).reshape(shape)
+
+    def normal(self, *shape: int) -> Tensor:
+        """Standard normal in float64 (Box and Muller), two positions an entry."""
+        u, v = self.uniform(*shape, 2).unbind(-1)
+        return (-2 * u.log()).sqrt() * (2 * math.pi * v).cos()
+
+    def permutation(self, n: int) -> Tensor:
+        """A random order of 0 ... n-1: (n,) int64."""
+        return self.bits(n).sort(stable=True).indices
+
+    def numpy(self) -> np.random.Generator:
+        """A numpy generator with this key, for work that happens once and on the host."""
+        return np.random.Generator(np.random.Philox(key=[k % (1 << 64) for k in self.key]))
+
+
+def generator(seed: int, stream: str, *index: int, device: torch.device | str = "cpu") -> Generator:
+    """The generator of one named stream: `generator(seed, "noise", k)` is the noise of round k.
+
+    >>> generator(0, "noise", 3).permutation(4).tolist() == generator(0, "noise", 3).permutation(4).tolist()
+    True
+    """
+    digest = hashlib.blake2b(repr((seed, stream, *index)).encode(), digest_size=16).digest()
+    return Generator((int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little")), device)
+
+
+def uniform(shape: tuple[int, ...], source: Generator | torch.Generator | None, device: torch.device | str) -> Tensor:
+    """Float64 in the open interval (0, 1) from a stream, from a torch generator, or from torch's global one."""
+    if isinstance(source, Generator):
+        return source.uniform(*shape)
+    bits = torch.randint(-(1 << 63), (1 << 63) - 1, shape, generator=source, device=device)
+    return open_unit(bits)
