@@ -1,0 +1,89 @@
+"""A data set as tensors. The embedded default is scikit-learn's handwritten digits: real, and no download."""
+
+from math import prod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from stableair.checks import InputError, number, whole
+from stableair.spec import Registry
+from stableair.streams import generator
+
+dataset = Registry("data set", "data")
+
+
+class Split(NamedTuple):
+    """Samples as they are stored; `Dataset.inputs` makes them what a model takes."""
+
+    x: Tensor  # (m, c, h, w), uint8 or float32
+    y: Tensor  # (m,) int64
+    writer: Tensor | None = None  # (m,) int64, where the set knows who made a sample
+
+    def __getitem__(self, index: Tensor) -> "Split":
+        return Split(*(None if t is None else t[index] for t in self))
+
+    def to(self, device: torch.device | str) -> "Split":
+        return Split(*(None if t is None else t.to(device) for t in self))
+
+
+class Dataset(NamedTuple):
+    """Two splits, the number of classes, how to scale an input, and the model the set is usually paired with."""
+
+    train: Split
+    test: Split
+    classes: int
+    model: str
+    mean: float | tuple[float, ...] = 0.0
+    std: float | tuple[float, ...] = 1.0
+
+    def inputs(self, x: Tensor) -> Tensor:
+        """Stored samples (m, c, h, w) as float32, normalised per channel."""
+        mean, std = (torch.tensor(t, device=x.device).reshape(-1, 1, 1) for t in (self.mean, self.std))
+        return (x.float() - mean) / std
+
+    def to(self, device: torch.device | str) -> "Dataset":
+        return self._replace(train=self.train.to(device), test=self.test.to(device))
+
+
+def hold_out(data: Dataset, share: float, seed: int) -> Dataset:
+    """The set with its test split replaced by a share of its training data, which leaves the training split.
+
+    Whatever is chosen by looking at results (a threshold, a learning rate) is chosen on this, never on test data.
+    """
+    order = generator(seed, "validation").permutation(len(data.train.y))
+    held = max(1, round(share * len(order)))
+    return data._replace(train=data.train[order[held:]], test=data.train[order[:held]])
+
+
+@dataset("digits")
+def digits() -> Dataset:
+    """Handwritten digits of scikit-learn: 1,797 grey images of 8 x 8, ten classes; every fifth, shuffled, is test."""
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    everything = Split(torch.from_numpy(images).to(torch.uint8).reshape(-1, 1, 8, 8), torch.from_numpy(labels).long())
+    order = generator(0, "digits").permutation(len(labels))  # the split is the same for every seed
+    test = torch.arange(len(order)) % 5 == 0
+    return Dataset(everything[order[~test]], everything[order[test]], classes=10, model="mlp(200)", std=16.0)
+
+
+@dataset("synthetic")
+def synthetic(samples=1000, classes=10, shape=(1, 8, 8), spread=1.0, writers=10, seed=0) -> Dataset:
+    """Gaussian clouds, one per class, each writer with an offset of their own; a test split of a fifth on top."""
+    whole("samples", samples, 1), whole("classes", classes, 2), whole("writers", writers, 1), whole("seed", seed)
+    number("spread", spread, 0.0)
+    if not isinstance(shape, tuple) or len(shape) != 3:
+        raise InputError(f"shape must be (channels, height, width): got {shape!r}")
+    [whole("shape", side, 1) for side in shape]
+    source = generator(seed, "synthetic")
+    centre, offset = source.normal(classes, *shape), 0.3 * source.normal(writers, *shape)
+
+    def split(m: int) -> Split:
+        y, writer = source.permutation(m) % classes, source.permutation(m) % writers
+        x = torch.empty(m, *shape)
+        for rows in torch.arange(m).split(max(1, (1 << 22) // prod(shape))):
+            x[rows] = (centre[y[rows]] + offset[writer[rows]] + spread * source.normal(len(rows), *shape)).float()
+        return Split(x, y, writer)
+
+    return Dataset(split(samples), split(max(classes, samples // 5)), classes, model="mlp(200)")

@@ -1,0 +1,90 @@
+"""Algorithm 1, line by line, and what is observed in each round."""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from stableair.channel import Channel, Fade, Received, UploadError
+from stableair.checks import InputError
+from stableair.data import Dataset
+from stableair.local import Trainer
+from stableair.receiver import Receiver
+from stableair.server import Update
+from stableair.vector import Layout, State, attach
+
+Metrics = dict[str, float | None]
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """The parts of Algorithm 1. Each is a callable: a faster or a different one takes its place from outside."""
+
+    n: int
+    seed: int
+    start: State  # w_0
+    layout: Layout
+    train: Trainer
+    channel: Channel
+    receive: Receiver
+    update: Update
+    evaluate: Callable[[State], Metrics]
+
+
+class Round(NamedTuple):
+    """One finished round k: the state after it and what was seen of it."""
+
+    k: int
+    state: State
+    metrics: Metrics
+
+
+def simulate(sim: Simulation, state: State, rounds: int, start: int = 0) -> Iterator[Round]:
+    """Algorithm 1 from round `start` to `rounds`, a Round at a time."""
+    for k in range(start, rounds):
+        fade = sim.channel.draw(sim.n, len(state.w), sim.seed, k, state.w.device)  # h_{n,k}, xi_k
+        try:
+            got = sim.channel.superpose(sim.train(state, k), fade)  # Eq. (3)
+        except UploadError as error:
+            raise InputError(f"round {k}: {error}; its data or its local training overflowed (a smaller lr?)") from None
+        g = sim.receive(got.g)  # MAC, Eqs. (5)-(8)
+        state = State(sim.update(state.w, g), got.stats)  # Eq. (4)
+        yield Round(k, state, sim.evaluate(state) | observe(got, fade, g) | _own(sim.receive))
+
+
+def observe(got: Received, fade: Fade, g: Tensor) -> Metrics:
+    """What the round looked like; the SNR is the paper's, 20 log10(norm(clean) / norm(xi)), None without noise."""
+    signal, noise = got.clean.norm().item(), fade.xi.double().norm().item()  # squares of impulses overflow float32
+    return {
+        "train/loss": got.loss.item(),
+        "channel/snr_db": 20 * math.log10(signal / noise) if signal > 0 and 0 < noise < math.inf else None,
+        "gradient/norm": signal,
+        "clip/fraction": (g != got.g).double().mean().item(),
+    }
+
+
+def _own(rule: Any) -> Metrics:
+    """What a rule tells of itself, as `receiver/...`."""
+    return {f"receiver/{name}": value for name, value in rule.metrics().items()} if hasattr(rule, "metrics") else {}
+
+
+def evaluator(module: nn.Module, data: Dataset, name: str = "test", batch: int = 1000) -> Callable[[State], Metrics]:
+    """Accuracy and mean loss of a state on the data's test split, recorded under `name`."""
+
+    def evaluate(state: State) -> Metrics:
+        attach(module, state)
+        module.eval()
+        hits = loss = 0.0
+        with torch.no_grad():
+            for x, y in zip(data.test.x.split(batch), data.test.y.split(batch), strict=True):
+                output = module(data.inputs(x))
+                hits += (output.argmax(1) == y).sum().item()
+                loss += F.cross_entropy(output.double(), y, reduction="sum").item()
+        m = len(data.test.y)
+        return {f"{name}/accuracy": hits / m, f"{name}/loss": loss / m}
+
+    return evaluate

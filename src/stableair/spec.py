@@ -1,0 +1,223 @@
+"""Components by name: registries, and the strict parser of "mac(C=0.1)".
+
+A component is a factory whose parameters are its hyper-parameters: its signature is the schema of its spec.
+"""
+
+import ast
+import inspect
+import math
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from stableair.checks import InputError, nearest
+
+LONGEST = 500  # characters; no honest spec is longer
+REGISTRIES: dict[str, "Registry"] = {}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A registered factory and what it declared of itself."""
+
+    name: str
+    factory: Callable
+    declared: dict[str, Any]
+
+    @property
+    def signature(self) -> str:
+        parameters = [p.replace(annotation=p.empty) for p in inspect.signature(self.factory).parameters.values()]
+        return f"{self.name}{inspect.Signature(parameters)}"
+
+    @property
+    def summary(self) -> str:
+        return (inspect.getdoc(self.factory) or "").partition("\n")[0]
+
+
+@dataclass(frozen=True)
+class Call:
+    """One parsed component, `mac(C=0.1)`: its entry and its arguments by name."""
+
+    kind: str
+    entry: Entry
+    arguments: dict[str, Any]
+    bare: bool = False  # written without parentheses
+
+    def __str__(self) -> str:
+        if self.bare and not self.arguments:
+            return self.entry.name
+        return f"{self.entry.name}({', '.join(f'{k}={_written(v)}' for k, v in self.arguments.items())})"
+
+    @property
+    def parameters(self) -> dict[str, inspect.Parameter]:
+        return dict(inspect.signature(self.entry.factory).parameters)
+
+    def with_(self, argument: str, value: Any) -> "Call":
+        """The same call with one argument changed or added."""
+        given = self.arguments | {argument: value}
+        return replace(self, arguments={name: given[name] for name in self.parameters if name in given})
+
+    def short(self) -> "Call":
+        """The same call without the arguments that equal their defaults."""
+        given = {k: v for k, v in self.arguments.items() if not _same(v, self.parameters[k].default)}
+        return replace(self, arguments=given, bare=False)
+
+    def __call__(self) -> Any:
+        """Build the component."""
+        try:
+            return self.entry.factory(**self.arguments)
+        except InputError as error:
+            raise InputError(f"{self.kind} {self}: {error}") from None
+        except (ValueError, TypeError) as error:
+            raise InputError(f"{self.kind} {self}: {error}") from error
+
+
+class Registry:
+    """The components of one kind by name; calling it gives the decorator that adds one."""
+
+    def __init__(self, kind: str, plural: str):
+        self.kind = kind
+        self.plural = plural
+        self.entries: dict[str, Entry] = {}
+        REGISTRIES[plural] = self
+
+    def __call__(self, name: str, **declared: Any) -> Callable[[Callable], Callable]:
+        """`@receiver("soft")` on a factory makes it known as "soft"."""
+        if not isinstance(name, str) or not name.isidentifier():
+            raise InputError(f"a {self.kind}'s name must be an identifier: got {name!r}")
+
+        def register(factory: Callable) -> Callable:
+            known = self.entries.get(name)
+            again_in_notebook = known and known.factory.__module__ == factory.__module__ == "__main__"
+            if known and not again_in_notebook:
+                raise InputError(
+                    f"{self.kind} {name!r} is already registered by {known.factory.__module__}; choose another name"
+                )
+            self.entries[name] = Entry(name, factory, declared)
+            return factory
+
+        return register
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self.entries.values())
+
+    def parse(self, text: str) -> tuple[Call, ...]:
+        """The calls of "a(x=1) | b(y=2)", each name and argument checked against its factory."""
+        if not isinstance(text, str):
+            raise InputError(f"{self.kind} must be a spec such as 'name(argument=1)': got {text!r}")
+        return tuple(self._call(node, text) for node in _stages(self.kind, text))
+
+    def one(self, text: str) -> Call:
+        """The single call of "a(x=1)"."""
+        calls = self.parse(text)
+        if len(calls) != 1:
+            raise InputError(f"{self.kind} {text!r}: only receivers can be chained with '|'")
+        return calls[0]
+
+    def _call(self, node: ast.expr, text: str) -> Call:
+        called = isinstance(node, ast.Call)
+        function, positional, keywords = (node.func, node.args, node.keywords) if called else (node, [], [])
+        if not isinstance(function, ast.Name):
+            raise _refused(self.kind, text, function)
+        if function.id not in self.entries:
+            raise InputError(f"{self.kind} {function.id!r} is unknown; {nearest(function.id, self.entries)}")
+        entry = self.entries[function.id]
+        named = {k.arg: _value(self.kind, text, k.value) for k in keywords if k.arg}
+        if len(named) < len(keywords):
+            raise InputError(f"{self.kind} {text!r}: an argument is given twice; the signature is {entry.signature}")
+        try:
+            bound = inspect.signature(entry.factory).bind(*(_value(self.kind, text, a) for a in positional), **named)
+        except TypeError as error:
+            raise InputError(f"{self.kind} {text!r}: {error}; the signature is {entry.signature}") from None
+        return Call(self.kind, entry, bound.arguments, bare=not called)
+
+
+def registry(kind: str, plural: str, module: str) -> Registry:
+    """A registry whose decorator is also the module itself, for modules named after what they hold.
+
+    `stableair.receiver` is a module with `mac` in it, and `@stableair.receiver("soft")` adds a rule to it.
+    """
+    known = Registry(kind, plural)
+
+    class Callable_(ModuleType):
+        def __call__(self, name: str, **declared: Any) -> Callable[[Callable], Callable]:
+            return known(name, **declared)
+
+    sys.modules[module].__class__ = Callable_
+    return known
+
+
+def literal(text: str) -> Any:
+    """One argument's value as it would stand in a spec; what is no literal stays text."""
+    try:
+        return _value("value", text, ast.parse(text.strip(), mode="eval").body)
+    except (SyntaxError, ValueError):
+        return text
+
+
+def load_plugin(path: str | Path) -> None:
+    """Run a Python file that registers components."""
+    if not Path(path).is_file():
+        raise InputError(f"plug-in {path}: there is no such file")
+    loader = SourceFileLoader(f"stableair_plugin_{Path(path).stem}", str(path))
+    module = module_from_spec(spec_from_loader(loader.name, loader))
+    sys.modules[loader.name] = module
+    try:
+        loader.exec_module(module)
+    except InputError as error:
+        raise InputError(f"plug-in {path}: {error}") from None
+    except Exception as error:
+        raise InputError(f"plug-in {path} does not import: {type(error).__name__}: {error}") from error
+
+
+def _stages(kind: str, text: str) -> list[ast.expr]:
+    if len(text) > LONGEST:
+        raise InputError(f"{kind} {text[:40]!r}...: a spec has at most {LONGEST} characters, this one {len(text)}")
+    try:
+        node = ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        raise InputError(f"{kind} {text!r} is not a spec; write it as name(argument=1, other=2)") from None
+    stages = []
+    while isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
+        stages.append(node.right)
+        node = node.left
+    return [node, *reversed(stages)]
+
+
+def _value(kind: str, text: str, node: ast.expr) -> Any:
+    """A literal: number, text, true/false/none, a bare word (`auto`), or a tuple of them. Anything else is code."""
+    match node:
+        case ast.Constant(value=bool() | int() | float() | str() | None as value):
+            return value
+        case ast.Name(id="inf" | "nan" as word):
+            return math.inf if word == "inf" else math.nan
+        case ast.Name(id=word):
+            return {"true": True, "false": False, "none": None}.get(word, word)
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            value = _value(kind, text, operand)
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                return -value
+        case ast.Tuple(elts=elements) | ast.List(elts=elements):
+            return tuple(_value(kind, text, e) for e in elements)
+    raise _refused(kind, text, node)
+
+
+def _refused(kind: str, text: str, node: ast.AST) -> InputError:
+    return InputError(f"{kind} {text!r}: {ast.unparse(node)!r} is code; only names, numbers and words are allowed")
+
+
+def _same(a: Any, b: Any) -> bool:
+    return type(a) is type(b) and a == b if isinstance(a, bool) or isinstance(b, bool) else a == b
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
+        value = int(value)  # mac(C=1.0) and mac(C=1) are one experiment
+    if isinstance(value, str) and value.isidentifier() and value.lower() not in ("inf", "nan", "true", "false", "none"):
+        return value
+    return f"({', '.join(map(_written, value))}{',' * (len(value) == 1)})" if isinstance(value, tuple) else repr(value)
