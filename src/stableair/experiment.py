@@ -1,0 +1,272 @@
+"""An experiment is one flat frozen value: numbers, and spec strings such as noise="sas(alpha=1.5, tau=0.1)"."""
+
+import functools
+import hashlib
+import json
+import tomllib
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from stableair import vector
+from stableair.channel import Channel, fading, noise
+from stableair.checks import InputError, choice, nearest, positive, whole
+from stableair.data import dataset, hold_out
+from stableair.local import PAYLOADS, reference
+from stableair.models import model
+from stableair.partition import divide, partition
+from stableair.receiver import assemble, receiver
+from stableair.server import server
+from stableair.simulate import Simulation, evaluator
+from stableair.spec import Call, Registry, literal
+from stableair.streams import generator
+
+SPECS: dict[str, Registry] = {
+    "data": dataset, "partition": partition, "model": model, "fading": fading, "noise": noise,
+    "receiver": receiver, "server": server,
+}  # fmt: skip
+HOW = "rounds", "device", "engine", "chunk"  # how far and on what it is computed: no part of what it is
+VALIDATION = 0.2  # share of the training data that evaluate="validation" holds out
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "digits": {"data": "digits"},
+    "digits-noniid": {"partition": "dirichlet(beta=0.3)"},
+    "demo": {"rounds": 60, "noise": "sas(alpha=1.5, tau=0.5)"},
+}
+
+
+def _strict(cls: type) -> type:
+    """A misspelt field is an InputError with a suggestion, as everywhere else, and not Python's TypeError."""
+    init = cls.__init__
+
+    @functools.wraps(init)
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        known(settings)
+        init(self, *args, **settings)
+
+    cls.__init__ = __init__
+    return cls
+
+
+def known(settings: dict[str, Any]) -> None:
+    """Refuse settings that are no fields of an experiment."""
+    for key in settings:
+        if key not in TYPES:
+            raise InputError(f"setting {key!r} is unknown; {nearest(key, TYPES)}")
+
+
+@_strict
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """The paper's set-up on the embedded data, until a field says otherwise.
+
+    The paper names neither a number of rounds nor a threshold: rounds=100 and C=1 are this project's choices.
+    """
+
+    data: str = "digits"
+    partition: str = "iid()"
+    model: str = "auto"  # the data set's own
+    clients: int = 50
+    rounds: int = 100
+    seed: int = 0
+    local_epochs: int = 5
+    batch_size: int = 10
+    lr: float = 0.03
+    payload: str = "gradient"  # what a client sends: (w_k - w_{k,n}) / lr, or with "delta" w_k - w_{k,n}
+    blocks: str = "tensor"  # what an entry-wise receiver works on: each tensor, each layer, or the whole model
+    fading: str = "rayleigh(mean=1)"
+    noise: str = "sas(alpha=1.5, tau=0.1)"
+    receiver: str = "mac(C=1)"
+    server: str = "sgd()"
+    evaluate: str = "test"  # or "validation": a fifth of the training data is held out and the test data stay unseen
+    device: str = "auto"  # a GPU where there is one
+    engine: str = "auto"  # the fastest that is there
+    chunk: int = 10  # clients whose updates are in memory at once
+
+    def __post_init__(self) -> None:
+        for name in ("clients", "rounds", "local_epochs", "batch_size", "chunk"):
+            self._set(name, whole(name, getattr(self, name), least=1))
+        self._set("seed", whole("seed", self.seed))
+        self._set("lr", positive("lr", self.lr))
+        choice("payload", self.payload, PAYLOADS)
+        choice("blocks", self.blocks, vector.BLOCKS)
+        choice("evaluate", self.evaluate, ["test", "validation"])
+        choice("engine", self.engine, ["auto", "reference"])
+        if not isinstance(self.device, str):
+            raise InputError(f"device must be a name such as 'cpu' or 'cuda:0': got {self.device!r}")
+        for name in SPECS:
+            for call in (calls := self._calls(name)):
+                if name != "data":  # a data set is made when it is needed
+                    call()
+            self._set(name, " | ".join(map(str, calls)) or "auto")
+
+    def _set(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+
+    def _calls(self, name: str) -> tuple[Call, ...]:
+        text = getattr(self, name)
+        if name == "model" and text == "auto":
+            return ()
+        return SPECS[name].parse(text) if name == "receiver" else (SPECS[name].one(text),)
+
+    def with_(self, **settings: Any) -> "Experiment":
+        """The experiment with other settings; a dotted key changes one argument: with_(**{"receiver.C": 0.3}).
+
+        >>> Experiment().with_(clients=10, **{"noise.tau": 0.5}).noise
+        'sas(alpha=1.5, tau=0.5)'
+        """
+        plain = {key: value for key, value in settings.items() if "." not in key}
+        known(plain)
+        changed = replace(self, **plain)
+        for key, value in settings.items():
+            if "." in key:
+                changed = changed._with_argument(*key.split(".", 1), value)
+        return changed
+
+    def _with_argument(self, name: str, argument: str, value: Any) -> "Experiment":
+        choice("setting", name, SPECS)
+        calls = self._calls(name)
+        takers = [argument in call.parameters for call in calls]
+        if not any(takers):
+            raise InputError(
+                f"setting {name}.{argument}: {getattr(self, name)} has no argument {argument!r}; "
+                + nearest(argument, [p for call in calls for p in call.parameters])
+            )
+        calls = [call.with_(argument, value) if takes else call for call, takes in zip(calls, takers, strict=True)]
+        return replace(self, **{name: " | ".join(map(str, calls))})
+
+    def id(self) -> str:
+        """Twelve hex digits of what the experiment is; how far it runs and on what leaves them unchanged."""
+        what = {key: value for key, value in asdict(self).items() if key not in HOW}
+        what |= {name: [str(call.short()) for call in self._calls(name)] for name in SPECS}
+        return hashlib.blake2b(json.dumps(what, sort_keys=True).encode(), digest_size=6).hexdigest()
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=2) + "\n"
+
+    def to_toml(self) -> str:
+        # The settings are flat and of types that JSON and TOML write alike.
+        return "".join(f"{key} = {json.dumps(value)}\n" for key, value in asdict(self).items())
+
+    @classmethod
+    def from_json(cls, text: str) -> "Experiment":
+        return cls._from(text, json.loads, "JSON")
+
+    @classmethod
+    def from_toml(cls, text: str) -> "Experiment":
+        return cls._from(text, tomllib.loads, "TOML")
+
+    @classmethod
+    def _from(cls, text: str, loads: Any, language: str) -> "Experiment":
+        try:
+            settings = loads(text)
+        except ValueError as error:
+            raise InputError(f"not {language}: {error}") from None
+        if not isinstance(settings, dict):
+            raise InputError(f"not an experiment: {type(settings).__name__} instead of a table of settings")
+        return cls(**settings)
+
+    @classmethod
+    def read(cls, path: str | Path) -> "Experiment":
+        """An experiment from a .toml or .json file that holds any of its settings."""
+        path = Path(path)
+        try:
+            text = path.read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"{path}: {getattr(error, 'strerror', None) or 'not a text file'}") from None
+        try:
+            return cls.from_json(text) if path.suffix == ".json" else cls.from_toml(text)
+        except InputError as error:
+            raise InputError(f"{path}: {error}") from None
+
+
+TYPES: dict[str, type] = {field.name: field.type for field in fields(Experiment)}
+
+
+def from_words(words: list[str]) -> Experiment:
+    """An experiment from the words of a command line: a preset or a file first, then key=value."""
+    base = Experiment()
+    if words and "=" not in words[0]:
+        first, *words = words
+        if first in PRESETS:
+            base = Experiment(**PRESETS[first])
+        elif Path(first).is_file() or Path(first).suffix in (".toml", ".json"):
+            base = Experiment.read(first)
+        else:
+            raise InputError(f"{first!r} is neither a preset, a file nor key=value; {nearest(first, PRESETS)}")
+    settings = {}
+    for word in words:
+        key, equals, text = word.partition("=")
+        if not equals:
+            raise InputError(f"{word!r} is not key=value; a preset or a file comes first, and only one of them")
+        settings[key] = _typed(key, text)
+    return base.with_(**settings)
+
+
+def _typed(key: str, text: str) -> Any:
+    if "." in key:
+        return literal(text)
+    kind = TYPES.get(key, str)
+    try:
+        return kind(text)
+    except ValueError:
+        raise InputError(f"{key} must be a {'whole ' * (kind is int)}number: got {text!r}") from None
+
+
+def device(name: str) -> torch.device:
+    """The device of that name, which must be there; "auto" is a GPU where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        found = torch.device(name)
+        torch.empty(1, device=found, dtype=torch.float64)
+    except (RuntimeError, AssertionError, TypeError, NotImplementedError):
+        there = ["auto", "cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
+        raise InputError(f"device {name!r} is not there; {nearest(name, there)}") from None
+    return found
+
+
+def build(experiment: Experiment) -> Simulation:
+    """Make every part of the experiment: data, clients, model, channel, receiver, server."""
+    e, place = experiment, device(experiment.device)
+    data = dataset.one(e.data)()
+    if e.evaluate == "validation":
+        data = hold_out(data, VALIDATION, e.seed)
+    parts = divide(partition.one(e.partition)(), data.train, e.clients, generator(e.seed, "partition").numpy())
+    data = data.to(place)
+
+    with torch.random.fork_rng(devices=[]):  # torch's own initialisation, on the CPU: the same w_0 on every device
+        torch.manual_seed(generator(e.seed, "init").key[0])
+        module = model.one(data.model if e.model == "auto" else e.model)()(tuple(data.train.x.shape[1:]), data.classes)
+    module.to(place)
+
+    layout = vector.parameters(module)
+    update = server.one(e.server)
+    if "lr" in update.parameters and update.arguments.get("lr") is None:
+        update = update.with_("lr", e.lr if e.payload == "gradient" else 1.0)
+    return Simulation(
+        n=e.clients,
+        seed=e.seed,
+        start=vector.state(module),
+        layout=layout,
+        train=reference(
+            module,
+            data,
+            [torch.from_numpy(part).to(place) for part in parts],
+            epochs=e.local_epochs,
+            batch_size=e.batch_size,
+            lr=e.lr,
+            payload=e.payload,
+            seed=e.seed,
+            chunk=e.chunk,
+        ),
+        channel=Channel(fading.one(e.fading)(), noise.one(e.noise)()),
+        receive=assemble(e.receiver, layout, e.blocks),
+        update=update(),
+        evaluate=evaluator(module, data, e.evaluate),
+    )
