@@ -1,0 +1,3 @@
+from stableair.cli import main
+
+main()

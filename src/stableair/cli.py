@@ -1,0 +1,229 @@
+"""The command line. Nothing heavy is imported before a command needs it."""
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import click
+import typer
+
+from stableair.checks import InputError
+
+app = typer.Typer(
+    name="stableair",
+    help="Federated learning over the air under heavy-tailed interference.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+KINDS = "receivers", "noises", "fadings", "partitions", "models", "data", "servers"
+
+Plugin = Annotated[list[Path] | None, typer.Option(help="A Python file that registers components of your own.")]
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, handled as Ctrl-C is."""
+
+
+def main() -> NoReturn:
+    """Run the command; whatever the user got wrong is one line on standard error and exit code 2."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # on a busy machine spinning threads stall each other
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        code = app(standalone_mode=False)
+    except (InputError, click.ClickException) as error:
+        message = error.format_message() if isinstance(error, click.ClickException) else str(error)
+        _fail(message or "nothing to do; see --help")
+    except BrokenPipeError:  # the reader of our output has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 1
+    except OSError as error:
+        _fail(f"{error.filename or 'writing'}: {error.strerror or error}")
+    except (KeyboardInterrupt, click.Abort) as stop:
+        cause = stop.__cause__ or stop
+        code = 143 if isinstance(cause, Terminated) else 130
+    sys.exit(code or 0)
+
+
+def _terminate(*_: object) -> NoReturn:
+    raise Terminated
+
+
+def _fail(message: str) -> NoReturn:
+    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    sys.exit(2)
+
+
+@app.callback(invoke_without_command=True)
+def _options(version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False) -> None:
+    if version:
+        import stableair
+
+        print(stableair.__version__)
+        raise typer.Exit
+
+
+@app.command()
+def run(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[PRESET|FILE.toml] [KEY=VALUE]...", help="What to run; see `stableair list presets`."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The run's folder (default: one under runs/ with its name).")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Run seed, seed+1, ..., each in a folder of its own.")] = 1,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last complete round.")] = False,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = None,
+    checkpoint_every: Annotated[int, typer.Option(min=1, help="Rounds between two checkpoints.")] = 1,
+    plugin: Plugin = None,
+) -> None:
+    """Run an experiment and record it in a folder."""
+    experiment = _experiment(words or [], plugin)
+    if device:
+        experiment = experiment.with_(device=device)
+    from stableair.record import run as record_run
+
+    for seed in range(experiment.seed, experiment.seed + seeds):
+        this = experiment.with_(seed=seed)
+        folder = _folder(this, out, seeds)
+        with _stop_politely(folder), _display() as watch:
+            on_round = watch(f"seed {seed}", this.rounds)
+            result = record_run(this, folder, resume=resume, checkpoint_every=checkpoint_every, on_round=on_round)
+        print(_summary(result, this.evaluate))
+
+
+def _experiment(words: list[str], plugin: list[Path] | None) -> Any:
+    from stableair.experiment import from_words
+    from stableair.spec import load_plugin
+
+    for file in plugin or []:
+        load_plugin(file)
+    return from_words(words)
+
+
+def _folder(experiment: Any, out: Path | None, seeds: int) -> Path:
+    if out is None:
+        name = "-".join(text.partition("(")[0] for text in (experiment.data, experiment.receiver))
+        return Path("runs") / f"{name}-seed{experiment.seed}-{experiment.id()}"
+    return out / f"seed{experiment.seed}" if seeds > 1 else out
+
+
+@contextmanager
+def _stop_politely(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        print(f"stopped; {folder} holds every complete round, --resume goes on from there", file=sys.stderr)
+        raise typer.Exit(143 if isinstance(stop, Terminated) else 130) from None
+
+
+def _summary(result: Any, split: str) -> str:
+    if result.diverged is not None:
+        return f"{result.folder}: diverged at round {result.diverged}; the last good checkpoint is kept"
+    accuracy = result[f"{split}/accuracy"]
+    return f"{result.folder}: {len(result)} rounds, {split} accuracy {accuracy[-1]:.4f} (best {max(accuracy):.4f})"
+
+
+OnRound = Callable[[dict[str, Any]], None]
+
+
+def _figures(row: dict[str, Any]) -> str:
+    """A round in words."""
+    accuracy = next(v for k, v in row.items() if k.endswith("/accuracy"))
+    loss, snr = row["train/loss"], row["channel/snr_db"]
+    return f"accuracy {accuracy:.4f}  loss {loss:.4f}  SNR " + ("none" if snr is None else f"{snr:.1f} dB")
+
+
+@contextmanager
+def _display(every_round: bool = True) -> Iterator[Callable[[str, int], OnRound]]:
+    """A live line of the run at work on a terminal; where the output is piped, a plain line per round."""
+    if not sys.stdout.isatty():
+
+        def watch_plainly(title: str, rounds: int) -> OnRound:
+            if not every_round:
+                return lambda row: None
+            return lambda row: print(f"{title}  {row['round'] + 1}/{rounds}  {_figures(row)}", flush=True)
+
+        yield watch_plainly
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[figures]}")
+    with Progress(*columns, TimeRemainingColumn(), transient=not every_round) as progress:
+
+        def watch(title: str, rounds: int) -> OnRound:
+            for past in progress.task_ids:
+                progress.remove_task(past)
+            task = progress.add_task(title, total=rounds, figures="")
+            return lambda row: progress.update(task, completed=row["round"] + 1, figures=_figures(row))
+
+        yield watch
+
+
+@app.command()
+def plot(
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Run folders, or folders that hold some.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The picture, as .png, .pdf or .svg.")] = Path("curves.png"),
+    metric: Annotated[str, typer.Option(help="What to draw, as named in rounds.jsonl.")] = "test/accuracy",
+) -> None:
+    """Draw a metric of one or more runs; runs that differ in the seed alone become one line with a band."""
+    from stableair import plot as draw
+
+    print(draw.save(draw.curves(draw.label(draw.find(folders)), metric), out))
+
+
+@app.command("list")
+def list_(
+    kind: Annotated[str | None, typer.Argument(help=f"{', '.join(KINDS)} or presets; by default all.")] = None,
+    plugin: Plugin = None,
+) -> None:
+    """List the components: each with its signature and what it is."""
+    from stableair.checks import choice
+    from stableair.experiment import PRESETS
+    from stableair.spec import REGISTRIES, load_plugin
+
+    for file in plugin or []:
+        load_plugin(file)
+    kinds = [*KINDS, "presets"] if kind is None else [choice("kind", kind, [*KINDS, "presets"])]
+    for one in kinds:
+        if one == "presets":
+            rows = [(name, " ".join(f"{k}={v!r}" for k, v in settings.items())) for name, settings in PRESETS.items()]
+        else:
+            rows = [(entry.signature, entry.summary) for entry in REGISTRIES[one]]
+        print(one)
+        for left, right in rows:
+            print(f"  {left:<{max(len(name) for name, _ in rows)}}  {right}".rstrip())
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="The folder for demo.png, demo.json and runs/demo.")] = Path("."),
+) -> None:
+    """The paper's four methods on the embedded data: a table, demo.png and demo.json in one to two minutes."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from stableair import plot as draw
+    from stableair.demo import LABELS
+    from stableair.demo import demo as run_demo
+    from stableair.experiment import PRESETS, Experiment
+
+    base = Experiment(**PRESETS["demo"])
+    folder = out / "runs" / "demo"
+    print(f"{base.data}, {base.clients} clients, {base.rounds} rounds, {base.noise}; runs in {folder}", flush=True)
+    with _stop_politely(folder), _display(every_round=False) as watch:
+        runs = run_demo(folder, lambda line: print(line, flush=True), watch)
+    final = {method: run["test/accuracy"][-1] for method, run in runs.items()}
+    table = Table("method", "receiver", "test accuracy")
+    for method, run in runs.items():
+        table.add_row(LABELS[method], run.settings["receiver"], f"{final[method]:.3f}")
+    Console().print(table)
+    picture = draw.curves({LABELS[m]: [run] for m, run in runs.items()}, title=f"{base.data}, {base.noise}")
+    draw.save(picture, out / "demo.png")
+    (out / "demo.json").write_text(json.dumps(final, indent=2) + "\n")
+    print(f"{out / 'demo.png'}\n{out / 'demo.json'}")
