@@ -5,15 +5,12 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 # Threads that spin while they wait stall each other on a busy machine.
 export OMP_WAIT_POLICY := PASSIVE
 
-.PHONY: demo test test-all lint clean
+.PHONY: demo test lint clean
 
 demo: .venv/installed
 	$(BIN)/stableair demo
 
 test: .venv/installed-dev
-	$(BIN)/python -m pytest -m "not slow"
-
-test-all: .venv/installed-dev
 	$(BIN)/python -m pytest
 
 lint: .venv/installed-dev

@@ -152,7 +152,7 @@ def student_t(df, scale=1) -> Noise:
 def middleton(A, gamma, std=1) -> Noise:
     """Middleton's class A: impulses of index A over a Gaussian background of `gamma` times their power; std in all."""
     A, gamma, std = number("A", A, 1e-6, 1e3), positive("gamma", gamma), number("std", std, 0.0)
-    count = torch.arange(int(poisson.isf(1e-18, A)) + 2)  # interferers at work at once
+    count = torch.arange(int(A + 12 * math.sqrt(A)) + 30)  # interferers at work at once; more never are
     cumulative = torch.from_numpy(poisson.cdf(count.numpy(), A))
     deviation = std * ((count.double() / A + gamma) / (1 + gamma)).sqrt()
 

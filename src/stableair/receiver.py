@@ -61,7 +61,7 @@ def gnc(max_norm, blocks="model") -> Receiver:
     >>> gnc(1.0)(torch.tensor([3.0, 4.0])).tolist()
     [0.6000000238418579, 0.800000011920929]
     """
-    max_norm = positive("max_norm", max_norm, finite=False)
+    max_norm = positive("max_norm", max_norm)
     choice("blocks", blocks, BLOCKS)
 
     def apply(g: Tensor) -> Tensor:
@@ -69,8 +69,8 @@ def gnc(max_norm, blocks="model") -> Receiver:
         spiked = spikes.any(dim=-1, keepdim=True)
         direction = torch.where(spiked, spikes * g.sign(), g)
         norm = direction.double().norm(dim=-1, keepdim=True)  # in float32 the square of an impulse overflows
-        scale = (max_norm / norm).clamp(max=torch.where(spiked, torch.inf, 1.0))
-        return torch.where(scale == 1, g, (direction * scale).to(g.dtype))
+        short = ~spiked & (norm <= max_norm)
+        return torch.where(short, g, (direction * (max_norm / norm)).to(g.dtype))
 
     return apply
 

@@ -86,7 +86,7 @@ def load(folder: str | Path) -> Run:
     folder = Path(folder)
     if not (folder / EXPERIMENT).is_file():
         raise InputError(f"{folder} holds no run: there is no {EXPERIMENT} in it")
-    return Run(_read_json(folder / EXPERIMENT), _read_rounds(folder), folder)
+    return Run(_read_json(folder / EXPERIMENT, dict), _read_rounds(folder), folder)
 
 
 def run(
@@ -143,7 +143,7 @@ def _standing(folder: Path, experiment: Experiment, resume: bool) -> tuple[list[
     _check_writable(folder)
     if not (folder / EXPERIMENT).exists():
         return [], None
-    if different := _differences(_read_json(folder / EXPERIMENT), experiment, folder):
+    if different := _differences(_read_json(folder / EXPERIMENT, dict), experiment, folder):
         raise InputError(f"{folder} holds another experiment, with another {', '.join(different)}; choose another one")
     if not resume:
         raise InputError(f"{folder} already holds this run; add --resume (resume=True) or choose another folder")
@@ -157,7 +157,7 @@ def _differences(settings: dict[str, Any], experiment: Experiment, folder: Path)
     try:
         if Experiment(**settings).id() == experiment.id():
             return []
-    except (InputError, TypeError) as error:
+    except InputError as error:
         raise InputError(f"{folder / EXPERIMENT} is not an experiment this version knows: {error}") from None
     new = experiment.to_dict()
     return [key for key in new if key not in HOW and settings.get(key) != new[key]]
@@ -193,7 +193,7 @@ def _strict(value: Any) -> Any:
 
 def _begin(folder: Path, experiment: Experiment, rows: list[dict], device: torch.device) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    past = _read_json(folder / ENVIRONMENT) if rows and (folder / ENVIRONMENT).exists() else []
+    past = _read_json(folder / ENVIRONMENT, list) if rows and (folder / ENVIRONMENT).exists() else []
     _replace(folder / ENVIRONMENT, (json.dumps([*past, _environment(device, len(rows))], indent=2) + "\n").encode())
     if not rows:
         (folder / CHECKPOINT).unlink(missing_ok=True)
@@ -251,11 +251,14 @@ def _append(path: Path, row: dict[str, Any]) -> None:
         file.write(_line(row).encode())
 
 
-def _read_json(path: Path) -> Any:
+def _read_json(path: Path, kind: type) -> Any:
     try:
-        return json.loads(path.read_bytes())
+        content = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
         raise InputError(f"{path} is corrupted: {error}") from None
+    if not isinstance(content, kind):
+        raise InputError(f"{path} is corrupted: it holds a {type(content).__name__}, not a {kind.__name__}")
+    return content
 
 
 def _read_rounds(folder: Path) -> list[dict]:

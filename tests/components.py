@@ -1,0 +1,17 @@
+"""One spec for every registered component. The contract tests run over these, so a new component needs a line here."""
+
+EXAMPLES = {
+    "receivers": ["mac(C=1)", "clip(C=1)", "gnc(max_norm=1)", "none()"],
+    "noises": [
+        "sas(alpha=1.5, tau=0.1)",
+        "gaussian(std=2)",
+        "student_t(df=3)",
+        "middleton(A=0.1, gamma=0.1)",
+        "none()",
+    ],
+    "fadings": ["rayleigh(mean=1)", "rician(K=2)", "nakagami(m=2)", "unit()"],
+    "partitions": ["iid()", "dirichlet(beta=0.3)", "dirichlet_by_class(beta=0.3)", "shards(k=2)"],
+    "models": ["logistic()", "mlp(width=4)"],
+    "data": ["digits()", "synthetic(samples=50)"],
+    "servers": ["sgd()", "momentum()"],
+}

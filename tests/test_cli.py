@@ -1,0 +1,170 @@
+import json
+import signal
+import subprocess
+import sys
+
+import pytest
+
+import stableair as sa
+from stableair import cli, demo
+
+
+@pytest.fixture
+def command(monkeypatch, capsys, tmp_path, registries):
+    """Run a command line in an empty folder: (exit code, output, errors)."""
+    monkeypatch.chdir(tmp_path)
+    handler = signal.getsignal(signal.SIGTERM)
+
+    def invoke(*words):
+        monkeypatch.setattr(sys, "argv", ["stableair", *map(str, words)])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        return stop.value.code, *capsys.readouterr()
+
+    yield invoke
+    signal.signal(signal.SIGTERM, handler)
+
+
+@pytest.fixture
+def small(tiny):
+    return [f"{key}={value}" for key, value in tiny.to_dict().items()]
+
+
+def test_run_records_and_says_how_it_went(command, small, tmp_path):
+    code, out, errors = command("run", *small, "--out", "a")
+    assert (code, errors) == (0, "")
+    lines = out.splitlines()
+    assert lines[0].startswith("seed 0  1/4  accuracy 0.")
+    assert lines[0].endswith(" dB")
+    assert lines[-1].startswith("a: 4 rounds, test accuracy")
+    assert len(sa.load("a")) == 4
+
+
+def test_resume_and_refusal(command, small):
+    command("run", *small, "rounds=2", "--out", "a")
+    code, _, errors = command("run", *small, "--out", "a")
+    assert code == 2
+    assert errors.startswith("error: a already holds this run; add --resume")
+    code, out, _ = command("run", *small, "--out", "a", "--resume")
+    assert code == 0
+    assert [line[:10] for line in out.splitlines()[:-1]] == ["seed 0  3/", "seed 0  4/"]
+    code, out, _ = command("run", *small, "--out", "a", "--resume")
+    assert (code, len(out.splitlines())) == (0, 1), "a finished run is not computed again"
+
+
+def test_seeds_have_folders_of_their_own(command, small, tmp_path):
+    code, _, _ = command("run", *small, "seed=4", "--seeds", 3, "--out", "a")
+    assert code == 0
+    assert {sa.load(p).experiment.seed: p.name for p in (tmp_path / "a").iterdir()} == {
+        4: "seed4",
+        5: "seed5",
+        6: "seed6",
+    }
+    code, out, _ = command("plot", "a", "-o", "a.png")
+    assert (code, out) == (0, "a.png\n")
+    assert (tmp_path / "a.png").stat().st_size > 1000
+
+
+def test_without_out_the_folder_is_named_after_the_run(command, small, tiny, tmp_path):
+    assert command("run", *small)[0] == 0
+    assert [p.name for p in (tmp_path / "runs").iterdir()] == [f"synthetic-mac-seed0-{tiny.id()}"]
+
+
+def test_a_plugin_and_a_file(command, small, tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "import stableair as sa\n@sa.receiver('twice')\ndef twice():\n    '''Double.'''\n    return lambda g: 2 * g\n"
+    )
+    (tmp_path / "e.toml").write_text('receiver = "twice()"\nrounds = 1\n')
+    code, _, errors = command(
+        "run", "e.toml", *[w for w in small if w[:5] not in ("recei", "round")], "--plugin", "mine.py"
+    )
+    assert (code, errors) == (0, "")
+
+
+def test_a_diverged_run_exits_0_and_says_so(command, small):
+    code, out, _ = command("run", *small, "receiver=none()", "noise=sas(alpha=0.5, tau=1e37)", "--out", "a")
+    assert code == 0
+    assert out.splitlines()[-1].startswith("a: diverged at round ")
+    assert command("plot", "a")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["run", "roudns=3"], "did you mean 'rounds'"),
+        (["run", "rounds=0"], "rounds must be at least 1: got 0"),
+        (["run", "rounds=x"], "rounds must be a whole number: got 'x'"),
+        (["run", "digist"], "did you mean 'digits'"),
+        (["run", "missing.toml"], "missing.toml: No such file"),
+        (["run", "clients=9999"], "clients must be at most the number of training samples"),
+        (["run", "receiver=mac()"], "the signature is mac(C)"),
+        (["run", "receiver=mac(C=__import__('os'))"], "is code"),
+        (["run", "--device", "cuda:99"], "device 'cuda:99' is not there"),
+        (["run", "--plugin", "missing.py"], "plug-in missing.py: there is no such file"),
+        (["run", "--out", "/dev/null/x"], "cannot write to /dev/null/x"),
+        (["run", "--seeds", "0"], "0 is not in the range x>=1"),
+        (["run", "--sedes", "3"], "No such option"),
+        (["rum"], "No such command 'rum'"),
+        (["plot", "missing"], "missing: there is no such folder"),
+        (["plot"], "Missing argument"),
+        (["list", "receiver"], "did you mean 'receivers'"),
+    ],
+)
+def test_bad_input_is_one_line_exit_code_2_and_nothing_written(command, tmp_path, words, said):
+    code, out, errors = command(*words)
+    assert code == 2
+    assert errors.startswith("error: ")
+    assert said in errors
+    assert errors.count("\n") == 1
+    assert out == ""
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("kind", cli.KINDS)
+def test_list_gives_signatures(command, kind):
+    code, out, _ = command("list", kind)
+    assert code == 0
+    assert all(entry.signature in out and entry.summary in out for entry in sa.spec.REGISTRIES[kind])
+
+
+def test_list_gives_everything_and_the_version_is_there(command):
+    _, out, _ = command("list")
+    assert all(f"{kind}\n" in out for kind in (*cli.KINDS, "presets"))
+    assert command("--version")[1] == f"{sa.__version__}\n"
+
+
+def test_help_needs_nothing_heavy():
+    code = (
+        "import sys; sys.argv = ['stableair', '--help']\n"
+        "from stableair.cli import main\n"
+        "try: main()\n"
+        "except SystemExit as stop: assert not stop.code\n"
+        "heavy = {'torch', 'numpy', 'scipy', 'sklearn', 'matplotlib', 'pandas'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "demo" in done.stdout
+
+
+def test_the_demo_tunes_on_validation_and_compares_on_test(command, monkeypatch, tmp_path, tiny):
+    monkeypatch.setitem(demo.PRESETS, "demo", tiny.with_(rounds=3).to_dict())
+    monkeypatch.setattr(demo, "TUNING_ROUNDS", 2)
+    code, out, _ = command("demo")
+    assert code == 0
+    final = json.loads((tmp_path / "demo.json").read_text())
+    assert list(final) == ["ideal", "mac", "gnc", "noisy"]
+    assert (tmp_path / "demo.png").stat().st_size > 1000
+    runs = {p.name: sa.load(p) for p in (tmp_path / "runs" / "demo").iterdir()}
+    for name, run in runs.items():
+        tuning = name.startswith("tune-")
+        assert run.settings["evaluate"] == ("validation" if tuning else "test")
+        assert any(key.startswith("test/") for key in run.rounds[0]) != tuning, "tuning never sees the test data"
+        assert not tuning or run.settings["receiver"] in out
+    assert final["mac"] == runs["mac"]["test/accuracy"][-1]
+    tuned = [run for name, run in runs.items() if name.startswith("tune-mac")]
+    (chosen,) = [run for run in tuned if run.settings["receiver"] == runs["mac"].settings["receiver"]]
+    assert chosen["validation/accuracy"][-1] == max(run["validation/accuracy"][-1] for run in tuned)
+    written = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("rounds.jsonl")}
+    assert command("demo")[0] == 0
+    assert {p: p.stat().st_mtime_ns for p in tmp_path.rglob("rounds.jsonl")} == written, "nothing is computed twice"

@@ -1,0 +1,206 @@
+import json
+import math
+import tomllib
+from dataclasses import FrozenInstanceError, fields
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import stableair as sa
+from stableair.experiment import HOW, PRESETS, TYPES, Experiment, build, from_words
+
+CHANGES = {
+    "data": "synthetic(samples=100)", "partition": "dirichlet(beta=0.3)", "model": "logistic()", "clients": 7,
+    "rounds": 3, "seed": 9, "local_epochs": 2, "batch_size": 4, "lr": 0.5, "payload": "delta", "blocks": "layer", "fading": "unit()",
+    "noise": "none()", "receiver": "gnc(max_norm=3) | mac(C=0.1)", "server": "momentum(beta=0.5)",
+    "evaluate": "validation", "device": "cpu", "engine": "reference", "chunk": 3,
+}  # fmt: skip
+
+
+def test_the_defaults_are_the_papers_set_up():
+    e = Experiment()
+    assert (e.clients, e.lr, e.local_epochs, e.batch_size) == (50, 0.03, 5, 10)
+    assert (e.noise, e.fading, e.payload) == ("sas(alpha=1.5, tau=0.1)", "rayleigh(mean=1)", "gradient")
+    assert (e.data, e.receiver, e.server, e.blocks, e.rounds) == ("digits", "mac(C=1)", "sgd()", "tensor", 100)
+
+
+def test_the_changes_cover_every_field():
+    assert CHANGES.keys() == TYPES.keys()
+
+
+@pytest.mark.parametrize("key", CHANGES)
+def test_the_id_is_what_the_experiment_is(key):
+    changed = Experiment().with_(**{key: CHANGES[key]})
+    assert getattr(changed, key) == CHANGES[key] != getattr(Experiment(), key)
+    assert (changed.id() == Experiment().id()) == (key in HOW)
+
+
+def test_one_experiment_written_differently_has_one_id():
+    base = Experiment().id()
+    assert Experiment(fading="rayleigh()", noise="sas(1.5, 0.1)", receiver="mac(1.0)", data="digits()").id() == base
+    assert Experiment(lr=3e-2, server="sgd(lr=None)").id() == base
+    assert len(base) == 12
+
+
+@given(st.fixed_dictionaries({}, optional={key: st.just(value) for key, value in CHANGES.items()}))
+def test_toml_and_json_give_back_what_was_written(settings):
+    e = Experiment(**settings)
+    assert Experiment.from_toml(e.to_toml()) == Experiment.from_json(e.to_json()) == e
+    assert tomllib.loads(e.to_toml()) == json.loads(e.to_json()) == e.to_dict()
+
+
+def test_reading_files(tmp_path):
+    (tmp_path / "a.toml").write_text('clients = 3\nreceiver = "mac(0.2)"\n')
+    (tmp_path / "a.json").write_text('{"clients": 3, "receiver": "mac(0.2)"}')
+    assert (
+        Experiment.read(tmp_path / "a.toml")
+        == Experiment.read(tmp_path / "a.json")
+        == Experiment(clients=3, receiver="mac(0.2)")
+    )
+    for name, text, said in [
+        ("bad.toml", "clients = ", "bad.toml: not TOML"), ("bad.json", "{", "bad.json: not JSON"),
+        ("list.json", "[]", "not an experiment"), ("key.toml", "client = 3", "did you mean 'clients'"),
+    ]:  # fmt: skip
+        (tmp_path / name).write_text(text)
+        with pytest.raises(sa.InputError, match=said):
+            Experiment.read(tmp_path / name)
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe")
+    for name in ("missing.toml", "binary.toml"):
+        with pytest.raises(sa.InputError, match=name):
+            Experiment.read(tmp_path / name)
+
+
+def test_a_dotted_key_changes_one_argument():
+    e = Experiment(receiver="mac(C=1) | gnc(max_norm=3)").with_(**{"receiver.C": 0.3, "noise.alpha": 1.2})
+    assert (e.receiver, e.noise) == ("mac(C=0.3) | gnc(max_norm=3)", "sas(alpha=1.2, tau=0.1)")
+    assert e.with_(**{"receiver.blocks": "layer"}).receiver == "mac(C=0.3) | gnc(max_norm=3, blocks=layer)"
+    with pytest.raises(sa.InputError, match=r"has no argument 'c'; did you mean 'C'"):
+        e.with_(**{"receiver.c": 1})
+    with pytest.raises(sa.InputError, match="did you mean 'receiver'"):
+        e.with_(**{"reciever.C": 1})
+
+
+def test_it_is_frozen():
+    with pytest.raises(FrozenInstanceError):
+        Experiment().clients = 3
+    assert len({Experiment(), Experiment(), Experiment(clients=3)}) == 2
+    assert {f.name for f in fields(Experiment)} == set(TYPES)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"client": 5}, "setting 'client' is unknown; did you mean 'clients'"),
+        ({"clients": 0}, "clients must be at least 1: got 0"),
+        ({"rounds": 0}, "rounds must be at least 1"),
+        ({"local_epochs": 0}, "local_epochs must be at least 1"),
+        ({"batch_size": 0}, "batch_size must be at least 1"),
+        ({"chunk": 0}, "chunk must be at least 1"),
+        ({"clients": 2.5}, "clients must be a whole number: got 2.5"),
+        ({"clients": "5"}, "clients must be a whole number: got '5'"),
+        ({"clients": True}, "clients must be a whole number: got True"),
+        ({"seed": 0.5}, "seed must be a whole number"),
+        ({"lr": 0}, "lr must be positive and finite: got 0"),
+        ({"lr": -1}, "lr must be positive"),
+        ({"lr": math.nan}, "lr must be positive and finite: got nan"),
+        ({"lr": math.inf}, "lr must be positive and finite: got inf"),
+        ({"lr": "fast"}, "lr must be a number: got 'fast'"),
+        ({"payload": "gradients"}, "payload: 'gradients' is unknown; did you mean 'gradient'"),
+        ({"blocks": "layers"}, "did you mean 'layer'"),
+        ({"evaluate": "train"}, "allowed: test, validation"),
+        ({"engine": "warp"}, "engine: 'warp' is unknown"),
+        ({"device": 3}, "device must be a name"),
+        ({"noise": "sas(alpha=0.1)"}, "alpha must be in"),
+        ({"noise": "sas(tau=-1)"}, "tau must be in"),
+        ({"noise": "gauss(std=1)"}, "did you mean 'gaussian'"),
+        ({"noise": "gaussian(std=1) | none()"}, "only receivers can be chained"),
+        ({"fading": "rayleigh(mean=0)"}, "mean must be positive"),
+        ({"receiver": "mac()"}, "missing a required argument: 'C'"),
+        ({"receiver": "mac(C=0)"}, "C must be positive"),
+        ({"receiver": "mac(C=nan)"}, "C must be positive"),
+        ({"receiver": "mac(C='a')"}, "C must be a number: got 'a'"),
+        ({"receiver": 3}, "must be a spec"),
+        ({"partition": "dirichlet(0)"}, "beta must be positive"),
+        ({"partition": "dirichlet"}, "missing a required argument: 'beta'"),
+        ({"model": "mpl(200)"}, "did you mean 'mlp'"),
+        ({"data": "digit"}, "did you mean 'digits'"),
+        ({"server": "sdg()"}, "did you mean 'sgd'"),
+    ],
+)
+def test_bad_settings_are_refused_when_they_are_made(settings, said):
+    with pytest.raises(ValueError, match=said.replace("(", r"\(")) as error:
+        Experiment(**settings)
+    assert "\n" not in str(error.value)
+    with pytest.raises(ValueError):
+        Experiment().with_(**settings)
+
+
+def test_more_clients_than_samples_is_seen_when_it_is_built():
+    with pytest.raises(sa.InputError, match="clients must be at most the number of training samples, 1437: got 1438"):
+        build(Experiment(clients=1438))
+
+
+@pytest.mark.parametrize("name", ["cuda:99", "cdua", "tpu", "meta:x"])
+def test_a_device_that_is_not_there(name):
+    with pytest.raises(sa.InputError, match=f"device '{name}' is not there; .*cpu"):
+        build(Experiment(device=name))
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_are_experiments(name):
+    assert from_words([name]) == Experiment(**PRESETS[name])
+
+
+def test_words_of_a_command_line(tmp_path):
+    (tmp_path / "mine.toml").write_text("clients = 3")
+    e = from_words([str(tmp_path / "mine.toml"), "rounds=5", "lr=1e-2", "receiver=mac(C=0.5)", "noise.tau=0.2"])
+    assert e == Experiment(clients=3, rounds=5, lr=0.01, receiver="mac(C=0.5)", noise="sas(tau=0.2, alpha=1.5)")
+    assert from_words([]) == Experiment()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["digts"], "neither a preset, a file nor key=value; did you mean 'digits'"),
+        (["missing.toml"], "missing.toml: No such file"),
+        (["digits", "demo"], "'demo' is not key=value"),
+        (["rounds=many"], "rounds must be a whole number: got 'many'"),
+        (["rounds=2.5"], "rounds must be a whole number: got '2.5'"),
+        (["lr=fast"], "lr must be a number: got 'fast'"),
+        (["round=3"], "did you mean 'rounds'"),
+        (["receiver.C=big"], "C must be a number: got 'big'"),
+        (["=3"], "setting '' is unknown"),
+    ],
+)
+def test_bad_words(words, said):
+    with pytest.raises(sa.InputError, match=said):
+        from_words(words)
+
+
+def test_build_follows_the_settings():
+    sim = build(
+        Experiment(data="synthetic(samples=40, shape=(1, 2, 2))", model="logistic()", clients=4, blocks="model")
+    )
+    assert sim.n == 4
+    assert len(sim.start.w) == 5 * 10
+    assert sim.layout.names == ("1.weight", "1.bias")
+    same, other = (build(Experiment(model="mlp(3)", seed=seed)).start.w for seed in (0, 1))
+    assert torch.equal(same, build(Experiment(model="mlp(3)")).start.w)
+    assert not torch.equal(same, other)
+
+
+@pytest.mark.parametrize(
+    ("payload", "server", "step"), [("gradient", "sgd()", 0.03), ("delta", "sgd()", 1.0), ("delta", "sgd(lr=0.5)", 0.5)]
+)
+def test_the_servers_step(payload, server, step):
+    update = build(Experiment(payload=payload, server=server)).update
+    torch.testing.assert_close(update(torch.zeros(2), torch.ones(2)), torch.full((2,), -step))
+
+
+def test_building_leaves_torchs_generator_alone():
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    build(Experiment(model="mlp(3)"))
+    assert torch.equal(torch.get_rng_state(), before)

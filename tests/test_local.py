@@ -1,0 +1,94 @@
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from stableair.data import synthetic
+from stableair.local import reference
+from stableair.streams import generator
+from stableair.vector import state
+
+DATA = synthetic(samples=53, classes=3, shape=(1, 2, 2))
+PARTS = list(torch.arange(53).split([10, 1, 25, 17]))  # unequal, one with a single sample, one with a short last batch
+
+
+def network(*layers):
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Flatten(), nn.Linear(4, 6), *layers, nn.ReLU(), nn.Linear(6, 3))
+
+
+def trainer(module, **changes):
+    settings = {"epochs": 2, "batch_size": 10, "lr": 0.1, "payload": "gradient", "seed": 5, "chunk": 3}
+    return reference(module, DATA, PARTS, **settings | changes)
+
+
+def uploads(train, start, k=0):
+    chunks = list(train(start, k))
+    return [torch.cat(column) for column in zip(*chunks, strict=True)]
+
+
+@pytest.mark.parametrize(("payload", "scale"), [("gradient", 1 / 0.1), ("delta", 1.0)])
+def test_a_client_does_plain_sgd(payload, scale):
+    module, k = network(), 3
+    start = state(module)
+    clients, update, _, loss = uploads(trainer(module, payload=payload), start, k)
+    assert clients.tolist() == [0, 1, 2, 3]
+    for n, part in enumerate(PARTS):
+        net, order, losses = network(), generator(5, "batches", k, n), []
+        optimiser = torch.optim.SGD(net.parameters(), lr=0.1)
+        for _ in range(2):
+            for batch in part[order.permutation(len(part))].split(10):
+                optimiser.zero_grad()
+                losses.append(F.cross_entropy(net(DATA.train.x[batch]), DATA.train.y[batch]))
+                losses[-1].backward()
+                optimiser.step()
+        torch.testing.assert_close(update[n], (start.w - state(net).w) * scale, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(loss[n], torch.stack(losses).detach().mean())
+
+
+def test_the_start_is_untouched_and_the_chunk_changes_nothing():
+    module = network()
+    start = state(module)
+    before = start.w.clone()
+    small, large = (uploads(trainer(module, chunk=chunk), start) for chunk in (1, 4))
+    assert all(torch.equal(a, b) for a, b in zip(small, large, strict=True))
+    assert torch.equal(start.w, before)
+    assert [len(u.clients) for u in trainer(module, chunk=3)(start, 0)] == [3, 1]
+
+
+def test_batches_differ_between_rounds_clients_and_seeds():
+    module = network()
+    start = state(module)
+    base = uploads(trainer(module), start, 0)[1]
+    assert not torch.equal(base, uploads(trainer(module), start, 1)[1])
+    assert not torch.equal(base, uploads(trainer(module, seed=6), start, 0)[1])
+    twins = reference(
+        module, DATA, [PARTS[2], PARTS[2]], epochs=1, batch_size=10, lr=0.1, payload="delta", seed=5, chunk=2
+    )
+    one, other = uploads(twins, start, 0)[1]
+    assert not torch.equal(one, other)
+
+
+def test_norm_buffers_travel_beside_the_update():
+    module = network(nn.BatchNorm1d(6, track_running_stats=True))
+    start = state(module)
+    train = reference(
+        module, DATA, [PARTS[0], PARTS[2]], epochs=1, batch_size=5, lr=0.1, payload="delta", seed=0, chunk=1
+    )
+    _, update, stats, _ = uploads(train, start)
+    assert stats.shape == (2, 12)
+    assert update.shape == (2, len(start.w))
+    assert not torch.equal(stats[0], stats[1])
+    assert not torch.equal(stats[0], start.stats)
+
+
+def test_dropout_depends_on_round_and_client_alone():
+    module = network(nn.Dropout(0.5))
+    start = state(module)
+    first = uploads(trainer(module), start, 2)
+    torch.rand(17)  # somebody else draws
+    before = torch.get_rng_state()
+    again = uploads(trainer(module), start, 2)
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert torch.equal(torch.get_rng_state(), before), "training leaves torch's own generator alone"
+    assert not torch.equal(first[1], uploads(trainer(network()), start, 2)[1]), "dropout is at work"

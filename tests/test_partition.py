@@ -1,0 +1,121 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from components import EXAMPLES
+from stableair.checks import InputError
+from stableair.data import Split
+from stableair.partition import dirichlet, dirichlet_by_class, divide, partition
+from stableair.streams import generator
+
+
+def samples(y) -> Split:
+    y = torch.as_tensor(y)
+    return Split(torch.zeros(len(y), 1, 1, 1), y, torch.arange(len(y)) % 7)
+
+
+def parts_of(rule, y, clients, seed=0):
+    return divide(rule, samples(y), clients, generator(seed, "partition").numpy())
+
+
+def sizes(parts):
+    return [len(p) for p in parts]
+
+
+def concentration(parts, y):
+    """Mean share of a client's most frequent class."""
+    return np.mean([np.bincount(np.asarray(y)[p]).max() / len(p) for p in parts])
+
+
+@pytest.mark.parametrize("spec", EXAMPLES["partitions"])
+@given(data=st.data())
+def test_every_sample_to_exactly_one_client_and_nobody_empty(spec, data):
+    clients = data.draw(st.integers(1, 30))
+    y = data.draw(st.lists(st.integers(0, 5), min_size=2 * clients, max_size=200))
+    parts = parts_of(partition.one(spec)(), y, clients, seed=data.draw(st.integers(0, 5)))  # divide() checks the cover
+    assert sorted(np.concatenate(parts).tolist()) == list(range(len(y)))
+    assert min(sizes(parts)) >= 1
+    assert len(parts) == clients
+
+
+@pytest.mark.parametrize("spec", EXAMPLES["partitions"])
+def test_a_thousand_clients_and_sixty_thousand_samples(spec):
+    y = np.arange(60_000) % 62
+    assert len(parts_of(partition.one(spec)(), y, 1000)) == 1000
+
+
+@pytest.mark.parametrize("beta", [1e-300, 1e-6, 1e-3, 0.1, 1.0, 1e3, 1e9])
+@pytest.mark.parametrize("rule", [dirichlet, dirichlet_by_class])
+def test_any_concentration(rule, beta):
+    y = np.arange(997) % 10
+    assert len(np.concatenate(parts_of(rule(beta), y, 40))) == 997
+
+
+@given(st.integers(1, 60), st.integers(60, 300), st.sampled_from([0.01, 0.3, 10.0]))
+def test_dirichlet_clients_are_equal_within_one(clients, n, beta):
+    found = sizes(parts_of(dirichlet(beta), np.arange(n) % 7, clients))
+    assert max(found) - min(found) <= 1
+
+
+def test_dirichlet_by_class_gives_unequal_sizes():
+    found = sizes(parts_of(dirichlet_by_class(0.3), np.arange(5000) % 10, 50))
+    assert max(found) > 2 * min(found)
+
+
+@pytest.mark.parametrize("rule", [dirichlet, dirichlet_by_class])
+def test_a_small_concentration_means_few_classes_a_client(rule):
+    y = np.arange(10_000) % 10
+    few, some, many = (concentration(parts_of(rule(beta), y, 50), y) for beta in (0.05, 0.3, 1000.0))
+    assert few > some > many
+    assert many < 0.2
+    assert few > 0.5
+
+
+def test_dirichlet_mixes_have_the_concentration_asked_for():
+    # With far more samples than the clients take from any class, a client's mix is Dir(beta) itself: the mean of
+    # sum p^2 over Dir(beta) on c classes is (beta + 1) / (c beta + 1).
+    y, beta = np.arange(200_000) % 10, 0.3
+    rng, mixes = generator(0, "test").numpy(), []
+    for _ in range(40):
+        parts = dirichlet(beta)(samples(y), 50, rng)
+        mixes += [np.bincount(y[p[:400]], minlength=10) / 400 for p in parts[:2]]
+    found = np.mean([(p**2).sum() for p in mixes])
+    assert found == pytest.approx((beta + 1) / (10 * beta + 1), rel=0.15)
+
+
+def test_shards_hold_few_classes():
+    y = np.repeat(np.arange(10), 100)
+    parts = parts_of(partition.one("shards(k=2)")(), y, 20)
+    assert all(len(np.unique(y[p])) <= 4 for p in parts)
+    assert set(sizes(parts)) == {50}
+    with pytest.raises(InputError, match="100 shards for each of 20 clients need 2000 samples"):
+        parts_of(partition.one("shards(k=100)")(), y, 20)
+
+
+def test_the_seed_decides():
+    y = np.arange(100) % 5
+    one, same, other = (parts_of(dirichlet(1.0), y, 5, seed) for seed in (0, 0, 1))
+    assert all(np.array_equal(a, b) for a, b in zip(one, same, strict=True))
+    assert not all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def test_more_clients_than_samples():
+    with pytest.raises(InputError, match="clients must be at most the number of training samples, 3: got 4"):
+        parts_of(partition.one("iid()")(), [0, 1, 2], 4)
+
+
+def test_a_partition_that_breaks_its_promise_is_refused():
+    twice = lambda train, clients, rng: [np.array([0, 1]), np.array([1])]  # noqa: E731
+    empty = lambda train, clients, rng: [np.array([0, 1]), np.array([], dtype=int)]  # noqa: E731
+    with pytest.raises(InputError, match="exactly one client"):
+        parts_of(twice, [0, 1], 2)
+    with pytest.raises(InputError, match="left a client empty"):
+        parts_of(empty, [0, 1], 2)
+
+
+@pytest.mark.parametrize("text", ["dirichlet(0)", "dirichlet(-1)", "dirichlet(nan)", "dirichlet(inf)", "shards(0)"])
+def test_bad_arguments(text):
+    with pytest.raises(InputError, match="must be"):
+        partition.one(text)()

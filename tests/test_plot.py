@@ -1,0 +1,75 @@
+import math
+
+import numpy as np
+import pytest
+
+import stableair as sa
+from stableair import plot
+from stableair.record import Run
+
+
+def made(accuracy, **settings):
+    rows = [{"round": k, "test/accuracy": a} for k, a in enumerate(accuracy)]
+    return Run(sa.Experiment(**settings).to_dict(), rows)
+
+
+def texts(figure):
+    return [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+
+
+def test_runs_that_differ_in_the_seed_alone_are_one_line_with_a_band():
+    groups = plot.label([made([0.1, 0.2], seed=0), made([0.3, 0.4], seed=1, rounds=7), made([0.5], receiver="none()")])
+    assert {name: len(runs) for name, runs in groups.items()} == {"mac(C=1)": 2, "none()": 1}
+    axes = plot.curves(groups).axes[0]
+    np.testing.assert_allclose(axes.lines[0].get_ydata(), [0.2, 0.3])
+    assert list(axes.lines[0].get_xdata()) == [1, 2]
+    (band,) = axes.collections
+    low, high = band.get_paths()[0].vertices[:, 1].min(), band.get_paths()[0].vertices[:, 1].max()
+    assert (low, high) == (pytest.approx(0.2 - 0.02**0.5), pytest.approx(0.3 + 0.02**0.5))  # one standard deviation
+    assert texts(axes.figure) == ["mac(C=1) (2 seeds)", "none()"]
+
+
+def test_labels_say_what_differs():
+    ideal = {"fading": "unit()", "noise": "none()", "receiver": "none()"}
+    groups = plot.label([made([1], **ideal), made([1], receiver="mac(C=2)"), made([1], clients=5, receiver="mac(C=2)")])
+    assert list(groups) == ["ideal", "clients=50", "clients=5"]
+    assert list(plot.label([made([1])])) == ["mac(C=1)"]
+
+
+def test_a_diverged_run_is_drawn_up_to_there_and_says_so():
+    run = made([0.1, 0.2, math.nan])
+    run.rounds[-1] |= {"test/accuracy": None, "diverged": True}
+    axes = plot.curves({"noisy": [run]}).axes[0]
+    assert texts(axes.figure) == ["noisy, diverged at round 2"]
+    line, cross = axes.lines
+    assert np.isnan(line.get_ydata()[2])
+    assert (cross.get_xdata()[0], cross.get_ydata()[0]) == (2, 0.2)
+
+
+def test_runs_of_different_length_are_averaged_where_they_are():
+    axes = plot.curves({"a": [made([0.2, 0.4, 0.6]), made([0.4], seed=1)]}).axes[0]
+    np.testing.assert_allclose(axes.lines[0].get_ydata(), [0.3, 0.4, 0.6])
+
+
+def test_runs_are_found_below_a_folder_and_pictures_written(tiny, tmp_path):
+    for seed in (0, 1):
+        sa.run(tiny.with_(seed=seed), tmp_path / "runs" / f"seed{seed}")
+    assert len(plot.find([tmp_path / "runs"])) == 2
+    figure = plot.curves(plot.label(plot.find([tmp_path / "runs"])), "channel/snr_db")
+    assert figure.axes[0].get_ylabel() == "SNR in dB"
+    for name in ("a.png", "below/a.pdf"):
+        assert plot.save(figure, tmp_path / name).stat().st_size > 1000
+
+
+def test_bad_input(tiny, tmp_path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(sa.InputError, match="there is no such folder"):
+        plot.find([tmp_path / "missing"])
+    with pytest.raises(sa.InputError, match="holds no run"):
+        plot.find([tmp_path / "empty"])
+    with pytest.raises(sa.InputError, match="metric 'accuracy' was not recorded"):
+        plot.curves({"a": [made([1])]}, "accuracy")
+    with pytest.raises(sa.InputError, match="no round is complete"):
+        plot.curves({"a": [made([])]})
+    with pytest.raises(sa.InputError, match="cannot write"):
+        plot.save(plot.curves({"a": [made([1])]}), tmp_path / "a.docx")

@@ -1,0 +1,124 @@
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from stableair.checks import InputError
+from stableair.experiment import build
+from stableair.local import Upload
+from stableair.simulate import simulate
+
+IDEAL = {"fading": "unit()", "noise": "none()", "receiver": "none()"}
+
+
+def rounds(experiment, **parts):
+    sim = replace(build(experiment), **parts)
+    return list(simulate(sim, sim.start, experiment.rounds))
+
+
+def test_the_ideal_transmission_is_federated_averaging(tiny):
+    sim = build(tiny.with_(**IDEAL, payload="delta"))
+    (first, *_) = simulate(sim, sim.start, 1)
+    (upload,) = sim.train(sim.start, 0)
+    clients = sim.start.w - upload.update
+    torch.testing.assert_close(first.state.w, clients.mean(0))
+    assert first.metrics["channel/snr_db"] is None
+    assert first.metrics["clip/fraction"] == 0
+
+
+def test_gradient_and_delta_give_the_same_noiseless_path_and_another_payload(tiny):
+    gradient, delta = (rounds(tiny.with_(**IDEAL, payload=payload)) for payload in ("gradient", "delta"))
+    for a, b in zip(gradient, delta, strict=True):
+        torch.testing.assert_close(a.state.w, b.state.w, rtol=1e-4, atol=1e-5)
+        assert a.metrics["gradient/norm"] == pytest.approx(b.metrics["gradient/norm"] / tiny.lr, rel=1e-3)
+
+
+def test_four_receivers_meet_the_same_channel_and_batches(tiny):
+    seen = {}
+    for spec in ("mac(C=0.01)", "gnc(max_norm=0.1)", "clip(C=0.02)", "none()"):
+        sim, log = build(tiny.with_(receiver=spec)), []
+
+        def superpose(uploads, fade, channel=sim.channel, log=log):
+            log.append((fade.h, fade.xi))
+            return channel.superpose(uploads, fade)
+
+        channel = type("Watched", (), {"draw": staticmethod(sim.channel.draw), "superpose": staticmethod(superpose)})()
+        states = [r.state.w for r in simulate(replace(sim, channel=channel), sim.start, 3)]
+        batches = torch.cat(
+            [u.update for u in sim.train(sim.start, 2)]
+        )  # from one state: the same batches, the same update
+        seen[spec] = (log, states, batches)
+    (first, *others) = seen.values()
+    for log, states, batches in others:
+        for (h, xi), (h0, xi0) in zip(log, first[0], strict=True):
+            assert torch.equal(h, h0)
+            assert torch.equal(xi, xi0)
+        assert torch.equal(batches, first[2])
+        assert not torch.equal(states[-1], first[1][-1])
+
+
+def test_what_is_observed_is_what_happened(tiny):
+    sim = build(tiny.with_(receiver="mac(C=0.05)"))
+    (first,) = simulate(sim, sim.start, 1)
+    fade = sim.channel.draw(5, len(sim.start.w), 0, 0)
+    got = sim.channel.superpose(sim.train(sim.start, 0), fade)
+    clean, m = got.clean, first.metrics
+    assert m["gradient/norm"] == pytest.approx(clean.norm().item())
+    power = clean.square().sum() / fade.xi.double().square().sum()
+    assert m["channel/snr_db"] == pytest.approx(10 * math.log10(power), rel=1e-9)  # the paper's ratio of powers
+    assert m["train/loss"] == pytest.approx(got.loss.item())
+    changed = [(block - block.median()).abs() > 0.05 for block in sim.layout.split(got.g)]
+    assert m["clip/fraction"] == pytest.approx(torch.cat(changed).double().mean().item(), abs=1e-3)
+    assert 0 < m["clip/fraction"] < 1
+
+
+def test_accuracy_and_loss_are_those_of_the_new_model(tiny):
+    sim = build(tiny)
+    (first,) = simulate(sim, sim.start, 1)
+    assert sim.evaluate(first.state).items() <= first.metrics.items()
+    assert sim.evaluate(sim.start) != sim.evaluate(first.state)
+
+
+def test_it_learns(tiny):
+    longer = tiny.with_(rounds=15, receiver="mac(C=1)", **{"noise.tau": 0.01})
+    accuracy = [r.metrics["test/accuracy"] for r in rounds(longer)]
+    assert accuracy[-1] > 0.8
+
+
+def test_validation_is_evaluated_in_place_of_test(tiny):
+    last = rounds(tiny.with_(evaluate="validation"))[-1].metrics
+    assert "validation/accuracy" in last
+    assert not any(name.startswith("test/") for name in last)
+
+
+def test_a_bad_upload_names_round_and_client(tiny):
+    good = build(tiny).train
+
+    def train(state, k):
+        for upload in good(state, k):
+            if k == 2:
+                upload.update[3, 0] = math.nan
+            yield Upload(*upload)
+
+    with pytest.raises(InputError, match="round 2: client 3 uploaded a non-finite update"):
+        rounds(tiny, train=train)
+
+
+def test_going_on_from_a_round_is_the_same_as_not_stopping(tiny):
+    sim = build(tiny)
+    whole = list(simulate(sim, sim.start, 4))
+    later = list(simulate(sim, whole[1].state, 4, start=2))
+    assert [r.k for r in later] == [2, 3]
+    assert torch.equal(later[-1].state.w, whole[-1].state.w)
+    assert later[-1].metrics == whole[-1].metrics
+
+
+@pytest.mark.gpu
+def test_a_gpu_follows_the_cpu(tiny):
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    here, there = (rounds(tiny.with_(device=device)) for device in ("cpu", "cuda"))
+    for a, b in zip(here, there, strict=True):
+        torch.testing.assert_close(b.state.w.cpu(), a.state.w, rtol=1e-3, atol=1e-4)
+        assert b.metrics["channel/snr_db"] == pytest.approx(a.metrics["channel/snr_db"], rel=1e-4)

@@ -1,0 +1,138 @@
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import stableair as sa
+from components import EXAMPLES
+from stableair.receiver import receiver
+from stableair.spec import REGISTRIES, Registry, literal, load_plugin
+
+
+def test_every_component_has_an_example_for_the_contract_tests():
+    for plural, registry in REGISTRIES.items():
+        assert {registry.one(text).entry.name for text in EXAMPLES[plural]} == set(registry.entries)
+        assert all(entry.summary for entry in registry), "each component says in one line what it is"
+
+
+def test_arguments_by_position_and_by_name_are_one_spec():
+    assert str(receiver.one("mac(0.1)")) == str(receiver.one(" mac( C = 0.1 ) ")) == "mac(C=0.1)"
+    assert str(receiver.one("mac(C=1.0)")) == "mac(C=1)"
+    assert [str(call) for call in receiver.parse("mac(1) | clip(C=2) | none()")] == ["mac(C=1)", "clip(C=2)", "none()"]
+
+
+VALUES = st.one_of(
+    st.integers(-(10**12), 10**12), st.floats(allow_nan=False), st.booleans(), st.none(), st.text(max_size=20),
+    st.lists(st.integers(), max_size=4).map(tuple),
+)  # fmt: skip
+
+
+@given(VALUES)
+def test_what_is_written_is_read_back(value):
+    registry = Registry("thing", "things")
+    REGISTRIES.pop("things")
+    registry("thing")(lambda x: x)
+    text = str(registry.one("thing(x=0)").with_("x", value))
+    assert registry.one(text).arguments["x"] == value
+    assert str(registry.one(text)) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("auto", "auto"), ("0.5", 0.5), ("-3", -3), ("inf", math.inf), ("True", True), ("(1, 2)", (1, 2)), ("a b", "a b"),
+     ("f(1)", "f(1)"), ("none", None)],
+)  # fmt: skip
+def test_literals(text, value):
+    assert literal(text) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("mca(C=1)", "did you mean 'mac'"),
+        ("MAC(C=1)", "did you mean 'mac'"),
+        ("xyzzy(C=1)", "allowed: mac, clip, gnc, none"),
+        ("mac()", "the signature is mac(C)"),
+        ("mac", "the signature is mac(C)"),
+        ("mac(c=1)", "the signature is mac(C)"),
+        ("mac(1, 2)", "the signature is mac(C)"),
+        ("mac(C=1, C=2)", "given twice"),
+        ("mac(**{'C': 1})", "given twice"),
+        ("mac(C=1", "not a spec"),
+        ("", "not a spec"),
+        ("mac(C=1); import os", "not a spec"),
+        ("mac(C=1) + mac(C=2)", "is code"),
+        ("mac(C=__import__('os').getcwd())", "is code"),
+        ("mac(C=1+1)", "is code"),
+        ("mac(C=[x for x in (1,)])", "is code"),
+        ("mac(C=lambda: 1)", "is code"),
+        ("mac(C=-'a')", "is code"),
+        ("os.system('true')", "is code"),
+        ("(lambda: 1)()", "is code"),
+        ("mac(C=" + "(" * 200 + ")" * 200 + ")", ""),
+        ("mac(C=" + "1" * 1000 + ")", "at most 500 characters"),
+    ],
+)
+def test_a_bad_spec_is_one_line_that_helps(text, said):
+    with pytest.raises(sa.InputError) as error:
+        receiver.parse(text)
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_what_a_factory_refuses_is_said_with_the_spec():
+    with pytest.raises(sa.InputError, match=r"receiver mac\(C=-1\): C must be positive: got -1"):
+        receiver.one("mac(C=-1)")()
+
+
+def test_a_name_is_registered_once(registries):
+    sa.receiver("soft")(lambda C: None)
+    with pytest.raises(sa.InputError, match="'soft' is already registered"):
+        sa.receiver("soft")(lambda C: None)
+    with pytest.raises(sa.InputError, match="'mac' is already registered by"):
+        sa.receiver("mac")(lambda C: None)
+    with pytest.raises(sa.InputError, match="identifier"):
+        sa.receiver("soft clip")
+
+
+def test_all_decorators_are_offered_and_their_modules_too(registries):
+    for name in ("receiver", "noise", "fading", "partition", "model", "dataset", "server"):
+        getattr(sa, name)("fresh")(lambda: None)
+    assert all("fresh" in registry.entries for registry in registries.values())
+    import stableair.receiver as module
+
+    assert module.mac is sa.mac
+    assert module is sa.receiver
+
+
+def test_a_plugin_adds_a_component(tmp_path, registries, tiny):
+    file = tmp_path / "half.py"
+    file.write_text(
+        "import stableair as sa\n"
+        "@sa.receiver('half')\n"
+        "def half(share=0.5):\n"
+        "    '''Scale.'''\n"
+        "    return lambda g: share * g\n"
+    )
+    load_plugin(file)
+    changed = sa.run(tiny.with_(receiver="half(share=0.25)"))
+    assert changed["clip/fraction"][0] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("import no_such_module", "ModuleNotFoundError"),
+        ("def broken(:", "SyntaxError"),
+        ("1 / 0", "ZeroDivisionError"),
+        ("import stableair as sa\n@sa.receiver('mac')\ndef mac(C): return None", "already registered"),
+    ],
+)
+def test_a_bad_plugin_is_named(tmp_path, registries, text, said):
+    (tmp_path / "bad.py").write_text(text)
+    with pytest.raises(sa.InputError, match=said) as error:
+        load_plugin(tmp_path / "bad.py")
+    assert "bad.py" in str(error.value)
+    with pytest.raises(sa.InputError, match="no such file"):
+        load_plugin(tmp_path / "missing.py")

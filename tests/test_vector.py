@@ -1,0 +1,51 @@
+import torch
+from torch import nn
+
+from stableair.vector import State, attach, parameters, state
+
+
+def module():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2, bias=False))
+
+
+def test_a_layout_names_every_entry_once():
+    layout = parameters(module())
+    assert layout.names == ("0.weight", "0.bias", "1.weight", "1.bias", "2.weight")
+    assert layout.shapes == ((4, 3), (4,), (4,), (4,), (2, 4))
+    assert layout.offsets == (0, 12, 16, 20, 24, 32)
+    v = torch.arange(64).reshape(2, 32)
+    assert [part.shape[-1] for part in layout.split(v)] == [12, 4, 4, 4, 8]
+    assert torch.equal(torch.cat(layout.split(v), dim=-1), v)
+
+
+def test_coarser_blocks():
+    layout = parameters(module())
+    assert layout.merge("tensor") == layout
+    assert (layout.merge("layer").names, layout.merge("layer").offsets) == (("0", "1", "2"), (0, 16, 24, 32))
+    assert layout.merge("model").offsets == (0, 32)
+
+
+def test_state_takes_parameters_and_float_buffers():
+    w, stats = state(module())
+    assert w.shape == (32,)
+    assert torch.equal(stats, torch.tensor([0.0] * 4 + [1.0] * 4))  # running mean and variance, not the batch counter
+    assert state(nn.Linear(2, 2)).stats.shape == (0,)
+
+
+def test_an_attached_module_reads_and_writes_the_vectors():
+    net, other = module(), module()
+    x = torch.randn(6, 3)
+    flat = State(state(net).w * 2, state(net).stats.clone())
+    grad = torch.zeros(32)
+    attach(net, flat, grad)
+    with torch.no_grad():
+        for p in other.parameters():
+            p.mul_(2)
+    assert torch.equal(net(x), other(x))
+    net.zero_grad(set_to_none=False), net(x).square().sum().backward()
+    other(x).square().sum().backward()
+    assert torch.equal(grad, torch.cat([p.grad.flatten() for p in other.parameters()]))
+    assert flat.stats[:4].abs().sum() > 0, "a forward pass moved the running mean"
+    flat.w.zero_()
+    assert not any(p.any() for p in net.parameters())
