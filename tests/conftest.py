@@ -1,4 +1,5 @@
 import pytest
+import torch
 from hypothesis import settings
 
 from stableair.experiment import Experiment
@@ -11,9 +12,16 @@ settings.load_profile("stableair")
 @pytest.fixture
 def tiny():
     """A whole experiment in a few hundredths of a second a round."""
-    return Experiment(
-        data="synthetic(samples=60, classes=3, shape=(1, 2, 2))", model="mlp(width=4)", clients=5, rounds=4
-    )
+    data = "synthetic(samples=60, classes=3, shape=(1, 2, 2))"
+    return Experiment(data=data, model="mlp(width=4)", clients=5, rounds=4, device="cpu")
+
+
+@pytest.fixture
+def cuda():
+    """For tests marked gpu."""
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    return "cuda"
 
 
 @pytest.fixture

@@ -102,7 +102,7 @@ def test_a_diverged_run_exits_0_and_says_so(command, small):
         (["run", "--device", "cuda:99"], "device 'cuda:99' is not there"),
         (["run", "--plugin", "missing.py"], "plug-in missing.py: there is no such file"),
         (["run", "--out", "/dev/null/x"], "cannot write to /dev/null/x"),
-        (["run", "--seeds", "0"], "0 is not in the range x>=1"),
+        (["run", "--seeds", "0"], "--seeds"),
         (["run", "--sedes", "3"], "No such option"),
         (["rum"], "No such command 'rum'"),
         (["plot", "missing"], "missing: there is no such folder"),

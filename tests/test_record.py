@@ -78,6 +78,16 @@ def test_stopped_and_resumed_equals_uninterrupted(tiny, tmp_path, server, every,
     assert [e["first_round"] for e in json.loads((tmp_path / "a" / ENVIRONMENT).read_text())] == ([0, k] if k else [0])
 
 
+@pytest.mark.gpu
+def test_resumed_on_a_gpu(tiny, tmp_path, cuda):
+    tiny = tiny.with_(server="momentum()", device=cuda)
+    with pytest.raises(Stop):
+        run(tiny, tmp_path / "a", on_round=stop_after(2))
+    resumed, whole = run(tiny, tmp_path / "a", resume=True), run(tiny)
+    assert numbers(resumed) == numbers(whole)
+    assert torch.equal(resumed.state.w, whole.state.w)
+
+
 def test_the_memory_of_a_receiver_is_resumed(tiny, tmp_path, registries):
     @sa.receiver("fading_out")
     class FadingOut:

@@ -115,10 +115,8 @@ def test_going_on_from_a_round_is_the_same_as_not_stopping(tiny):
 
 
 @pytest.mark.gpu
-def test_a_gpu_follows_the_cpu(tiny):
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
-    here, there = (rounds(tiny.with_(device=device)) for device in ("cpu", "cuda"))
+def test_a_gpu_follows_the_cpu(tiny, cuda):
+    here, there = (rounds(tiny.with_(device=device)) for device in ("cpu", cuda))
     for a, b in zip(here, there, strict=True):
         torch.testing.assert_close(b.state.w.cpu(), a.state.w, rtol=1e-3, atol=1e-4)
         assert b.metrics["channel/snr_db"] == pytest.approx(a.metrics["channel/snr_db"], rel=1e-4)

@@ -114,3 +114,10 @@ def test_far_cauchy_values_are_distinct():
     x = torch.cat([(y := stable.sample(10**6, 1.0, 1.0, source).abs())[y > 1e5] for _ in range(100)])
     assert len(x) > 400  # 637 are expected
     assert len(x.unique()) == len(x)
+
+
+@pytest.mark.gpu
+def test_a_gpu_draws_the_same_values(cuda):
+    here = draws(1_000_003, 1.5, 0.1, dtype=torch.float64)
+    there = stable.sample(1_000_003, 1.5, 0.1, generator(0, "test", device=cuda), dtype=torch.float64)
+    torch.testing.assert_close(there.cpu(), here, rtol=1e-9, atol=0)

@@ -93,10 +93,8 @@ def test_the_numpy_generator_belongs_to_the_stream():
 
 
 @pytest.mark.gpu
-def test_the_bits_are_the_same_on_a_gpu():
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
-    here, there = generator(0, "noise", 3), generator(0, "noise", 3, device="cuda")
+def test_the_bits_are_the_same_on_a_gpu(cuda):
+    here, there = generator(0, "noise", 3), generator(0, "noise", 3, device=cuda)
     assert torch.equal(here.bits(1_000_003), there.bits(1_000_003).cpu())
     assert torch.equal(here.permutation(1000), there.permutation(1000).cpu())
     assert torch.equal(here.uniform(1000), there.uniform(1000).cpu())

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
-import click
 import typer
 
 from stableair.checks import InputError
@@ -22,6 +21,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+# typer brings its own click from 0.21 on; either way this is the class of its complaints about a command line.
+ClickException = next(cls for cls in typer.BadParameter.__mro__ if cls.__name__ == "ClickException")
 KINDS = "receivers", "noises", "fadings", "partitions", "models", "data", "servers"
 
 Plugin = Annotated[list[Path] | None, typer.Option(help="A Python file that registers components of your own.")]
@@ -37,15 +38,18 @@ def main() -> NoReturn:
     signal.signal(signal.SIGTERM, _terminate)
     try:
         code = app(standalone_mode=False)
-    except (InputError, click.ClickException) as error:
-        message = error.format_message() if isinstance(error, click.ClickException) else str(error)
-        _fail(message or "nothing to do; see --help")
+    except InputError as error:
+        _fail(str(error))
+    except ClickException as error:
+        code = 2
+        if message := error.format_message():  # empty where the help was asked for by giving no command
+            _fail(message)
     except BrokenPipeError:  # the reader of our output has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 1
     except OSError as error:
         _fail(f"{error.filename or 'writing'}: {error.strerror or error}")
-    except (KeyboardInterrupt, click.Abort) as stop:
+    except (KeyboardInterrupt, typer.Abort) as stop:
         cause = stop.__cause__ or stop
         code = 143 if isinstance(cause, Terminated) else 130
     sys.exit(code or 0)
