@@ -5,6 +5,7 @@ import random
 import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -222,46 +223,52 @@ import sys
 import stableair as sa
 sa.run(sa.Experiment.read(sys.argv[1]), sys.argv[2], resume=True, on_round=lambda row: print(row["round"], flush=True))
 """
+CLI = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # where the tests run in the background it is ignored
+from stableair.cli import main
+main()
+"""
 
 
-def child(tmp_path, experiment, code=CHILD):
-    (tmp_path / "e.json").write_text(experiment.to_json())
-    command = [sys.executable, "-c", code, str(tmp_path / "e.json"), str(tmp_path / "killed")]
+@contextmanager
+def started(code, *words):
+    """A Python process that ends with the test, whatever happens in it."""
     env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
+    command = [sys.executable, "-c", code, *map(str, words)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def test_killed_at_random_and_resumed_equals_uninterrupted(tiny, tmp_path):
     tiny = tiny.with_(rounds=60, server="momentum()")
-    chance, kills = random.Random(0), 0
+    (tmp_path / "e.json").write_text(tiny.to_json())
+    chance = random.Random(0)
     for patience in (chance.randint(1, 15), chance.randint(1, 15)):
-        process = child(tmp_path, tiny)
-        for _ in range(patience):
-            process.stdout.readline()
-        spin = chance.randint(0, 20_000)  # and then a little further, to a point within a round
-        while spin and process.poll() is None:
-            spin -= 1
-        process.send_signal(signal.SIGKILL)
-        kills += process.wait() == -signal.SIGKILL
-        process.stdout.close(), process.stderr.close()
-    assert kills == 2, "it was killed at work"
+        with started(CHILD, tmp_path / "e.json", tmp_path / "killed") as process:
+            for _ in range(patience):
+                assert process.stdout.readline(), process.stderr.read()
+            spin = chance.randint(0, 20_000)  # and then a little further, to a point within a round
+            while spin and process.poll() is None:
+                spin -= 1
+            process.send_signal(signal.SIGKILL)
+            assert process.wait() == -signal.SIGKILL, "it was killed at work"
     assert 0 < len(load(tmp_path / "killed")) < 60
     assert same(run(tiny, tmp_path / "killed", resume=True), run(tiny))
 
 
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_ctrl_c_and_sigterm_end_after_a_consistent_write(tiny, tmp_path, sent, code):
-    words = "from stableair.cli import main; main()"
     settings = [f"{k}={v}" for k, v in tiny.with_(rounds=100_000).to_dict().items()]
-    env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    process = subprocess.Popen(
-        [sys.executable, "-c", words, "run", *settings, "--out", str(tmp_path / "a"), "--checkpoint-every", "1000"],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env,
-    )  # fmt: skip
-    for _ in range(5):
-        assert process.stdout.readline(), process.stderr.read()
-    process.send_signal(sent)
-    _, errors = process.communicate()
+    words = ["run", *settings, "--out", str(tmp_path / "a"), "--checkpoint-every", "1000"]
+    with started(CLI, *words) as process:
+        for _ in range(5):
+            assert process.stdout.readline(), process.stderr.read()
+        process.send_signal(sent)
+        _, errors = process.communicate(timeout=60)
     assert process.returncode == code
     assert "--resume goes on from there" in errors
     assert "Traceback" not in errors
