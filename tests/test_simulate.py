@@ -3,8 +3,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
+import stableair as sa
 from stableair.checks import InputError
+from stableair.data import synthetic
 from stableair.experiment import build
 from stableair.local import Upload
 from stableair.simulate import simulate
@@ -86,10 +89,32 @@ def test_it_learns(tiny):
     assert accuracy[-1] > 0.8
 
 
-def test_validation_is_evaluated_in_place_of_test(tiny):
-    last = rounds(tiny.with_(evaluate="validation"))[-1].metrics
-    assert "validation/accuracy" in last
+def test_validation_never_touches_the_test_data(tiny, registries):
+    @sa.dataset("sealed")
+    def sealed():
+        data = synthetic(samples=60, classes=3, shape=(1, 2, 2))
+        return data._replace(test=data.test._replace(x=data.test.x * math.nan))
+
+    last = rounds(tiny.with_(data="sealed", evaluate="validation"))[-1].metrics
+    assert math.isfinite(last["validation/loss"])
     assert not any(name.startswith("test/") for name in last)
+    assert math.isnan(rounds(tiny.with_(data="sealed"))[-1].metrics["test/loss"]), "the seal would have been seen"
+
+
+def test_evaluation_uses_the_running_statistics_and_leaves_them_alone(tiny, registries):
+    @sa.model("normed")
+    def normed():
+        return lambda shape, classes: nn.Sequential(
+            nn.BatchNorm2d(1), nn.Dropout(0.5), nn.Flatten(), nn.Linear(4, classes)
+        )
+
+    sim = build(tiny.with_(model="normed()"))
+    (first,) = simulate(sim, sim.start, 1)
+    before = first.state.stats.clone()
+    assert sim.evaluate(first.state) == sim.evaluate(first.state)
+    assert torch.equal(first.state.stats, before)
+    shifted = first.state._replace(stats=first.state.stats + 3)
+    assert sim.evaluate(shifted) != sim.evaluate(first.state)
 
 
 def test_a_bad_upload_names_round_and_client(tiny):
