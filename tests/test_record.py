@@ -89,30 +89,40 @@ def test_resumed_on_a_gpu(tiny, tmp_path, cuda):
     assert torch.equal(resumed.state.w, whole.state.w)
 
 
-def test_the_memory_of_a_receiver_is_resumed(tiny, tmp_path, registries):
-    @sa.receiver("fading_out")
-    class FadingOut:
-        def __init__(self):
-            self.scale = 1.0
+class FadingOut:
+    """A receiver with a memory that it changes in place: it halves its output every round."""
 
-        def observe(self, g):
-            self.scale *= 0.5
+    interrupted_at = None
 
-        def __call__(self, g):
-            return g * self.scale
+    def __init__(self):
+        self.scale = torch.ones(1)
 
-        def state_dict(self):
-            return {"scale": self.scale}
+    def observe(self, g):
+        self.scale *= 0.5
+        if self.scale.item() == FadingOut.interrupted_at:
+            raise Stop
 
-        def load_state_dict(self, state):
-            self.scale = state["scale"]
+    def __call__(self, g):
+        return g * self.scale
 
-        def metrics(self):
-            return {"scale": self.scale}
+    def state_dict(self):
+        return {"scale": self.scale}
 
+    def load_state_dict(self, state):
+        self.scale = state["scale"]
+
+    def metrics(self):
+        return {"scale": self.scale.item()}
+
+
+@pytest.mark.parametrize("every", [1, 100])
+def test_the_memory_of_a_receiver_is_resumed(tiny, tmp_path, registries, monkeypatch, every):
+    sa.receiver("fading_out")(FadingOut)
     tiny = tiny.with_(receiver="fading_out()")
+    monkeypatch.setattr(FadingOut, "interrupted_at", 0.125)  # in round 2, after the memory has changed
     with pytest.raises(Stop):
-        run(tiny, tmp_path / "a", on_round=stop_after(2))
+        run(tiny, tmp_path / "a", checkpoint_every=every)
+    monkeypatch.undo()
     resumed = run(tiny, tmp_path / "a", resume=True)
     assert resumed["receiver/scale"] == [0.5, 0.25, 0.125, 0.0625]
     assert same(resumed, run(tiny))
