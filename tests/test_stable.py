@@ -1,5 +1,6 @@
 import math
 
+import mpmath
 import numpy as np
 import pytest
 import torch
@@ -121,3 +122,120 @@ def test_a_gpu_draws_the_same_values(cuda):
     here = draws(1_000_003, 1.5, 0.1, dtype=torch.float64)
     there = stable.sample(1_000_003, 1.5, 0.1, generator(0, "test", device=cuda), dtype=torch.float64)
     torch.testing.assert_close(there.cpu(), here, rtol=1e-9, atol=0)
+
+
+ALPHAS = [0.5, 0.6, 0.8, 1.0, 1.01, 1.3, 1.5, 1.7, 1.9, 1.99]
+
+
+def fourier(x, alpha):
+    """(sf, pdf) from the Fourier integrals on a rotated contour, to 25 digits."""
+    with mpmath.workdps(25):
+        x, alpha = mpmath.mpf(x), mpmath.mpf(alpha)
+        ray = mpmath.expj(min(mpmath.pi, mpmath.pi / (2 * alpha)) / 2)
+        places = [0] + [mpmath.mpf(2) ** j / (1 + x) for j in range(-40, 20, 3)]
+        wave = lambda s: mpmath.exp(1j * x * s * ray) * mpmath.expm1(-((s * ray) ** alpha))  # noqa: E731
+        tail = -mpmath.quad(lambda s: mpmath.im(wave(s) / s), places) / mpmath.pi
+        return float(tail), float(mpmath.quad(lambda s: mpmath.re(wave(s) * ray), places) / mpmath.pi)
+
+
+@pytest.mark.parametrize("alpha", [0.6, 1.0, 1.5, 1.9])
+def test_tail_and_density_against_mpmath(alpha):
+    for x in (0.003, 0.9, 4.0, 19.9, 20.1):
+        tail, density = fourier(x, alpha)
+        place = torch.tensor(2.0 * x, dtype=torch.float64)
+        assert stable.sf(place, alpha, 2.0).item() == pytest.approx(tail, rel=1e-8)
+        assert stable.cdf(place, alpha, 2.0).item() == pytest.approx(1 - tail, rel=1e-12)
+        assert stable.pdf(place, alpha, 2.0).item() == pytest.approx(density / 2, rel=1e-8)
+
+
+@pytest.mark.parametrize("alpha", ALPHAS)
+@pytest.mark.parametrize("x", [300.0, 1e3, 1e4, 1e6])
+def test_the_far_tail_is_its_series(alpha, x):
+    tail = sum(
+        (-1) ** (k + 1) * gamma(k * alpha) / math.factorial(k) * math.sin(math.pi * k * alpha / 2) * x ** (-k * alpha)
+        for k in range(1, 6)
+    )
+    assert stable.sf(torch.tensor(x), alpha).item() == pytest.approx(tail / math.pi, rel=1e-6)
+
+
+@pytest.mark.parametrize("alpha", [0.7, 1.2, 1.6, 1.9])
+def test_the_law_against_scipy(alpha):
+    x = np.geomspace(0.01, 50, 12)
+    torch_x = torch.from_numpy(0.3 * x)
+    np.testing.assert_allclose(stable.cdf(torch_x, alpha, 0.3), stats.levy_stable.cdf(x, alpha, 0), rtol=1e-6)
+    np.testing.assert_allclose(stable.pdf(torch_x, alpha, 0.3) * 0.3, stats.levy_stable.pdf(x, alpha, 0), rtol=1e-6)
+
+
+@pytest.mark.parametrize(("alpha", "law"), [(1.0, stats.cauchy()), (2.0, stats.norm(scale=2**0.5))])
+def test_cauchy_and_normal_in_closed_form(alpha, law):
+    x = np.concatenate([-np.geomspace(1e-3, 30, 50), np.geomspace(1e-3, 30, 50)])
+    for ours, theirs in ((stable.pdf, law.pdf), (stable.cdf, law.cdf), (stable.sf, law.sf)):
+        np.testing.assert_allclose(ours(torch.from_numpy(x), alpha), theirs(x), rtol=1e-9)
+    p = np.linspace(0.001, 0.999, 99)
+    np.testing.assert_allclose(stable.quantile(torch.from_numpy(p), alpha), law.ppf(p), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("alpha", [*ALPHAS, 2.0])
+def test_the_quantile_undoes_the_distribution(alpha):
+    x = torch.cat(
+        [torch.logspace(-4, 0.6, 40), torch.logspace(0.7, 4, 40) if alpha < 2 else torch.tensor([4.5, 6.0])]
+    ).double()
+    torch.testing.assert_close(stable.quantile(stable.sf(x, alpha, 3.0), alpha, 3.0), -x, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(stable.quantile(stable.cdf(x[:40], alpha), alpha), x[:40], rtol=1e-6, atol=1e-12)
+    assert stable.quantile(torch.tensor([0.0, 0.5, 1.0]), alpha).tolist() == [-math.inf, 0.0, math.inf]
+
+
+@pytest.mark.parametrize("alpha", [*ALPHAS, 2.0])
+def test_the_score_is_minus_the_slope_of_the_log_density(alpha):
+    x = torch.tensor([0.01, 0.2, 1.0, 3.0, 8.0, 11.0, 400.0][: 6 if alpha == 2 else 7], dtype=torch.float64)
+    h = 1e-4 * x
+    slope = (stable.pdf(x + h, alpha, 0.5).log() - stable.pdf(x - h, alpha, 0.5).log()) / (2 * h)
+    torch.testing.assert_close(stable.score(x, alpha, 0.5), -slope, rtol=2e-5, atol=1e-7)
+    torch.testing.assert_close(stable.score(-x, alpha), -stable.score(x, alpha))
+    assert stable.score(torch.tensor(math.inf), 1.5) == 0
+
+
+@pytest.mark.parametrize("function", [stable.pdf, stable.cdf, stable.sf, stable.score, stable.quantile])
+def test_the_law_is_float64_keeps_the_shape_and_refuses_nonsense(function):
+    out = function(torch.full((2, 3), 0.25, dtype=torch.float16), 1.5, 1.0)
+    assert (out.dtype, out.shape) == (torch.float64, (2, 3))
+    for x, alpha, tau in ((0.5, 0.4, 1), (0.5, 2.1, 1), (0.5, 1.5, 0), (0.5, 1.5, -1), (math.nan, 1.5, 1)):
+        with pytest.raises(InputError, match="must"):
+            function(torch.tensor(x), alpha, tau)
+    with pytest.raises(InputError, match=r"p must be in \[0, 1\]"):
+        stable.quantile(torch.tensor([0.5, 1.5]), 1.5)
+
+
+@pytest.mark.parametrize("alpha", [1.1, 1.3, 1.5, 1.8, 2.0])
+@pytest.mark.parametrize("tau", [1e-6, 0.3, 1e5])
+def test_estimates(alpha, tau):
+    x = draws(10**6, alpha, tau)
+    assert stable.estimate(x) == (pytest.approx(alpha, abs=0.02), pytest.approx(tau, rel=0.02))
+    mixed = x + 0.2 * tau * generator(0, "signal").normal(10**6).float() + 3 * tau  # a weak signal, and a shift
+    assert stable.estimate(mixed) == (pytest.approx(alpha, abs=0.05), pytest.approx(tau, rel=0.05))
+
+
+@pytest.mark.parametrize(
+    "sample", [[], [1.0], [2.0] * 50, [0.0] * 50, [1.0, math.nan, 2.0], [1.0, math.inf, 2.0]], ids=str
+)
+def test_no_estimate_without_a_sample(sample):
+    with pytest.raises(InputError, match="estimate needs"):
+        stable.estimate(torch.tensor(sample))
+
+
+def test_an_estimate_of_a_sparse_sample_is_a_law():
+    sparse = torch.zeros(1000)
+    sparse[::100] = torch.linspace(-3, 3, 10)  # both quartiles are zero
+    alpha, tau = stable.estimate(sparse)
+    assert 0.5 <= alpha <= 2
+    assert 0 < tau < math.inf
+
+
+@pytest.mark.gpu
+def test_the_law_and_its_estimate_on_a_gpu(cuda):
+    x = draws(100_000, 1.5, 0.1)
+    for function in (stable.pdf, stable.cdf, stable.sf, stable.score):
+        torch.testing.assert_close(function(x.to(cuda), 1.5, 0.1).cpu(), function(x, 1.5, 0.1), rtol=1e-9, atol=0)
+    p = torch.linspace(0.01, 0.99, 99).double()
+    torch.testing.assert_close(stable.quantile(p.to(cuda), 1.5).cpu(), stable.quantile(p, 1.5))
+    assert stable.estimate(x.to(cuda)) == pytest.approx(stable.estimate(x), rel=1e-5)
