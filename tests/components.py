@@ -1,7 +1,17 @@
 """One spec for every registered component. The contract tests run over these, so a new component needs a line here."""
 
 EXAMPLES = {
-    "receivers": ["mac(C=1)", "clip(C=1)", "gnc(max_norm=1)", "none()"],
+    "receivers": [
+        "mac(C=1)",
+        "clip(C=1)",
+        "gnc(max_norm=1)",
+        "none()",
+        "cauchy(K=1)",
+        "blank(C=1)",
+        "sign(step=1)",
+        "quantile_clip(q=0.9)",
+        "tanh_clip(C=1)",
+    ],
     "noises": [
         "sas(alpha=1.5, tau=0.1)",
         "gaussian(std=2)",

@@ -97,7 +97,7 @@ def test_a_diverged_run_exits_0_and_says_so(command, small):
         (["run", "digist"], "did you mean 'digits'"),
         (["run", "missing.toml"], "missing.toml: No such file"),
         (["run", "clients=9999"], "clients must be at most the number of training samples"),
-        (["run", "receiver=mac()"], "the signature is mac(C)"),
+        (["run", "receiver=mac()"], "the signature is mac(C, gain=None, pilot=0)"),
         (["run", "receiver=mac(C=__import__('os'))"], "is code"),
         (["run", "--device", "cuda:99"], "device 'cuda:99' is not there"),
         (["run", "--plugin", "missing.py"], "plug-in missing.py: there is no such file"),

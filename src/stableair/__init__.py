@@ -11,7 +11,7 @@ _HOME = {
     "run": "record", "load": "record", "dataset": "data", "model": "models", "fading": "channel", "noise": "channel",
     "InputError": "checks", "load_plugin": "spec",
 }  # fmt: skip
-_MODULES = ("receiver", "partition", "server", "stable", "streams")  # the first three are decorators too
+_MODULES = ("receiver", "partition", "server", "stable", "streams", "theory")  # the first three are decorators too
 
 __all__ = ["__version__", *_HOME, *_MODULES]
 

@@ -28,6 +28,7 @@ class Fade(NamedTuple):
 
     h: Tensor  # (N,) float64
     xi: Tensor  # (d,)
+    pilot: Tensor | None = None  # noise-only symbols, where a receiver asked for them
 
 
 class Received(NamedTuple):
@@ -37,6 +38,7 @@ class Received(NamedTuple):
     stats: Tensor  # (b,), mean of the clients' norm buffers
     clean: Tensor  # (d,) float64, (1/N) sum of the unfaded payloads
     loss: Tensor  # (), mean of the clients' training losses
+    pilot: Tensor | None = None  # noise-only symbols, where a receiver asked for them
 
 
 @dataclass(frozen=True)
@@ -45,11 +47,14 @@ class Channel:
 
     fading: Fading
     noise: Noise
+    pilots: int = 0  # symbols a round in which no client sends
 
     def draw(self, n: int, d: int, seed: int, k: int, device: torch.device | str = "cpu") -> Fade:
         """h_{n,k} and xi_k, a function of (seed, k) alone."""
         h = self.fading(n, generator(seed, "fading", k)).to(device)
-        return Fade(h, self.noise(d, generator(seed, "noise", k, device=device)))
+        xi = self.noise(d, generator(seed, "noise", k, device=device))
+        pilot = self.noise(self.pilots, generator(seed, "pilot", k, device=device)) if self.pilots else None
+        return Fade(h, xi, pilot)
 
     def superpose(self, uploads: Iterable[Upload], fade: Fade) -> Received:
         """Eq. (3), client by client in float64, so that the chunks of the uploads do not change the sum."""
@@ -66,7 +71,7 @@ class Channel:
         g = (g / n + fade.xi).to(fade.xi.dtype)
         if g.isnan().any():
             raise InputError("the channel's noise or fading is NaN; every entry must be a number or infinite")
-        return Received(g, (stats / n).float(), clean / n, loss / n)
+        return Received(g, (stats / n).float(), clean / n, loss / n, fade.pilot)
 
 
 class UploadError(InputError):

@@ -35,19 +35,19 @@ def whole(name: str, value: object, least: int | None = None) -> int:
     return int(value)
 
 
-def number(name: str, value: object, low: float = -math.inf, high: float = math.inf) -> float:
-    """`value` as a float in [low, high]; NaN never is."""
+def number(name: str, value: object, low: float = -math.inf, high: float = math.inf, otherwise: str = "") -> float:
+    """`value` as a float in [low, high]; NaN never is. `otherwise` names what else would have been right."""
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise InputError(f"{name} must be a number: got {value!r}")
+        raise InputError(f"{name} must be a number{' ' * bool(otherwise)}{otherwise}: got {value!r}")
     if not low <= value <= high:
         allowed = f"at least {low:g}" if high == math.inf else f"in [{low:g}, {high:g}]"
         raise InputError(f"{name} must be {allowed}: got {value}")
     return float(value)
 
 
-def positive(name: str, value: object, finite: bool = True) -> float:
+def positive(name: str, value: object, finite: bool = True, otherwise: str = "") -> float:
     """`value` as a float above zero."""
-    value = number(name, value) if value == value else math.nan
+    value = number(name, value, otherwise=otherwise) if value == value else math.nan
     if not value > 0 or (finite and math.isinf(value)):
         raise InputError(f"{name} must be positive{' and finite' if finite else ''}: got {value}")
     return value

@@ -11,7 +11,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from stableair.checks import InputError
+from stableair.checks import InputError, positive
 
 app = typer.Typer(
     name="stableair",
@@ -202,6 +202,50 @@ def list_(
         print(one)
         for left, right in rows:
             print(f"  {left:<{max(len(name) for name, _ in rows)}}  {right}".rstrip())
+
+
+@app.command()
+def theory(
+    alpha: Annotated[float, typer.Option(help="Tail index of the interference, in [0.5, 2].")] = 1.5,
+    tau: Annotated[float, typer.Option(help="Scale of the interference.")] = 0.1,
+    C: Annotated[float, typer.Option("--C", help="Clipping threshold.")] = 1.0,
+    eta: Annotated[float, typer.Option(help="Step size.")] = 0.03,
+    L: Annotated[float, typer.Option("--L", help="Smoothness of the objective.")] = 10.0,
+    G: Annotated[float, typer.Option("--G", help="Bound on every client's gradient norm.")] = 0.5,
+    d: Annotated[int, typer.Option("--d", help="Entries of the gradient.")] = 1_000_000,
+    rounds: Annotated[int, typer.Option(help="Communication rounds K.")] = 100,
+    gap: Annotated[float, typer.Option(help="f(w_0) - f(w*).")] = 1.0,
+    check: Annotated[bool, typer.Option("--check", help="Compare Theorem 1 with a simulation (some seconds).")] = False,
+    plot: Annotated[Path | None, typer.Option(help="Draw it: the picture's file, as .png, .pdf or .svg.")] = None,
+) -> None:
+    """Lemma 1, Theorem 1 and the best threshold, as the paper prints them and corrected."""
+    from stableair import plot as draw
+    from stableair import theory as the
+
+    positive("tau", tau)
+    if check:
+        rows = [the.check(*case) for case in the.CHECKS]
+        print("Theorem 1 on pseudo-Huber losses with L = G = 1: the mean over the rounds of |grad f(w_k)|^2")
+        print("alpha   tau     C    eta    measured            printed   corrected")
+        for row in rows:
+            verdict = "  the printed bound is broken" if row.measured > row.printed else ""
+            print(
+                f"{row.alpha:<5g} {row.tau:>5g} {row.C:>5g} {row.eta:>6g}    {row.measured:.5f} +- {row.error:.5f}"
+                f"   {row.printed:.5f}   {row.corrected:.5f}{verdict}"
+            )
+    else:
+        best = the.best_threshold(alpha)
+        lines = [(f"p_C {form}", the.unclipped(C, alpha, tau, G, form)) for form in the.FORMS]
+        lines += [
+            (f"bound {form}", the.bound(rounds, C, alpha, tau, eta, L, G, d, gap, form)) for form in the.FORMS[:2]
+        ]
+        for name, (value, notes) in lines:
+            print(f"{name:<16} {value:<12.6g} {'; '.join(notes)}".rstrip())
+        print(f"{'C* weak signal':<16} {best * tau:<12.6g} C*/tau = {best:.4g}")
+    if plot:
+        from stableair import theory_plot
+
+        print(draw.save(theory_plot.checks(rows) if check else theory_plot.overview(alpha, tau, C, G), plot))
 
 
 @app.command()

@@ -246,6 +246,7 @@ def build(experiment: Experiment) -> Simulation:
     module.to(place)
 
     layout = vector.parameters(module)
+    pilots = max(call.arguments.get("pilot", 0) for call in receiver.parse(e.receiver))
     update = server.one(e.server)
     if "lr" in update.parameters and update.arguments.get("lr") is None:
         update = update.with_("lr", e.lr if e.payload == "gradient" else 1.0)
@@ -265,7 +266,7 @@ def build(experiment: Experiment) -> Simulation:
             seed=e.seed,
             chunk=e.chunk,
         ),
-        channel=Channel(fading.one(e.fading)(), noise.one(e.noise)()),
+        channel=Channel(fading.one(e.fading)(), noise.one(e.noise)(), pilots),
         receive=assemble(e.receiver, layout, e.blocks),
         update=update(),
         evaluate=evaluator(module, data, e.evaluate),

@@ -1,12 +1,13 @@
 """Eqs. (5)-(8): what the server does to the sum it received. A rule is a pure function (..., d) -> (..., d)."""
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from stableair.checks import choice, positive
+from stableair.checks import InputError, choice, number, positive, whole
 from stableair.spec import registry
 from stableair.vector import BLOCKS, Layout
 
@@ -25,13 +26,26 @@ def median(g: Tensor) -> Tensor:
 
 
 @receiver("mac")
-def mac(C) -> Receiver:
+def mac(C, gain=None, pilot=0) -> Receiver:
     """Median anchored clipping (Alg. 1, Eqs. 6-8): pull each entry to within C of the median.
+
+    C="auto" estimates the interference from what is received, or from `pilot` noise-only symbols a round, and sets the
+    threshold from that. With gain=True (the default of "auto" alone) the clipped part is divided by its expected
+    derivative, the share of unclipped entries, so that the step no longer depends on C.
 
     >>> mac(1.0)(torch.tensor([0.0, 1.0, 90.0])).tolist()
     [0.0, 1.0, 2.0]
     """
-    C = positive("C", C, finite=False)
+    automatic = isinstance(C, str) and C == "auto"
+    C = C if automatic else positive("C", C, finite=False, otherwise="or auto")
+    if gain not in (None, True, False):
+        raise InputError(f"gain must be True or False: got {gain!r}")
+    if whole("pilot", pilot, 0) and not automatic:
+        raise InputError(f"pilot={pilot} goes with C=auto only")
+    if automatic or gain:
+        from stableair.adaptive import AdaptiveMac
+
+        return AdaptiveMac(C, gain is not False, pilot)
 
     def apply(g: Tensor) -> Tensor:
         m = median(g)  # the anchor, taken before clipping
@@ -75,6 +89,51 @@ def gnc(max_norm, blocks="model") -> Receiver:
     return apply
 
 
+@receiver("cauchy")
+def cauchy(K) -> Receiver:
+    """The score of the Cauchy law, x / (1 + (x / K)^2): entries far beyond K hardly count; K="auto" from the noise."""
+    from stableair.adaptive import AdaptiveCauchy, myriad
+
+    if isinstance(K, str) and K == "auto":
+        return AdaptiveCauchy()
+    K = positive("K", K, otherwise="or auto")
+    return lambda g: myriad(g, K)
+
+
+@receiver("blank")
+def blank(C) -> Receiver:
+    """Blanking: set each entry beyond C to zero."""
+    C = positive("C", C)
+    return lambda g: torch.where(g.abs() > C, 0, g)
+
+
+@receiver("sign")
+def sign(step) -> Receiver:
+    """Keep the sign alone: every entry becomes -step, 0 or step."""
+    step = positive("step", step)
+    return lambda g: step * g.sign()
+
+
+@receiver("quantile_clip")
+def quantile_clip(q) -> Receiver:
+    """Clip at zero with the q-quantile of the entries' own magnitudes as threshold."""
+    q = number("q", q, 0.0, 1.0)
+
+    def apply(g: Tensor) -> Tensor:
+        # torch.quantile refuses more than 2^24 entries
+        C = g.abs().kthvalue(max(1, math.floor(q * g.shape[-1])), dim=-1, keepdim=True).values
+        return g.clamp(-C, C)
+
+    return apply
+
+
+@receiver("tanh_clip")
+def tanh_clip(C) -> Receiver:
+    """Smooth clipping at zero: C tanh(g / C)."""
+    C = positive("C", C)
+    return lambda g: C * (g / C).tanh()
+
+
 @receiver("none")
 def none() -> Receiver:
     """Take the received sum as it is."""
@@ -103,6 +162,12 @@ class chain:
         for i, inner in state.items():
             self.rules[int(i)].load_state_dict(inner)
 
+    def listen(self, pilot: Tensor) -> None:
+        """Hand the round's noise-only symbols to the rules that asked for them."""
+        for rule in self.rules:
+            if hasattr(rule, "listen"):
+                rule.listen(pilot)
+
     def metrics(self) -> dict[str, float]:
         return {k: v for rule in self.rules if hasattr(rule, "metrics") for k, v in rule.metrics().items()}
 
@@ -110,19 +175,21 @@ class chain:
 class blockwise:
     """A rule applied to each block of the vector on its own (the paper: layer-wise).
 
-    Where the rule has `observe(g)`, it is shown the whole vector once before the blocks.
+    Where the rule has `observe(g)`, it is shown the whole vector once before the blocks, which then go to its
+    `apply` if it has one.
     """
 
     def __init__(self, rule: Receiver, layout: Layout):
         self.rule, self.layout = rule, layout
-        for name in ("state_dict", "load_state_dict", "metrics"):
+        for name in ("state_dict", "load_state_dict", "metrics", "listen"):
             if hasattr(rule, name):
                 setattr(self, name, getattr(rule, name))
 
     def __call__(self, g: Tensor) -> Tensor:
         if hasattr(self.rule, "observe"):
             self.rule.observe(g)
-        return torch.cat([self.rule(block) for block in self.layout.split(g)], dim=-1)
+        apply = getattr(self.rule, "apply", self.rule)
+        return torch.cat([apply(block) for block in self.layout.split(g)], dim=-1)
 
 
 def assemble(spec: str, layout: Layout, blocks: str) -> chain:

@@ -51,6 +51,8 @@ def simulate(sim: Simulation, state: State, rounds: int, start: int = 0) -> Iter
             got = sim.channel.superpose(sim.train(state, k), fade)  # Eq. (3)
         except UploadError as error:
             raise InputError(f"round {k}: {error}; its data or its local training overflowed (a smaller lr?)") from None
+        if got.pilot is not None:
+            sim.receive.listen(got.pilot)
         g = sim.receive(got.g)  # MAC, Eqs. (5)-(8)
         state = State(sim.update(state.w, g), got.stats)  # Eq. (4)
         yield Round(k, state, sim.evaluate(state) | observe(got, fade, g) | _own(sim.receive))

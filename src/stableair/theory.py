@@ -1,0 +1,191 @@
+"""What the paper derives, and what follows from the stable law: Lemma 1, Theorem 1, and the best threshold.
+
+Each function names its equation. Where the paper has a slip, form="printed" is the paper's formula and
+form="corrected" the one that its own argument gives; docs/theory.md derives the second from the first.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from scipy.optimize import minimize_scalar
+from torch import Tensor
+
+from stableair import stable
+from stableair.channel import Channel, sas, unit
+from stableair.checks import choice, number, positive, whole
+from stableair.local import Upload
+from stableair.receiver import Receiver, clip, mac
+from stableair.server import sgd
+from stableair.simulate import Simulation, simulate
+from stableair.streams import generator
+from stableair.vector import Layout, State
+
+FORMS = "printed", "corrected", "exact"
+
+
+class Stated(NamedTuple):
+    """A value, and what has to be said about it: a condition it breaks, a range it leaves."""
+
+    value: float
+    notes: tuple[str, ...] = ()
+
+
+def tail_constant(alpha: float) -> float:
+    """C_alpha of P(|X| > x) ~ C_alpha (tau / x)^alpha, which Lemma 1 leaves out: 0.399 at alpha = 1.5."""
+    alpha = number("alpha", alpha, *stable.ALPHA)
+    return 2 / math.pi * math.gamma(alpha) * math.sin(math.pi * alpha / 2)
+
+
+def unclipped(C: float, alpha: float, tau: float, G: float = 0.0, form: str = "exact") -> Stated:
+    """Lemma 1: the probability p_C that an entry stays unclipped at threshold C.
+
+    "printed": 1 - (tau / C)^alpha.  "corrected": 1 - C_alpha (tau / (C - sqrt2 G))^alpha, to leading order, with the
+    tail constant and the gradient's range.  "exact": P(|xi| <= C - sqrt2 G).
+    """
+    C, G = positive("C", C), number("G", G, 0.0)
+    alpha, tau = stable.check(alpha, tau)
+    choice("form", form, FORMS)
+    room = C - math.sqrt(2) * G
+    notes = () if room > 0 else (f"C > sqrt2 G is broken: {C:g} <= {math.sqrt(2) * G:g}",)
+    if form == "printed":
+        p = 1 - (tau / C) ** alpha
+    elif room <= 0:
+        p = 0.0
+    elif form == "corrected":
+        p = 1 - tail_constant(alpha) * (tau / room) ** alpha
+    else:
+        p = 1 - 2 * stable.sf(torch.tensor(room), alpha, tau).item() if tau else 1.0
+    if p < 0:
+        notes += (f"no probability: the {form} form holds for C far above tau = {tau:g} only, and C is {C:g}",)
+    return Stated(p, notes)
+
+
+def bound(
+    rounds: int, C: float, alpha: float, tau: float, eta: float, L: float, G: float, d: int, gap: float = 1.0,
+    form: str = "corrected",
+) -> Stated:  # fmt: skip
+    """Theorem 1: the bound on the mean over the rounds of E|grad f(w_k)|^2, where gap is f(w_0) - f(w*).
+
+    "printed": 2 gap / (K p (2 - eta L) eta) + eta^2 d L / 2 (p (C / sqrt2 - G)^2 + (1 - p) C^2), p as printed.
+    "corrected": 2 gap / (K p (2 - eta L) eta) + eta d L B / (p (2 - eta L)), p exact,
+    B = p (C - sqrt2 G)^2 + (1 - p) C^2.
+    """
+    rounds, d = whole("rounds", rounds, 1), whole("d", d, 1)
+    eta, L, G, gap = positive("eta", eta), positive("L", L), number("G", G, 0.0), number("gap", gap, 0.0)
+    choice("form", form, FORMS[:2])
+    p, notes = unclipped(C, alpha, tau, G, "printed" if form == "printed" else "exact")
+    if eta * L >= 2:
+        notes += (f"eta < 2 / L is broken: {eta:g} >= {2 / L:g}",)
+    if p <= 0 or eta * L >= 2:
+        return Stated(math.inf, (*notes, "no bound follows"))
+    start = 2 * gap / (rounds * p * (2 - eta * L) * eta)
+    if form == "printed":
+        return Stated(start + eta**2 * d * L / 2 * (p * (C / math.sqrt(2) - G) ** 2 + (1 - p) * C**2), notes)
+    B = p * (C - math.sqrt(2) * G) ** 2 + (1 - p) * C**2
+    return Stated(start + eta * d * L * B / (p * (2 - eta * L)), notes)
+
+
+@lru_cache(maxsize=32)
+def _strata(alpha: float, n: int) -> tuple[Tensor, Tensor]:
+    """The law as n equally likely values, and the score at each."""
+    x = stable.quantile((torch.arange(n, dtype=torch.float64) + 0.5) / n, alpha)
+    return x, stable.score(x, alpha)
+
+
+def efficacy(rule: Receiver, alpha: float, tau: float = 1.0, n: int = 100_001) -> float:
+    """(E psi')^2 / E psi^2 of a rule under SaS(alpha, tau): the weak signal it keeps against the noise it lets in.
+
+    The signal-to-noise ratio of an entry after the rule is this times its squared signal. E psi' is E[psi score], so
+    that no derivative of the rule is needed. A rule that is linear in an impulse (none, gnc) has efficacy 0 below
+    alpha = 2; the finite n shows it as a small number.
+    """
+    x, score = _strata(number("alpha", alpha, *stable.ALPHA), n)
+    psi = rule(tau * x)
+    return ((psi * score).mean() / tau).square().item() / psi.square().mean().item()
+
+
+def fisher(alpha: float, tau: float = 1.0, n: int = 100_001) -> float:
+    """The Fisher information E score^2: no rule has a higher efficacy."""
+    return _strata(number("alpha", alpha, *stable.ALPHA), n)[1].square().mean().item() / tau**2
+
+
+@lru_cache(maxsize=64)
+def best_threshold(alpha: float) -> float:
+    """C*(alpha) in units of tau: the threshold whose clipping has the highest efficacy; infinite for the normal law.
+
+    >>> round(best_threshold(1.5), 2)
+    1.25
+    """
+    if number("alpha", alpha, *stable.ALPHA) == 2:
+        return math.inf
+    found = minimize_scalar(lambda log_C: -efficacy(clip(math.exp(log_C)), alpha), bounds=(-7, 3), method="bounded")
+    return math.exp(found.x)
+
+
+class Check(NamedTuple):
+    """Theorem 1 on a problem whose L, G and optimum are known: what was measured, and both bounds."""
+
+    alpha: float
+    tau: float
+    C: float
+    eta: float
+    measured: float  # mean over rounds and repeats of |grad f(w_k)|^2
+    error: float  # its standard error over the repeats
+    printed: float
+    corrected: float
+
+
+CHECKS = (
+    *((1.5, 0.01, 1.6, eta) for eta in (0.3, 0.1, 0.03, 0.01)),
+    (1.5, 0.01, 2.5, 0.03),
+    (1.5, 0.03, 1.8, 0.03),
+    (1.1, 0.01, 1.8, 0.03),
+    (1.9, 0.01, 1.6, 0.03),
+)  # (alpha, tau, C, eta): what the command line checks
+
+
+def check(
+    alpha: float, tau: float, C: float, eta: float, *, d: int = 100, clients: int = 10, rounds: int = 400,
+    repeats: int = 5, seed: int = 0,
+) -> Check:  # fmt: skip
+    """Run Algorithm 1 with exact gradients on pseudo-Huber losses, L = G = 1, and compare with Theorem 1.
+
+    f_n(w) = sqrt(1 + |w - a_n|^2) - 1 has gradients shorter than 1 and a Hessian of at most 1. The a_n come in pairs
+    +-a, so that the optimum of f is at zero. No fading: the proof leaves its variance out.
+    """
+    whole("clients", clients, 2), whole("repeats", repeats, 2)
+    half = 0.1 * generator(seed, "check").normal(clients // 2, d)
+    centres = torch.cat([half, -half])
+
+    def losses(w: Tensor) -> Tensor:
+        return (1 + (w - centres).square().sum(1)).sqrt() - 1
+
+    def train(state: State, k: int) -> Iterator[Upload]:
+        w = state.w.double()
+        gradients = (w - centres) / (1 + losses(w))[:, None]
+        yield Upload(torch.arange(len(centres)), gradients, torch.zeros(len(centres), 0), losses(w))
+
+    start = State(torch.full((d,), 0.5 / math.sqrt(d)), torch.zeros(0))
+    sim = Simulation(
+        n=len(centres),
+        seed=seed,
+        start=start,
+        layout=Layout(("w",), ((d,),), (0, d)),
+        train=train,
+        channel=Channel(unit(), sas(alpha, tau)),
+        receive=mac(C),
+        update=sgd(eta),
+        evaluate=lambda state: {},
+    )
+    means = []
+    for repeat in range(repeats):
+        path = simulate(replace(sim, seed=seed + repeat), start, rounds)
+        means.append(sum(r.metrics["gradient/norm"] ** 2 for r in path) / rounds)
+    means = torch.tensor(means, dtype=torch.float64)
+    gap = (losses(start.w.double()) - losses(torch.zeros(d))).mean().item()
+    printed, corrected = (bound(rounds, C, alpha, tau, eta, 1, 1, d, gap, form).value for form in FORMS[:2])
+    return Check(alpha, tau, C, eta, means.mean().item(), means.std().item() / math.sqrt(repeats), printed, corrected)

@@ -1,0 +1,191 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import stableair as sa
+from stableair import stable, theory
+from stableair.adaptive import ALPHAS, BEST_C, BEST_K, DOUBLINGS, AdaptiveMac, doublings, myriad
+from stableair.checks import InputError
+from stableair.receiver import assemble, cauchy, clip, mac
+from stableair.streams import generator
+from stableair.vector import Layout
+
+D = 100_000
+LAYOUT = Layout(("a", "b", "c"), ((D - 11,), (10,), (1,)), (0, D - 11, D - 1, D))
+
+
+def noise(alpha=1.5, tau=0.1, k=0, d=D):
+    return stable.sample(d, alpha, tau, generator(0, "noise", k))
+
+
+def signal(std, d=D):
+    return std * generator(0, "signal").normal(d).float()
+
+
+@pytest.mark.parametrize("alpha", [0.55, 0.93, 1.25, 1.55, 1.83, 1.97])
+def test_the_tables_hold_the_best_thresholds(alpha):
+    between = lambda table: math.exp(np.interp(alpha, ALPHAS, np.log(table)))  # noqa: E731
+    best = theory.efficacy(clip(theory.best_threshold(alpha)), alpha)
+    assert theory.efficacy(clip(between(BEST_C)), alpha) > 0.999 * best
+    K = between(BEST_K)
+    at = [theory.efficacy(lambda g, K=K, f=f: myriad(g, f * K), alpha) for f in (0.7, 1.0, 1.4)]
+    assert at[1] > max(at[0], at[2]), "the maximum lies at K"
+    assert at[1] > 0.98 * theory.fisher(alpha)
+
+
+def test_auto_finds_the_law_and_the_threshold_of_a_weak_signal():
+    rule = mac("auto")
+    for k in range(4):
+        rule(noise(1.5, 0.1, k) + signal(0.01))
+    seen = rule.metrics()
+    assert seen["alpha"] == pytest.approx(1.5, abs=0.03)
+    assert seen["tau"] == pytest.approx(0.1, rel=0.03)
+    assert seen["C"] == pytest.approx(0.125, rel=0.05)
+    assert seen["gain"] == pytest.approx(theory.unclipped(seen["C"], 1.5, 0.1).value, abs=0.01)
+
+
+def test_the_gain_puts_the_signal_back():
+    weak = signal(0.02)
+    out = [mac(*how)(noise() + weak) for how in (("auto",), ("auto", False), (0.125, True), (0.125,))]
+    kept = [((y @ weak) / (weak @ weak)).item() for y in out]
+    assert kept[0] == pytest.approx(1, abs=0.05)
+    assert kept[2] == pytest.approx(1, abs=0.05)
+    assert kept[1] == pytest.approx(0.61, abs=0.05)
+    assert kept[3] == pytest.approx(0.61, abs=0.05)
+
+
+def test_a_number_without_gain_is_the_papers_rule():
+    g = noise()
+    assert torch.equal(mac(0.1, gain=False)(g), mac(0.1)(g))
+    assert not isinstance(mac(0.1), AdaptiveMac)
+
+
+def test_doublings_are_standard_normal_without_a_signal():
+    scores = np.array(
+        [doublings(noise(1.2, k=2 * k, d=2000), noise(1.2, k=2 * k + 1, d=2000), 0.06) for k in range(300)]
+    )
+    assert scores.shape == (300, DOUBLINGS)
+    assert np.abs(scores[:, :6].mean(0)).max() < 4.5 / 300**0.5
+    assert np.abs(scores[:, :6].var(0) - 1).max() < 0.5
+
+
+def test_a_strong_signal_lifts_the_threshold_and_a_weak_one_does_not():
+    def threshold(std):
+        rule = mac("auto")
+        for k in range(4):
+            rule(noise(1.5, 0.1, k) + signal(std))
+        return rule.C
+
+    assert threshold(0.01) < 0.2
+    heavy = 0.05 * signal(1.0) ** 3  # in one round its tails look like noise
+    rule = mac("auto")
+    outs = [rule(heavy + noise(1.5, 0.001, k)) for k in range(4)]
+    lost = [(out - heavy).norm() / heavy.norm() for out in outs]
+    assert lost[-1] < 0.5 * lost[0], "the second round tells signal from noise"
+
+
+def test_auto_leaves_alone_what_does_not_vary():
+    for g in (torch.zeros(50), torch.full((50,), 3.0), torch.tensor([2.0])):
+        assert torch.equal(mac("auto")(g), g)
+
+
+def test_auto_with_tiny_and_constant_blocks():
+    g = noise()
+    g[-11:-1] = 7.0
+    g[-1] = -5.0
+    rule = assemble("mac(C=auto)", LAYOUT, "tensor")
+    out = rule(g)
+    assert out[-11:].tolist() == [7.0] * 10 + [-5.0]
+    assert rule.metrics()["C"] == pytest.approx(0.125, rel=0.1), "the threshold comes from the whole vector"
+
+
+def test_auto_takes_infinities():
+    g = noise()
+    g[3], g[5] = math.inf, -math.inf
+    rule = mac("auto")
+    assert rule(g).isfinite().all()
+    assert rule(g).isfinite().all()
+
+
+@pytest.mark.parametrize("make", [lambda: mac("auto"), lambda: cauchy("auto")])
+def test_the_memory_is_saved_and_restored(make, tmp_path):
+    rule, fresh = make(), make()
+    for k in range(3):
+        rule(noise(k=k))
+    torch.save(rule.state_dict(), tmp_path / "state.pt")
+    fresh.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    assert torch.equal(rule(noise(k=3)), fresh(noise(k=3)))
+    assert rule.metrics() == fresh.metrics()
+    assert not torch.equal(make()(noise(k=3)), fresh(noise(k=3))), "the memory matters"
+
+
+def test_pilots_tell_the_noise_where_the_vector_cannot(tiny):
+    with_pilots = tiny.with_(receiver="mac(C=auto, pilot=20000)", noise="sas(alpha=1.3, tau=0.05)")
+    last = sa.run(with_pilots).rounds[-1]
+    assert last["receiver/alpha"] == pytest.approx(1.3, abs=0.05)
+    assert last["receiver/tau"] == pytest.approx(0.05, rel=0.05)
+    without = sa.run(tiny.with_(receiver="mac(C=auto)", noise="sas(alpha=1.3, tau=0.05)")).rounds[-1]
+    assert without["receiver/tau"] > 0.1, "here the signal is stronger than the noise"
+
+
+def test_silent_pilots_make_it_the_identity(tiny):
+    quiet = tiny.with_(noise="none()")
+    auto, plain = (sa.run(quiet.with_(receiver=r)) for r in ("mac(C=auto, pilot=100)", "none()"))
+    assert auto["clip/fraction"] == [0.0] * 4
+    assert torch.allclose(auto.state.w, plain.state.w, atol=1e-6)
+
+
+def test_pilots_do_not_disturb_the_noise(tiny):
+    one, other = (sa.run(tiny.with_(receiver=r)) for r in ("mac(C=auto, pilot=100)", "none()"))
+    assert one["channel/snr_db"][0] == other["channel/snr_db"][0]
+
+
+@pytest.mark.parametrize("spec", ["mac(C=auto)", 'mac(C="auto")', "mac(C=auto, pilot=50)", "cauchy(K=auto)"])
+def test_a_resumed_run_equals_an_uninterrupted_one(tiny, tmp_path, spec):
+    tiny = tiny.with_(receiver=spec)
+    sa.run(tiny.with_(rounds=2), tmp_path / "a")
+    resumed, whole = sa.run(tiny, tmp_path / "a", resume=True), sa.run(tiny)
+    assert torch.equal(resumed.state.w, whole.state.w)
+    assert all(resumed[name] == whole[name] for name in whole.rounds[0] if name != "seconds")
+    assert {"receiver/alpha", "receiver/tau"} <= whole.rounds[0].keys()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "channel",
+    [
+        {"fading": "unit()", "noise": "none()"},
+        {"noise": "gaussian(std=0.1)"},
+        {"noise": "sas(alpha=1.5, tau=0.003)"},
+        {"noise": "gaussian(std=0.1)", "blocks": "layer"},
+    ],
+    ids=["ideal", "gaussian", "strong signal", "layer"],
+)
+def test_auto_does_not_break_where_nothing_needs_repair(channel):
+    base = sa.Experiment(rounds=25, device="cpu", **channel)
+    auto, plain = (sa.run(base.with_(receiver=r))["test/accuracy"][-1] for r in ("mac(C=auto)", "none()"))
+    assert auto > plain - 0.02
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("mac()", "missing a required argument: 'C'"),
+        ("mac(C=automatic)", "C must be a number or auto: got 'automatic'"),
+        ("mac(C=1, gain=2)", "gain must be True or False"), ("mac(C=1, pilot=5)", "pilot=5 goes with C=auto only"),
+        ("mac(C=auto, pilot=-1)", "pilot must be at least 0"), ("cauchy(K=0)", "K must be positive"),
+        ("cauchy(K=a)", "K must be a number or auto"), ("quantile_clip(q=1.5)", "q must be in"),
+        ("sign(step=0)", "must be"),
+        ("blank(C=-1)", "must be"), ("tanh_clip(C=nan)", "must be"),
+    ],
+)  # fmt: skip
+def test_bad_arguments(text, said):
+    with pytest.raises(InputError, match=said):
+        sa.Experiment(receiver=text)
+
+
+def test_pilots_need_a_channel():
+    with pytest.raises(InputError, match="needs a channel with pilots"):
+        mac("auto", pilot=10)(noise())
