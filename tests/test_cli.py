@@ -108,6 +108,8 @@ def test_a_diverged_run_exits_0_and_says_so(command, small):
         (["plot", "missing"], "missing: there is no such folder"),
         (["plot"], "Missing argument"),
         (["list", "receiver"], "did you mean 'receivers'"),
+        (["theory", "--alpha", "3"], "alpha must be in [0.5, 2]: got 3"),
+        (["theory", "--tau", "0", "--plot", "t.png"], "tau must be positive"),
     ],
 )
 def test_bad_input_is_one_line_exit_code_2_and_nothing_written(command, tmp_path, words, said):
@@ -131,6 +133,24 @@ def test_list_gives_everything_and_the_version_is_there(command):
     _, out, _ = command("list")
     assert all(f"{kind}\n" in out for kind in (*cli.KINDS, "presets"))
     assert command("--version")[1] == f"{sa.__version__}\n"
+
+
+def test_theory_prints_every_form_and_draws(command, tmp_path):
+    code, out, _ = command("theory", "--G", 0.1, "--plot", "t.png")
+    assert code == 0
+    names = ["p_C printed", "p_C corrected", "p_C exact", "bound printed", "bound corrected", "C* weak signal"]
+    assert [line[:16].strip() for line in out.splitlines()] == [*names, "t.png"]
+    assert (tmp_path / "t.png").stat().st_size > 1000
+    _, out, _ = command("theory", "--C", 1, "--G", 1)
+    assert "C > sqrt2 G is broken" in out
+    assert "no bound follows" in out
+
+
+def test_theory_checks_the_theorem(command, monkeypatch):
+    monkeypatch.setattr(sa.theory, "CHECKS", [(1.5, 0.03, 1.8, 0.03)])
+    code, out, _ = command("theory", "--check", "--plot", "t.png")
+    assert code == 0
+    assert "the printed bound is broken" in out
 
 
 def test_help_needs_nothing_heavy():

@@ -1,0 +1,68 @@
+"""The stable law against scipy: sampling, distribution function, and the estimate. Ratios from one run.
+
+    python bench/stable_law.py
+
+First both are compared, then timed. scipy's distribution function is timed on fewer points and scaled up.
+"""
+
+import os
+import time
+from collections.abc import Callable
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+import numpy as np
+import torch
+from scipy.stats import levy_stable
+
+from stableair import stable
+from stableair.streams import generator
+
+ALPHA, TAU = 1.5, 0.1
+ENTRIES, POINTS, FEW = 11_200_000, 1_000_000, 5_000
+
+
+def seconds(work: Callable, repeats: int = 3) -> float:
+    """The median of some timings, after one that warms up."""
+    times = []
+    for _ in range(repeats + 1):
+        start = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - start)
+    return sorted(times[1:])[repeats // 2]
+
+
+def main() -> None:
+    x = np.geomspace(0.01, 50, FEW)
+    np.testing.assert_allclose(
+        stable.cdf(torch.from_numpy(x[::100]), ALPHA), levy_stable.cdf(x[::100], ALPHA, 0), rtol=1e-6
+    )
+    draws = stable.sample(ENTRIES, ALPHA, TAU, generator(0, "bench"))
+    theirs = levy_stable.rvs(ALPHA, 0, scale=TAU, size=ENTRIES // 100, random_state=0)
+    quartiles = [np.quantile(sample, [0.25, 0.75]) for sample in (draws.numpy(), theirs)]
+    np.testing.assert_allclose(*quartiles, rtol=0.05)
+
+    many = torch.linspace(-50, 50, POINTS)
+    ours = {
+        "sample": seconds(lambda: stable.sample(ENTRIES, ALPHA, TAU, generator(0, "bench"))),
+        "cdf": seconds(lambda: stable.cdf(many, ALPHA)),
+        "estimate": seconds(lambda: stable.estimate(draws)),
+    }
+    scipy = {
+        "sample": seconds(lambda: levy_stable.rvs(ALPHA, 0, scale=TAU, size=ENTRIES, random_state=0), 1),
+        "cdf": seconds(lambda: levy_stable.cdf(x, ALPHA, 0), 1) * POINTS / FEW,
+    }
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, alpha = {ALPHA}")
+    print(
+        f"sample {ENTRIES:,}: {ours['sample']:.2f} s, scipy {scipy['sample']:.2f} s: {scipy['sample'] / ours['sample']:.1f} times"
+    )
+    print(
+        f"cdf of {POINTS:,}: {ours['cdf']:.3f} s, scipy {scipy['cdf']:.1f} s (scaled): {scipy['cdf'] / ours['cdf']:.0f} times"
+    )
+    print(
+        f"estimate from {ENTRIES:,}: {ours['estimate']:.2f} s, {ours['estimate'] / ours['sample']:.2f} of sampling them"
+    )
+
+
+if __name__ == "__main__":
+    main()
