@@ -140,7 +140,7 @@ def fourier(x, alpha):
 
 @pytest.mark.parametrize("alpha", [0.6, 1.0, 1.5, 1.9])
 def test_tail_and_density_against_mpmath(alpha):
-    for x in (0.003, 0.9, 4.0, 19.9, 20.1):
+    for x in (0.003, 0.9, 4.0, 19.9, 20.1, 100.0):
         tail, density = fourier(x, alpha)
         place = torch.tensor(2.0 * x, dtype=torch.float64)
         assert stable.sf(place, alpha, 2.0).item() == pytest.approx(tail, rel=1e-8)
