@@ -60,6 +60,8 @@ def test_reading_files(tmp_path):
         == Experiment.read(tmp_path / "a.json")
         == Experiment(clients=3, receiver="mac(0.2)")
     )
+    (tmp_path / "dotted.toml").write_text('noise.tau = 0.3\n"receiver.C" = 2\n')
+    assert Experiment.read(tmp_path / "dotted.toml") == Experiment(noise="sas(alpha=1.5, tau=0.3)", receiver="mac(C=2)")
     for name, text, said in [
         ("bad.toml", "clients = ", "bad.toml: not TOML"), ("bad.json", "{", "bad.json: not JSON"),
         ("list.json", "[]", "not an experiment"), ("key.toml", "client = 3", "did you mean 'clients'"),
@@ -121,7 +123,7 @@ def test_it_is_frozen():
         ({"receiver": "mac()"}, "missing a required argument: 'C'"),
         ({"receiver": "mac(C=0)"}, "C must be positive"),
         ({"receiver": "mac(C=nan)"}, "C must be positive"),
-        ({"receiver": "mac(C='a')"}, "C must be a number: got 'a'"),
+        ({"receiver": "mac(C='a')"}, "C must be a number or auto: got 'a'"),
         ({"receiver": 3}, "must be a spec"),
         ({"partition": "dirichlet(0)"}, "beta must be positive"),
         ({"partition": "dirichlet"}, "missing a required argument: 'beta'"),
@@ -143,7 +145,7 @@ def test_more_clients_than_samples_is_seen_when_it_is_built():
         build(Experiment(clients=1438))
 
 
-@pytest.mark.parametrize("name", ["cuda:99", "cdua", "tpu", "meta:x"])
+@pytest.mark.parametrize("name", ["cuda:99", "cdua", "tpu", "meta"])
 def test_a_device_that_is_not_there(name):
     with pytest.raises(sa.InputError, match=f"device '{name}' is not there; .*cpu"):
         build(Experiment(device=name))
@@ -171,8 +173,10 @@ def test_words_of_a_command_line(tmp_path):
         (["rounds=2.5"], "rounds must be a whole number: got '2.5'"),
         (["lr=fast"], "lr must be a number: got 'fast'"),
         (["round=3"], "did you mean 'rounds'"),
-        (["receiver.C=big"], "C must be a number: got 'big'"),
+        (["receiver.C=big"], "C must be a number or auto: got 'big'"),
         (["=3"], "setting '' is unknown"),
+        (["model.width=3"], "auto has no argument 'width'; it takes none; set model= first"),
+        (["lr=" + "1" * 400], "lr must be positive and finite: got inf"),
     ],
 )
 def test_bad_words(words, said):
@@ -198,6 +202,22 @@ def test_build_follows_the_settings():
 def test_the_servers_step(payload, server, step):
     update = build(Experiment(payload=payload, server=server)).update
     torch.testing.assert_close(update(torch.zeros(2), torch.ones(2)), torch.full((2,), -step))
+
+
+def test_a_servers_own_default_stands(registries):
+    sa.server("slow")(lambda lr=0.001: lambda w, g: w - lr * g)
+    update = build(Experiment(server="slow()")).update
+    torch.testing.assert_close(update(torch.zeros(2), torch.ones(2)), torch.full((2,), -0.001))
+
+
+def test_blocks_reach_the_receiver_and_the_seed_the_partition():
+    parts = {
+        blocks: build(Experiment(blocks=blocks)).receive.rules[0].layout for blocks in ("tensor", "layer", "model")
+    }
+    assert [len(layout.names) for layout in parts.values()] == [4, 2, 1]
+    start = build(Experiment()).start
+    loss = [next(build(Experiment(seed=seed, partition="shards(2)")).train(start, 0)).loss for seed in (0, 1)]
+    assert loss[0].sort().values[0] != loss[1].sort().values[0]
 
 
 def test_building_leaves_torchs_generator_alone():

@@ -3,6 +3,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from stableair.checks import InputError
 from stableair.data import synthetic
 from stableair.local import reference
 from stableair.streams import generator
@@ -82,8 +83,38 @@ def test_norm_buffers_travel_beside_the_update():
     assert start.stats.tolist() == [0.0] * 6 + [1.0] * 6, "the server's own are untouched"
 
 
-def test_dropout_depends_on_round_and_client_alone():
-    module = network(nn.Dropout(0.5))
+def test_training_mode_and_threads_are_set_and_restored():
+    module = network(nn.BatchNorm1d(6))
+    module.eval()
+    before = torch.get_num_threads()
+    start = state(module)
+    train = reference(module, DATA, [PARTS[2]], epochs=1, batch_size=5, lr=0.1, payload="delta", seed=0, chunk=1)
+    _, _, stats, _ = uploads(train, start)
+    assert not torch.equal(stats[0], start.stats), "batch norm saw the batches"
+    assert torch.get_num_threads() == before
+
+
+def test_counters_of_batch_norm_start_anew_with_every_client():
+    module = network(nn.BatchNorm1d(6, momentum=None))  # its running mean depends on how many batches it has seen
+    start = state(module)
+    train = reference(module, DATA, [PARTS[2]], epochs=1, batch_size=5, lr=0.1, payload="delta", seed=0, chunk=1)
+    assert torch.equal(uploads(train, start)[2], uploads(train, start)[2])
+
+
+def test_a_model_that_cannot_train_names_round_and_client():
+    module = network(nn.BatchNorm1d(6))
+    with pytest.raises(InputError, match="round 7: client 1 cannot train: Expected more than 1 value"):
+        uploads(trainer(module), state(module), 7)
+
+
+class Shaky(nn.Module):
+    def forward(self, x):
+        return F.dropout(x, 0.5, self.training)
+
+
+@pytest.mark.parametrize("layer", [nn.Dropout(0.5), Shaky()])
+def test_dropout_depends_on_round_and_client_alone(layer):
+    module = network(layer)
     start = state(module)
     first = uploads(trainer(module), start, 2)
     torch.rand(17)  # somebody else draws

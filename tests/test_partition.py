@@ -46,7 +46,7 @@ def test_a_thousand_clients_and_sixty_thousand_samples(spec):
     assert len(parts_of(partition.one(spec)(), y, 1000)) == 1000
 
 
-@pytest.mark.parametrize("beta", [1e-300, 1e-6, 1e-3, 0.1, 1.0, 1e3, 1e9])
+@pytest.mark.parametrize("beta", [1e-300, 1e-6, 1e-3, 0.1, 1.0, 1e3, 1e9, 1e308])
 @pytest.mark.parametrize("rule", [dirichlet, dirichlet_by_class])
 def test_any_concentration(rule, beta):
     y = np.arange(997) % 10
@@ -57,6 +57,21 @@ def test_any_concentration(rule, beta):
 def test_dirichlet_clients_are_equal_within_one(clients, n, beta):
     found = sizes(parts_of(dirichlet(beta), np.arange(n) % 7, clients))
     assert max(found) - min(found) <= 1
+
+
+def test_a_huge_concentration_is_an_even_mix():
+    y = np.arange(10_000) % 10
+    for beta in (1e6, 1e308):
+        assert concentration(parts_of(dirichlet(beta), y, 20), y) < 0.16
+
+
+def test_clients_take_turns_in_random_order():
+    # The last to choose get what is left. In a fixed order that would always be the same clients.
+    y = np.arange(1000) % 10
+    turns = [parts_of(dirichlet(0.05), y, 10, seed) for seed in range(30)]
+    assert abs(np.mean([concentration(parts[:5], y) - concentration(parts[5:], y) for parts in turns])) < 0.1
+    one, other = (np.concatenate(parts_of(partition.one("shards(1)")(), y, 10, seed)) for seed in (0, 1))
+    assert set(map(tuple, one.reshape(10, 100))) != set(map(tuple, other.reshape(10, 100))), "pools are shuffled"
 
 
 def test_dirichlet_by_class_gives_unequal_sizes():

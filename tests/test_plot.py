@@ -22,7 +22,7 @@ def test_runs_that_differ_in_the_seed_alone_are_one_line_with_a_band():
     assert {name: len(runs) for name, runs in groups.items()} == {"mac(C=1)": 2, "none()": 1}
     axes = plot.curves(groups).axes[0]
     np.testing.assert_allclose(axes.lines[0].get_ydata(), [0.2, 0.3])
-    assert list(axes.lines[0].get_xdata()) == [1, 2]
+    assert list(axes.lines[0].get_xdata()) == [0, 1]
     (band,) = axes.collections
     low, high = band.get_paths()[0].vertices[:, 1].min(), band.get_paths()[0].vertices[:, 1].max()
     assert (low, high) == (pytest.approx(0.2 - 0.02**0.5), pytest.approx(0.3 + 0.02**0.5))  # one standard deviation
@@ -33,6 +33,8 @@ def test_labels_say_what_differs():
     ideal = {"fading": "unit()", "noise": "none()", "receiver": "none()"}
     groups = plot.label([made([1], **ideal), made([1], receiver="mac(C=2)"), made([1], clients=5, receiver="mac(C=2)")])
     assert list(groups) == ["ideal", "clients=50", "clients=5"]
+    both = [made([1], clients=n, **more) for n in (5, 50) for more in (ideal, {})]
+    assert list(plot.label(both)) == ["ideal, clients=5", "clients=5", "ideal, clients=50", "clients=50"]
     assert list(plot.label([made([1])])) == ["mac(C=1)"]
 
 
@@ -43,18 +45,19 @@ def test_a_diverged_run_is_drawn_up_to_there_and_says_so():
     assert texts(axes.figure) == ["noisy, diverged at round 2"]
     line, cross = axes.lines
     assert np.isnan(line.get_ydata()[2])
-    assert (cross.get_xdata()[0], cross.get_ydata()[0]) == (2, 0.2)
+    assert (cross.get_xdata()[0], cross.get_ydata()[0]) == (1, 0.2), "at the last round that counts"
 
 
 def test_runs_of_different_length_are_averaged_where_they_are():
     axes = plot.curves({"a": [made([0.2, 0.4, 0.6]), made([0.4], seed=1)]}).axes[0]
+    assert texts(plot.curves({"a": [made([1]), made([1], chunk=3)]})) == ["a"], "one seed twice is not two seeds"
     np.testing.assert_allclose(axes.lines[0].get_ydata(), [0.3, 0.4, 0.6])
 
 
 def test_runs_are_found_below_a_folder_and_pictures_written(tiny, tmp_path):
     for seed in (0, 1):
         sa.run(tiny.with_(seed=seed), tmp_path / "runs" / f"seed{seed}")
-    assert len(plot.find([tmp_path / "runs"])) == 2
+    assert len(plot.find([tmp_path / "runs", tmp_path / "runs" / "seed0"])) == 2, "each once"
     figure = plot.curves(plot.label(plot.find([tmp_path / "runs"])), "channel/snr_db")
     assert figure.axes[0].get_ylabel() == "SNR in dB"
     for name in ("a.png", "below/a.pdf"):
@@ -67,9 +70,28 @@ def test_bad_input(tiny, tmp_path):
         plot.find([tmp_path / "missing"])
     with pytest.raises(sa.InputError, match="holds no run"):
         plot.find([tmp_path / "empty"])
-    with pytest.raises(sa.InputError, match="metric 'accuracy' was not recorded"):
-        plot.curves({"a": [made([1])]}, "accuracy")
+    with pytest.raises(sa.InputError, match="metric 'accuracy' was not recorded; did you mean 'test/accuracy'"):
+        plot.recorded([made([1])], "accuracy")
+    with pytest.raises(sa.InputError, match="no round is complete"):
+        plot.recorded([made([])], "test/accuracy")
+    with pytest.raises(sa.InputError, match="its ending must give the format"):
+        plot.save(plot.curves({"a": [made([1])]}), tmp_path / "picture")
     with pytest.raises(sa.InputError, match="no round is complete"):
         plot.curves({"a": [made([])]})
     with pytest.raises(sa.InputError, match="cannot write"):
         plot.save(plot.curves({"a": [made([1])]}), tmp_path / "a.docx")
+
+
+def test_runs_without_the_metric_are_told_apart():
+    runs = [made([0.5]), made([])]
+    assert plot.recorded(runs, "test/accuracy") == (runs[:1], runs[1:])
+
+
+def test_a_loss_that_blew_up_does_not_flatten_the_others_and_many_lines_have_their_key_below():
+    runs = [made([1.0], clients=n) for n in range(1, 9)]
+    for run in runs:
+        run.rounds[0]["test/loss"] = 10.0 ** run.settings["clients"]
+    figure = plot.curves(plot.label(runs), "test/loss")
+    assert figure.axes[0].get_yscale() == "log"
+    assert figure.axes[0].get_legend() is None
+    assert len(figure.legends[0].get_texts()) == 8

@@ -36,6 +36,11 @@ def test_mac_keeps_every_entry_within_c_of_the_median(g, C):
     assert torch.equal(mac(math.inf)(g), g)
 
 
+def test_mac_of_infinities_and_nan():
+    assert mac(math.inf)(torch.tensor([math.inf])).tolist() == [math.inf]
+    assert mac(1.0)(torch.tensor([0.0, math.nan, 1.0])).isnan().all(), "one NaN poisons a median: it is refused before"
+
+
 def test_mac_is_anchored_at_the_median_before_clipping():
     g = generator(0, "g").normal(101)
     shifted = mac(0.5)(g + 7)  # a median taken again after centring would be zero and lose the shift

@@ -1,3 +1,4 @@
+import hashlib
 import json
 import math
 import os
@@ -7,6 +8,7 @@ import subprocess
 import sys
 from contextlib import contextmanager
 
+import numpy as np
 import pytest
 import torch
 
@@ -59,6 +61,9 @@ def test_load_gives_columns_and_a_data_frame(tiny, tmp_path):
     with pytest.raises(sa.InputError, match="metric 'accuracy' was not recorded; there are round, test/accuracy"):
         result["accuracy"]
     with pytest.raises(sa.InputError, match="holds no run"):
+        load(tmp_path)
+    (tmp_path / EXPERIMENT).write_text('{"data": ["digits"]}')
+    with pytest.raises(sa.InputError, match="is corrupted: no data, partition"):
         load(tmp_path)
 
 
@@ -218,7 +223,9 @@ def test_a_model_that_is_no_longer_finite_ends_its_run(tiny, tmp_path, registrie
     result = run(tiny.with_(noise="burst(at=2)", receiver="none()"), tmp_path / "a")
     assert result.diverged == load(result.folder).diverged == 2
     assert len(result) == 3
-    assert result["test/loss"][-1] is None, "JSON has no NaN"
+    assert {name: value for name, value in result.rounds[-1].items() if name != "seconds" and value is not None} == {
+        "round": 2, "diverged": True,
+    }, "of a model that is gone nothing is recorded"  # fmt: skip
     assert result.state.w.isfinite().all(), "the last good checkpoint is kept"
     assert record._read_checkpoint(result.folder).rounds == 2
     again = run(tiny.with_(noise="burst(at=2)", receiver="none()", rounds=9), result.folder, resume=True)
@@ -226,6 +233,62 @@ def test_a_model_that_is_no_longer_finite_ends_its_run(tiny, tmp_path, registrie
     survived = run(tiny.with_(noise="burst(at=2)", receiver="mac(C=1)"), tmp_path / "b")
     assert survived.diverged is None, "MAC takes an infinite entry"
     assert "diverged" not in result.to_pandas()
+
+
+def test_clients_that_overflow_later_on_mean_divergence_and_at_first_an_error(tiny, tmp_path, registries):
+    @sa.noise("push")
+    def push():
+        return lambda d, source: torch.full((d,), -1e30)
+
+    far = tiny.with_(noise="push()", receiver="none()", model="mlp(width=4, depth=3)")
+    result = run(far, tmp_path / "a", checkpoint_every=100)
+    assert result.diverged == 1, "the server's model is still finite, but no client can train from it"
+    assert record._read_checkpoint(tmp_path / "a").rounds == 1
+    assert load(tmp_path / "a").diverged == 1
+    assert run(far, tmp_path / "a", resume=True).diverged == 1
+
+    with pytest.raises(sa.InputError, match="round 0: client 0 uploaded a non-finite update"):
+        run(tiny.with_(lr=1e38), tmp_path / "b")
+    assert not (tmp_path / "b").exists(), "what failed before its first round leaves nothing"
+
+
+def test_a_second_process_is_kept_out(tiny, tmp_path):
+    run(tiny.with_(rounds=1), tmp_path / "a")
+
+    def meanwhile(row):
+        with pytest.raises(sa.InputError, match="another process is at work"):
+            run(tiny, tmp_path / "a", resume=True)
+
+    run(tiny, tmp_path / "a", resume=True, on_round=meanwhile)
+
+
+def test_files_of_a_run_without_its_experiment_are_not_overwritten(tiny, tmp_path):
+    run(tiny, tmp_path / "a")
+    (tmp_path / "a" / EXPERIMENT).unlink()
+    for resume in (True, False):
+        with pytest.raises(sa.InputError, match="holds a run without its"):
+            run(tiny, tmp_path / "a", resume=resume)
+
+
+def test_a_state_that_cannot_be_read_back_is_refused_at_once(tiny, tmp_path, registries):
+    @sa.server("odd")
+    class Odd:
+        def __call__(self, w, g):
+            return w
+
+        def state_dict(self):
+            return {"x": np.float64(1.0)}
+
+    with pytest.raises(sa.InputError, match="state_dict of the receiver or the server rule cannot be saved"):
+        run(tiny.with_(server="odd()"), tmp_path / "a")
+
+
+def test_plugins_are_recorded(tiny, tmp_path, registries):
+    (tmp_path / "mine.py").write_text("x = 1\n")
+    sa.load_plugin(tmp_path / "mine.py")
+    run(tiny, tmp_path / "a")
+    (here,) = json.loads((tmp_path / "a" / ENVIRONMENT).read_text())
+    assert here["plugins"][str(tmp_path / "mine.py")] == hashlib.sha256(b"x = 1\n").hexdigest()
 
 
 CHILD = """

@@ -6,11 +6,12 @@ import torch
 from torch import nn
 
 import stableair as sa
+from stableair.channel import Fade, Received
 from stableair.checks import InputError
 from stableair.data import synthetic
 from stableair.experiment import build
 from stableair.local import Upload
-from stableair.simulate import simulate
+from stableair.simulate import observe, simulate
 
 IDEAL = {"fading": "unit()", "noise": "none()", "receiver": "none()"}
 
@@ -128,6 +129,19 @@ def test_a_bad_upload_names_round_and_client(tiny):
 
     with pytest.raises(InputError, match="round 2: client 3 uploaded a non-finite update"):
         rounds(tiny, train=train)
+
+
+def test_a_receiver_of_another_shape_is_named(tiny):
+    with pytest.raises(InputError, match="the receiver must return a tensor of shape"):
+        rounds(tiny, receive=lambda g: g[:-1])
+
+
+def test_no_signal_and_no_noise_have_no_ratio():
+    fade, g = Fade(torch.ones(1), torch.tensor([0.0, math.inf])), torch.ones(2)
+    assert observe(Received(g, g, g.double(), g.sum()), fade, g)["channel/snr_db"] is None
+    quiet = fade._replace(xi=torch.zeros(2))
+    assert observe(Received(g, g, g.double(), g.sum()), quiet, g)["channel/snr_db"] is None
+    assert observe(Received(g, g, 0 * g.double(), g.sum()), fade._replace(xi=g), g)["channel/snr_db"] is None
 
 
 def test_going_on_from_a_round_is_the_same_as_not_stopping(tiny):

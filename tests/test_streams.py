@@ -1,5 +1,6 @@
 from itertools import permutations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -48,6 +49,11 @@ def test_any_part_of_the_name_makes_another_stream():
         (-1, "a", 1),
     ]
     assert len({tuple(generator(*name).bits(2).tolist()) for name in names}) == len(names)
+
+
+def test_any_integer_names_the_same_stream():
+    same = generator(np.int64(3), "a", torch.tensor(2), np.int32(1))
+    assert torch.equal(same.bits(2), generator(3, "a", 2, 1).bits(2))
 
 
 def test_the_interval_is_open_at_both_ends():

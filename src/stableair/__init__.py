@@ -7,7 +7,7 @@ __version__ = "0.1.0"
 
 _HOME = {
     "mac": "receiver", "gnc": "receiver", "clip": "receiver", "none": "receiver", "chain": "receiver",
-    "blockwise": "receiver", "Experiment": "experiment", "build": "experiment", "simulate": "simulate",
+    "blockwise": "receiver", "Experiment": "experiment", "build": "experiment",
     "run": "record", "load": "record", "dataset": "data", "model": "models", "fading": "channel", "noise": "channel",
     "InputError": "checks", "load_plugin": "spec",
 }  # fmt: skip

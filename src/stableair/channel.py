@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from scipy.special import gammaincinv, gammaln, i0e, i1e
@@ -51,8 +51,8 @@ class Channel:
 
     def draw(self, n: int, d: int, seed: int, k: int, device: torch.device | str = "cpu") -> Fade:
         """h_{n,k} and xi_k, a function of (seed, k) alone."""
-        h = self.fading(n, generator(seed, "fading", k)).to(device)
-        xi = self.noise(d, generator(seed, "noise", k, device=device))
+        h = shaped("fading", self.fading(n, generator(seed, "fading", k)), n).double().to(device)
+        xi = shaped("noise", self.noise(d, generator(seed, "noise", k, device=device)), d).float()
         pilot = self.noise(self.pilots, generator(seed, "pilot", k, device=device)) if self.pilots else None
         return Fade(h, xi, pilot)
 
@@ -74,19 +74,26 @@ class Channel:
         return Received(g, (stats / n).float(), clean / n, loss / n, fade.pilot)
 
 
+def shaped(what: str, out: Any, length: int) -> Tensor:
+    """What a component returned, held to its contract: one tensor with `length` entries."""
+    if not isinstance(out, Tensor) or out.shape != (length,):
+        found = f"shape {tuple(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
+        raise InputError(f"the {what} must return a tensor of shape ({length},): got {found}")
+    return out
+
+
 class UploadError(InputError):
     """A client sent something that is not finite."""
 
-    def __init__(self, client: int, what: str):
+    def __init__(self, what: str, client: int):
         super().__init__(f"client {client} uploaded a non-finite {what}")
-        self.client = client
 
 
 def _check(upload: Upload) -> None:
     for what, rows in zip(("update", "norm buffer", "loss"), upload[1:], strict=True):
         finite = rows.reshape(len(upload.clients), -1).isfinite().all(dim=1)
         if not finite.all():
-            raise UploadError(int(upload.clients[int((~finite).nonzero()[0])]), what)
+            raise UploadError(what, int(upload.clients[int((~finite).nonzero()[0])]))
 
 
 @fading("rayleigh")
@@ -94,6 +101,8 @@ def rayleigh(mean=1, power=None) -> Fading:
     """Rayleigh amplitudes of the given mean (the paper's: 1), or with `power` of the given mean square."""
     if power is None:
         scale = positive("mean", mean) * math.sqrt(2 / math.pi)
+    elif mean != 1:
+        raise InputError(f"give the mean or the power, not both: got mean={mean}, power={power}")
     else:
         scale = math.sqrt(positive("power", power) / 2)
     return lambda n, source: scale * (-2 * source.uniform(n).log()).sqrt()

@@ -21,7 +21,8 @@ def nearest(word: str, allowed: Iterable[str]) -> str:
 
 def choice(name: str, value: object, allowed: Iterable[str]) -> str:
     """`value`, which must be one of the `allowed` words."""
-    if value not in (allowed := list(allowed)):
+    allowed = list(allowed)
+    if value not in allowed:
         raise InputError(f"{name}: {value!r} is unknown; {nearest(str(value), allowed)}")
     return value
 
@@ -39,15 +40,19 @@ def number(name: str, value: object, low: float = -math.inf, high: float = math.
     """`value` as a float in [low, high]; NaN never is. `otherwise` names what else would have been right."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise InputError(f"{name} must be a number{' ' * bool(otherwise)}{otherwise}: got {value!r}")
+    try:
+        value = float(value)
+    except OverflowError:
+        raise InputError(f"{name} must be a number of at most 308 digits") from None
     if not low <= value <= high:
         allowed = f"at least {low:g}" if high == math.inf else f"in [{low:g}, {high:g}]"
-        raise InputError(f"{name} must be {allowed}: got {value}")
-    return float(value)
+        raise InputError(f"{name} must be {allowed}: got {value:g}")
+    return value
 
 
 def positive(name: str, value: object, finite: bool = True, otherwise: str = "") -> float:
     """`value` as a float above zero."""
     value = number(name, value, otherwise=otherwise) if value == value else math.nan
     if not value > 0 or (finite and math.isinf(value)):
-        raise InputError(f"{name} must be positive{' and finite' if finite else ''}: got {value}")
+        raise InputError(f"{name} must be positive{' and finite' if finite else ''}: got {value:g}")
     return value

@@ -19,6 +19,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 # typer brings its own click from 0.21 on; either way this is the class of its complaints about a command line.
@@ -50,8 +51,7 @@ def main() -> NoReturn:
     except OSError as error:
         _fail(f"{error.filename or 'writing'}: {error.strerror or error}")
     except (KeyboardInterrupt, typer.Abort) as stop:
-        cause = stop.__cause__ or stop
-        code = 143 if isinstance(cause, Terminated) else 130
+        code = 143 if any(isinstance(s, Terminated) for s in (stop, stop.__cause__, stop.__context__)) else 130
     sys.exit(code or 0)
 
 
@@ -77,7 +77,9 @@ def _options(version: Annotated[bool, typer.Option("--version", help="Print the 
 def run(
     words: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[PRESET|FILE.toml] [KEY=VALUE]...", help="What to run; see `stableair list presets`."),
+        typer.Argument(
+            metavar="[PRESET|FILE.toml] [KEY=VALUE]...", help="What to run: `stableair list presets`, `list settings`."
+        ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The run's folder (default: one under runs/ with its name).")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Run seed, seed+1, ..., each in a folder of its own.")] = 1,
@@ -91,12 +93,16 @@ def run(
     if device:
         experiment = experiment.with_(device=device)
     from stableair.record import run as record_run
+    from stableair.record import standing
 
-    for seed in range(experiment.seed, experiment.seed + seeds):
-        this = experiment.with_(seed=seed)
+    each = [experiment.with_(seed=seed) for seed in range(experiment.seed, experiment.seed + seeds)]
+    for this in each:
+        standing(_folder(this, out, seeds), this, resume)  # none is begun where one would be refused
+    for this in each:
         folder = _folder(this, out, seeds)
-        with _stop_politely(folder), _display() as watch:
-            on_round = watch(f"seed {seed}", this.rounds)
+        hint = f"{folder} holds every complete round, --resume goes on from there"
+        with _stop_politely(hint), _display() as watch:
+            on_round = watch(f"seed {this.seed}", this.rounds)
             result = record_run(this, folder, resume=resume, checkpoint_every=checkpoint_every, on_round=on_round)
         print(_summary(result, this.evaluate))
 
@@ -118,17 +124,18 @@ def _folder(experiment: Any, out: Path | None, seeds: int) -> Path:
 
 
 @contextmanager
-def _stop_politely(folder: Path) -> Iterator[None]:
+def _stop_politely(hint: str) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as stop:
-        print(f"stopped; {folder} holds every complete round, --resume goes on from there", file=sys.stderr)
+        print(f"stopped; {hint}", file=sys.stderr)
         raise typer.Exit(143 if isinstance(stop, Terminated) else 130) from None
 
 
 def _summary(result: Any, split: str) -> str:
     if result.diverged is not None:
-        return f"{result.folder}: diverged at round {result.diverged}; the last good checkpoint is kept"
+        kept = "; the last good checkpoint is kept" if result.diverged else ""
+        return f"{result.folder}: diverged at round {result.diverged}{kept}"
     accuracy = result[f"{split}/accuracy"]
     return f"{result.folder}: {len(result)} rounds, {split} accuracy {accuracy[-1]:.4f} (best {max(accuracy):.4f})"
 
@@ -138,15 +145,17 @@ OnRound = Callable[[dict[str, Any]], None]
 
 def _figures(row: dict[str, Any]) -> str:
     """A round in words."""
-    accuracy = next(v for k, v in row.items() if k.endswith("/accuracy"))
-    loss, snr = row["train/loss"], row["channel/snr_db"]
-    return f"accuracy {accuracy:.4f}  loss {loss:.4f}  SNR " + ("none" if snr is None else f"{snr:.1f} dB")
+    if row.get("diverged"):
+        return "diverged"
+    split, accuracy = next((k.partition("/")[0], v) for k, v in row.items() if k.endswith("/accuracy"))
+    snr = "none" if row["channel/snr_db"] is None else f"{row['channel/snr_db']:.1f} dB"
+    return f"{split} accuracy {accuracy:.4f}  train loss {row['train/loss']:.4g}  SNR {snr}"
 
 
 @contextmanager
 def _display(every_round: bool = True) -> Iterator[Callable[[str, int], OnRound]]:
     """A live line of the run at work on a terminal; where the output is piped, a plain line per round."""
-    if not sys.stdout.isatty():
+    if not (sys.stdout and sys.stdout.isatty()):
 
         def watch_plainly(title: str, rounds: int) -> OnRound:
             if not every_round:
@@ -178,25 +187,31 @@ def plot(
     """Draw a metric of one or more runs; runs that differ in the seed alone become one line with a band."""
     from stableair import plot as draw
 
-    print(draw.save(draw.curves(draw.label(draw.find(folders)), metric), out))
+    runs, others = draw.recorded(draw.find(folders), metric)
+    for run in others:
+        print(f"left out: {run.folder} has no {metric}", file=sys.stderr)
+    print(draw.save(draw.curves(draw.label(runs), metric), out))
 
 
 @app.command("list")
 def list_(
-    kind: Annotated[str | None, typer.Argument(help=f"{', '.join(KINDS)} or presets; by default all.")] = None,
+    kind: Annotated[str | None, typer.Argument(help=f"{', '.join(KINDS)}, presets, settings; by default all.")] = None,
     plugin: Plugin = None,
 ) -> None:
     """List the components: each with its signature and what it is."""
     from stableair.checks import choice
-    from stableair.experiment import PRESETS
+    from stableair.experiment import PRESETS, Experiment
     from stableair.spec import REGISTRIES, load_plugin
 
     for file in plugin or []:
         load_plugin(file)
-    kinds = [*KINDS, "presets"] if kind is None else [choice("kind", kind, [*KINDS, "presets"])]
+    kinds = [*KINDS, "presets", "settings"]
+    kinds = kinds if kind is None else [choice("kind", kind, kinds)]
     for one in kinds:
         if one == "presets":
             rows = [(name, " ".join(f"{k}={v!r}" for k, v in settings.items())) for name, settings in PRESETS.items()]
+        elif one == "settings":
+            rows = list(Experiment().to_dict().items())
         else:
             rows = [(entry.signature, entry.summary) for entry in REGISTRIES[one]]
         print(one)
@@ -257,19 +272,21 @@ def demo(
     from rich.table import Table
 
     from stableair import plot as draw
-    from stableair.demo import LABELS
+    from stableair.demo import LABELS, LAST, settled
     from stableair.demo import demo as run_demo
     from stableair.experiment import PRESETS, Experiment
 
     base = Experiment(**PRESETS["demo"])
     folder = out / "runs" / "demo"
     print(f"{base.data}, {base.clients} clients, {base.rounds} rounds, {base.noise}; runs in {folder}", flush=True)
-    with _stop_politely(folder), _display(every_round=False) as watch:
+    with _stop_politely("the same command goes on from here"), _display(every_round=False) as watch:
         runs = run_demo(folder, lambda line: print(line, flush=True), watch)
     final = {method: run["test/accuracy"][-1] for method, run in runs.items()}
-    table = Table("method", "receiver", "test accuracy")
+    table = Table("method", "receiver", "test accuracy", f"mean of the last {LAST} rounds")
     for method, run in runs.items():
-        table.add_row(LABELS[method], run.settings["receiver"], f"{final[method]:.3f}")
+        mean = settled(run, "test/accuracy")
+        shown = ["diverged", ""] if run.diverged is not None else [f"{final[method]:.3f}", f"{mean:.3f}"]
+        table.add_row(LABELS[method], run.settings["receiver"], *shown)
     Console().print(table)
     picture = draw.curves({LABELS[m]: [run] for m, run in runs.items()}, title=f"{base.data}, {base.noise}")
     draw.save(picture, out / "demo.png")

@@ -43,8 +43,10 @@ def _strict(cls: type) -> type:
 
     @functools.wraps(init)
     def __init__(self, *args: Any, **settings: Any) -> None:
+        if args:
+            raise InputError(f"settings are given by name, such as data={args[0]!r}")
         known(settings)
-        init(self, *args, **settings)
+        init(self, **settings)
 
     cls.__init__ = __init__
     return cls
@@ -130,10 +132,9 @@ class Experiment:
         calls = self._calls(name)
         takers = [argument in call.parameters for call in calls]
         if not any(takers):
-            raise InputError(
-                f"setting {name}.{argument}: {getattr(self, name)} has no argument {argument!r}; "
-                + nearest(argument, [p for call in calls for p in call.parameters])
-            )
+            there = [p for call in calls for p in call.parameters]
+            hint = nearest(argument, there) if there else f"it takes none; set {name}= first"
+            raise InputError(f"setting {name}.{argument}: {getattr(self, name)} has no argument {argument!r}; {hint}")
         calls = [call.with_(argument, value) if takes else call for call, takes in zip(calls, takers, strict=True)]
         return replace(self, **{name: " | ".join(map(str, calls))})
 
@@ -169,7 +170,10 @@ class Experiment:
             raise InputError(f"not {language}: {error}") from None
         if not isinstance(settings, dict):
             raise InputError(f"not an experiment: {type(settings).__name__} instead of a table of settings")
-        return cls(**settings)
+        flat = {}
+        for key, value in settings.items():  # noise.tau = 0.3 in TOML is a table of its own
+            flat |= {f"{key}.{k}": v for k, v in value.items()} if isinstance(value, dict) else {key: value}
+        return cls().with_(**flat)
 
     @classmethod
     def read(cls, path: str | Path) -> "Experiment":
@@ -224,7 +228,7 @@ def device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         found = torch.device(name)
-        torch.empty(1, device=found, dtype=torch.float64)
+        torch.zeros(1, device=found, dtype=torch.float64).item()
     except (RuntimeError, AssertionError, TypeError, NotImplementedError):
         there = ["auto", "cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
         raise InputError(f"device {name!r} is not there; {nearest(name, there)}") from None
@@ -248,7 +252,7 @@ def build(experiment: Experiment) -> Simulation:
     layout = vector.parameters(module)
     pilots = max(call.arguments.get("pilot", 0) for call in receiver.parse(e.receiver))
     update = server.one(e.server)
-    if "lr" in update.parameters and update.arguments.get("lr") is None:
+    if "lr" in update.parameters and update.arguments.get("lr", update.parameters["lr"].default) is None:
         update = update.with_("lr", e.lr if e.payload == "gradient" else 1.0)
     return Simulation(
         n=e.clients,

@@ -1,13 +1,14 @@
 """What one client does in a round, and the reference trainer that does it for one client after another."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from stableair.checks import InputError
 from stableair.data import Dataset
 from stableair.streams import generator
 from stableair.vector import State, attach
@@ -45,6 +46,7 @@ def reference(
     The payload is the accumulated gradient (w_k - w_{k,n}) / eta, or with "delta" the plain difference w_k - w_{k,n}.
     """
     scale = 1 / lr if payload == "gradient" else 1.0
+    counters = [(b, b.clone()) for b in module.buffers() if not b.is_floating_point()]  # batches seen, and the like
 
     def client(state: State, k: int, n: int) -> tuple[Tensor, Tensor, Tensor]:
         x, y = data.inputs(data.train.x[parts[n]]), data.train.y[parts[n]]
@@ -52,10 +54,10 @@ def reference(
         local = State(state.w.clone(), state.stats.clone())
         grad = torch.zeros_like(local.w)
         attach(module, local, grad)
-        losses = []
+        losses, size = [], min(batch_size, len(y))
         for _ in range(epochs):
             epoch = order.permutation(len(y))
-            for xs, ys in zip(x[epoch].split(batch_size), y[epoch].split(batch_size), strict=True):
+            for xs, ys in zip(x[epoch].split(size), y[epoch].split(size), strict=True):
                 grad.zero_()
                 loss = F.cross_entropy(module(xs), ys)
                 loss.backward()
@@ -64,22 +66,26 @@ def reference(
         return (state.w - local.w).mul_(scale), local.stats, torch.stack(losses).mean()
 
     def train(state: State, k: int) -> Iterator[Upload]:
-        for clients in torch.arange(len(parts)).split(chunk):
-            with _threads_for(len(state.w)), torch.random.fork_rng(enabled=_is_random(module)):
+        for clients in torch.arange(len(parts)).split(min(chunk, len(parts))):
+            with _threads_for(len(state.w)), _own_randomness(state.w.device):
                 module.train()
                 rows = []
                 for n in clients.tolist():
-                    if _is_random(module):
-                        torch.manual_seed(generator(seed, "dropout", k, n).key[0])
-                    rows.append(client(state, k, n))
+                    torch.manual_seed(generator(seed, "dropout", k, n).key[0])  # for models that draw by themselves
+                    for counter, first in counters:
+                        counter.copy_(first)
+                    try:
+                        rows.append(client(state, k, n))
+                    except ValueError as error:  # such as batch norm over a single sample
+                        raise InputError(f"round {k}: client {n} cannot train: {error}") from error
             yield Upload(clients, *(torch.stack(column) for column in zip(*rows, strict=True)))
 
     return train
 
 
-def _is_random(module: nn.Module) -> bool:
-    """Whether a forward pass may draw from torch's own generator."""
-    return any(isinstance(m, nn.modules.dropout._DropoutNd | nn.RReLU) for m in module.modules())
+def _own_randomness(device: torch.device) -> AbstractContextManager[None]:
+    """Leave torch's own generators as they were."""
+    return torch.random.fork_rng([device] if device.type == "cuda" else [])
 
 
 @contextmanager

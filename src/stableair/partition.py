@@ -71,6 +71,7 @@ def _last_turn(classes: np.ndarray, c: int, count: int) -> int:
 
 def _mixes(beta: float, rows: int, columns: int, rng: np.random.Generator) -> np.ndarray:
     """Rows of Dir(beta); a concentration so small that a row underflows gives all to one entry."""
+    beta = min(beta, 1e12)  # beyond, numpy overflows, and every row is even anyway
     mix = np.nan_to_num(rng.dirichlet(np.full(columns, beta), size=rows))
     lost = mix.sum(1) < 0.5
     mix[lost] = np.eye(columns)[rng.integers(columns, size=lost.sum())]

@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
-from stableair.checks import InputError
-from stableair.record import EXPERIMENT, HOW, Run, load
+from stableair.checks import InputError, nearest
+from stableair.experiment import HOW, TYPES
+from stableair.record import EXPERIMENT, Run, load
 
 IDEAL = {"fading": "unit()", "noise": "none()", "receiver": "none()"}
 AXES = {
@@ -25,16 +27,26 @@ AXES = {
 
 
 def find(folders: Iterable[str | Path]) -> list[Run]:
-    """The runs in these folders and below them."""
-    runs = []
+    """The runs in these folders and below them, each once."""
+    runs = {}
     for folder in map(Path, folders):
         if not folder.is_dir():
             raise InputError(f"{folder}: there is no such folder")
         here = sorted(path.parent for path in folder.rglob(EXPERIMENT))
         if not here:
             raise InputError(f"{folder} holds no run: there is no {EXPERIMENT} in it or below it")
-        runs += map(load, here)
-    return runs
+        runs |= {path.resolve(): path for path in here}
+    return [load(path) for path in runs.values()]
+
+
+def recorded(runs: list[Run], metric: str) -> tuple[list[Run], list[Run]]:
+    """The runs that recorded the metric, and those that did not; it is an error if none did."""
+    with_it = [run for run in runs if run.rounds and metric in run.rounds[0]]
+    if not with_it:
+        known = sorted({name for run in runs for row in run.rounds[:1] for name in row})
+        hint = nearest(metric, known) if known else "no round is complete yet"
+        raise InputError(f"metric {metric!r} was not recorded; {hint}")
+    return with_it, [run for run in runs if run not in with_it]
 
 
 def label(runs: list[Run]) -> dict[str, list[Run]]:
@@ -44,9 +56,13 @@ def label(runs: list[Run]) -> dict[str, list[Run]]:
         settings = {k: v for k, v in run.settings.items() if k not in (*HOW, "seed")}
         groups.setdefault(tuple(sorted(settings.items())), []).append(run)
     settings = [members[0].settings for members in groups.values()]
-    compared = [s for s in settings if not _ideal(s)] or settings
-    apart = [k for k in compared[0] if k not in (*HOW, "seed") and len({s.get(k) for s in compared}) > 1]
-    names = ["ideal" if _ideal(s) and s not in compared else _name(s, apart or ["receiver"]) for s in settings]
+    names = [""] * len(settings)
+    for kind in (True, False):  # ideal runs differ from the others in three settings; "ideal" says it shorter
+        alike = [i for i, s in enumerate(settings) if _ideal(s) == kind]
+        apart = [k for k in TYPES if k not in (*HOW, "seed") and len({settings[i].get(k) for i in alike}) > 1]
+        for i in alike:
+            own = _name(settings[i], apart)
+            names[i] = ", ".join(filter(None, ["ideal" * kind, own])) or settings[i]["receiver"]
     return dict(zip(names, groups.values(), strict=True))
 
 
@@ -70,21 +86,31 @@ def curves(groups: dict[str, list[Run]], metric: str = "test/accuracy", title: s
         counted = np.maximum((~np.isnan(table)).sum(0), 1)
         mean = np.where(np.isnan(table).all(0), np.nan, np.nansum(table, 0) / counted)
         spread = np.sqrt(np.nansum((table - mean) ** 2, 0) / np.maximum(counted - 1, 1))
-        rounds = np.arange(1, table.shape[1] + 1)
+        rounds = np.arange(table.shape[1])
         ended = [run.diverged for run in runs if run.diverged is not None]
-        text = name + (f" ({len(runs)} seeds)" if len(runs) > 1 else "")
+        seeds = {run.settings["seed"] for run in runs}
+        text = name + (f" ({len(seeds)} seeds)" if len(seeds) > 1 else "")
         text += f", diverged at round {', '.join(map(str, ended))}" if ended else ""
-        (line,) = axes.plot(rounds, mean, label=text, linewidth=1.8)
+        (line,) = axes.plot(rounds, mean, label=text, linewidth=1.8, marker="o" if len(rounds) == 1 else None)
         if len(runs) > 1:
             axes.fill_between(rounds, mean - spread, mean + spread, color=line.get_color(), alpha=0.2, linewidth=0)
         for k in ended:
             if k:
-                axes.plot(k, mean[k - 1], "x", color=line.get_color(), markersize=9, markeredgewidth=2.5)
+                axes.plot(k - 1, mean[k - 1], "x", color=line.get_color(), markersize=9, markeredgewidth=2.5)
     axes.set_xlabel("communication round")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_ylabel(AXES.get(metric, metric))
+    low, high = axes.dataLim.intervaly
+    if metric.endswith(("/loss", "/norm")) and 0 < low < high / 100:  # a run that blew up must not flatten the others
+        axes.set_yscale("log")
     axes.set_title(title)
     axes.grid(alpha=0.3)
-    axes.legend(fontsize="small")
+    key = {"fontsize": "small", "title": "band: one standard deviation" if axes.collections else None}
+    if len(groups) <= 6:
+        axes.legend(**key, title_fontsize="small")
+    else:
+        figure.legend(**key, title_fontsize="small", loc="outside lower center")
+        figure.set_figheight(4.2 + 0.2 * len(groups))
     return figure
 
 
@@ -100,6 +126,8 @@ def _table(runs: list[Run], metric: str) -> np.ndarray:
 def save(figure: Figure, path: str | Path) -> Path:
     """Write the figure in the format of the path's ending."""
     path = Path(path)
+    if not path.suffix:
+        raise InputError(f"cannot write {path}: its ending must give the format, such as .png, .pdf or .svg")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=150)

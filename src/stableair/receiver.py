@@ -46,6 +46,8 @@ def mac(C, gain=None, pilot=0) -> Receiver:
         from stableair.adaptive import AdaptiveMac
 
         return AdaptiveMac(C, gain is not False, pilot)
+    if math.isinf(C):
+        return none()
 
     def apply(g: Tensor) -> Tensor:
         m = median(g)  # the anchor, taken before clipping

@@ -12,7 +12,8 @@ import os
 import pickle
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,10 +21,16 @@ from typing import Any, NamedTuple
 
 import torch
 
+try:
+    import fcntl
+except ImportError:  # Windows has no such locks
+    fcntl = None
+
 import stableair
 from stableair.checks import InputError, whole
-from stableair.experiment import HOW, Experiment, build
-from stableair.simulate import Simulation, simulate
+from stableair.experiment import HOW, TYPES, Experiment, build
+from stableair.simulate import Overflow, Simulation, simulate
+from stableair.spec import PLUGINS
 from stableair.vector import State
 
 EXPERIMENT, ENVIRONMENT, ROUNDS, CHECKPOINT = "experiment.json", "environment.json", "rounds.jsonl", "checkpoint.pt"
@@ -76,8 +83,10 @@ class Run:
 
     def to_pandas(self) -> Any:
         """The rounds as a pandas DataFrame."""
-        import pandas
-
+        try:
+            import pandas
+        except ImportError:
+            raise InputError("to_pandas needs pandas: pip install pandas") from None
         return pandas.DataFrame([{k: v for k, v in row.items() if k != "diverged"} for row in self.rounds])
 
 
@@ -86,7 +95,10 @@ def load(folder: str | Path) -> Run:
     folder = Path(folder)
     if not (folder / EXPERIMENT).is_file():
         raise InputError(f"{folder} holds no run: there is no {EXPERIMENT} in it")
-    return Run(_read_json(folder / EXPERIMENT, dict), _read_rounds(folder), folder)
+    settings = _read_json(folder / EXPERIMENT, dict)
+    if missing := [key for key in TYPES if not isinstance(settings.get(key), str | int | float)]:
+        raise InputError(f"{folder / EXPERIMENT} is corrupted: no {', '.join(missing)}")
+    return Run(settings, _read_rounds(folder), folder)
 
 
 def run(
@@ -101,47 +113,123 @@ def run(
 
     With `resume` it goes on from the last complete round in the folder, and a finished run is not computed again.
     """
+    if not isinstance(experiment, Experiment):
+        raise InputError(f"run needs an Experiment: got {experiment!r}")
     whole("checkpoint_every", checkpoint_every, 1)
     folder = None if folder is None else Path(folder)
-    rows, last = _standing(folder, experiment, resume) if folder else ([], None)
-    done = last.rounds if last else 0
-    if folder and (done >= experiment.rounds or (rows and rows[-1].get("diverged"))):
-        return load(folder)
+    with ExitStack() as stack:
+        if folder and folder.is_dir():
+            stack.enter_context(_alone(folder))
+        rows, last = standing(folder, experiment, resume) if folder else ([], None)
+        done = last.rounds if last else 0
+        if folder and (done >= experiment.rounds or (rows and rows[-1].get("diverged"))):
+            return load(folder)
+        sim = build(experiment)
+        start = _restore(sim, last, folder)
+        if folder and not folder.is_dir():
+            folder.mkdir(parents=True)
+            stack.enter_context(_alone(folder))
+        log = stack.enter_context(_Log(folder, rows[:done], last, checkpoint_every, on_round))
+        log.begin(experiment, start.w.device)
+        try:
+            for k, state, metrics in simulate(sim, start, experiment.rounds, start=done):
+                if not state.w.isfinite().all():
+                    log.diverged(k)
+                    break
+                log.add({"round": k} | metrics)
+                log.keep(Checkpoint(k + 1, *state, _state_of(sim.receive), _state_of(sim.update)))
+        except Overflow as overflow:
+            if overflow.k == 0:  # nothing has come over the air yet: it is the data, the model or the lr
+                raise
+            log.diverged(overflow.k)  # later it is the model that the channel has driven away
+    return Run(experiment.to_dict(), log.rows, folder, log.last)
 
-    sim = build(experiment)
-    start = _restore(sim, last, folder)
-    rows = rows[:done]
-    if folder:
-        _begin(folder, experiment, rows, start.w.device)
-    saved = done
+
+class _Log:
+    """Writes a run as it goes, in memory or into its folder."""
+
+    def __init__(
+        self, folder: Path | None, rows: list[dict], last: Checkpoint | None, every: int,
+        on_round: Callable[[dict[str, Any]], None] | None,
+    ):  # fmt: skip
+        self.folder, self.rows, self.last, self.every = folder, rows, last, every
+        self.on_round = on_round or (lambda row: None)
+        self.fresh = not rows
+        self.saved = last.rounds if last else 0
+
+    def begin(self, experiment: Experiment, device: torch.device) -> None:
+        if self.folder:
+            past = _read_json(self.folder / ENVIRONMENT, list) if self.rows else []
+            here = [*past, _environment(device, len(self.rows))]
+            _replace(self.folder / ENVIRONMENT, (json.dumps(here, indent=2) + "\n").encode())
+            if self.fresh:
+                (self.folder / CHECKPOINT).unlink(missing_ok=True)
+            _replace(self.folder / ROUNDS, "".join(map(_line, self.rows)).encode())
+            _replace(self.folder / EXPERIMENT, experiment.to_json().encode())
+        self.clock = time.perf_counter()
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Record a round; JSON knows no infinity and no NaN."""
+        row = row | {"seconds": time.perf_counter() - self.clock}
+        row = {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in row.items()}
+        self.rows.append(row)
+        if self.folder:
+            _append(self.folder / ROUNDS, row)
+        self.on_round(row)
+
+    def keep(self, checkpoint: Checkpoint) -> None:
+        """Remember the state after a round, and write it when it is time to."""
+        self.last = checkpoint
+        if checkpoint.rounds - self.saved >= self.every:
+            self.flush()
+        self.clock = time.perf_counter()
+
+    def flush(self) -> None:
+        if self.folder and self.last and self.last.rounds > self.saved:
+            _save(self.folder, self.last, check=not self.saved)
+            self.saved = self.last.rounds
+
+    def diverged(self, k: int) -> None:
+        """Record that there is no model after round k; nothing measured of it means anything."""
+        self.flush()  # the last good state first: this line ends the run
+        names = self.rows[-1] if self.rows else {}
+        self.add({"round": k} | dict.fromkeys(n for n in names if n != "seconds") | {"round": k, "diverged": True})
+
+    def __enter__(self) -> "_Log":
+        return self
+
+    def __exit__(self, kind: type | None, *_: object) -> None:
+        """No complete round is lost, however rare the checkpoints; a run that fails before its first leaves nothing."""
+        self.flush()
+        if self.folder and self.fresh and not self.rows and kind and issubclass(kind, Exception):
+            for name in (EXPERIMENT, ENVIRONMENT, ROUNDS):
+                (self.folder / name).unlink(missing_ok=True)
+            if not any(self.folder.iterdir()):
+                self.folder.rmdir()
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Keep a second process out of the folder (where the system has such locks)."""
+    if fcntl is None:
+        yield
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        clock = time.perf_counter()
-        for k, state, metrics in simulate(sim, start, experiment.rounds, start=done):
-            row = {"round": k} | metrics | {"seconds": time.perf_counter() - clock}
-            if diverged := not state.w.isfinite().all():
-                row["diverged"] = True
-            rows.append({key: _strict(value) for key, value in row.items()})
-            if folder:
-                _append(folder / ROUNDS, rows[-1])
-            if on_round:
-                on_round(rows[-1])
-            if diverged:
-                break
-            last = Checkpoint(k + 1, *state, _state_of(sim.receive), _state_of(sim.update))
-            if folder and (k + 1 - saved >= checkpoint_every or k + 1 == experiment.rounds):
-                _save(folder, last)
-                saved = k + 1
-            clock = time.perf_counter()
-    finally:  # also on Ctrl-C: no complete round is lost, however rare the checkpoints
-        if folder and last and last.rounds > saved:
-            _save(folder, last)
-    return Run(experiment.to_dict(), rows, folder, last)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise InputError(f"another process is at work in {folder}; wait for it or choose another folder") from None
+    finally:
+        os.close(descriptor)
 
 
-def _standing(folder: Path, experiment: Experiment, resume: bool) -> tuple[list[dict], Checkpoint | None]:
+def standing(folder: Path, experiment: Experiment, resume: bool) -> tuple[list[dict], Checkpoint | None]:
     """What the folder holds of this experiment: its rounds and its checkpoint. Anything else in it is refused."""
     _check_writable(folder)
     if not (folder / EXPERIMENT).exists():
+        if any((folder / name).exists() for name in (ROUNDS, CHECKPOINT)):
+            raise InputError(f"{folder} holds a run without its {EXPERIMENT}; restore it or choose another folder")
         return [], None
     if different := _differences(_read_json(folder / EXPERIMENT, dict), experiment, folder):
         raise InputError(f"{folder} holds another experiment, with another {', '.join(different)}; choose another one")
@@ -183,22 +271,9 @@ def _state_of(part: Any) -> dict:
 def _moved(state: Any, device: torch.device) -> Any:
     if isinstance(state, dict):
         return {key: _moved(value, device) for key, value in state.items()}
+    if isinstance(state, list | tuple):
+        return type(state)(_moved(value, device) for value in state)
     return state.to(device) if isinstance(state, torch.Tensor) else state
-
-
-def _strict(value: Any) -> Any:
-    """JSON knows no infinity and no NaN."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _begin(folder: Path, experiment: Experiment, rows: list[dict], device: torch.device) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    past = _read_json(folder / ENVIRONMENT, list) if rows and (folder / ENVIRONMENT).exists() else []
-    _replace(folder / ENVIRONMENT, (json.dumps([*past, _environment(device, len(rows))], indent=2) + "\n").encode())
-    if not rows:
-        (folder / CHECKPOINT).unlink(missing_ok=True)
-    _replace(folder / ROUNDS, "".join(map(_line, rows)).encode())
-    _replace(folder / EXPERIMENT, experiment.to_json().encode())
 
 
 def _environment(device: torch.device, first_round: int) -> dict[str, Any]:
@@ -217,6 +292,7 @@ def _environment(device: torch.device, first_round: int) -> dict[str, Any]:
         "torch": torch.__version__,
         "numpy": numpy.__version__,
         "scipy": scipy.__version__,
+        "plugins": dict(PLUGINS),  # and the SHA-256 of each
     }
 
 
@@ -226,9 +302,17 @@ def _check_writable(folder: Path) -> None:
         raise InputError(f"cannot write to {folder}: {there} is not a folder that can be written; choose another --out")
 
 
-def _save(folder: Path, checkpoint: Checkpoint) -> None:
+def _save(folder: Path, checkpoint: Checkpoint, check: bool) -> None:
     file = io.BytesIO()
     torch.save(checkpoint._asdict(), file)
+    if check:  # once a run: what cannot be read back must not be found out when it is needed
+        try:
+            torch.load(io.BytesIO(file.getbuffer()), weights_only=True)
+        except pickle.UnpicklingError:
+            raise InputError(
+                "the state_dict of the receiver or the server rule cannot be saved: "
+                "it may hold tensors, numbers, text, lists and dicts alone"
+            ) from None
     _replace(folder / CHECKPOINT, file.getbuffer())
 
 
@@ -249,6 +333,8 @@ def _line(row: dict[str, Any]) -> str:
 def _append(path: Path, row: dict[str, Any]) -> None:
     with open(path, "ab") as file:
         file.write(_line(row).encode())
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _read_json(path: Path, kind: type) -> Any:

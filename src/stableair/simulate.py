@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from stableair.channel import Channel, Fade, Received, UploadError
+from stableair.channel import Channel, Fade, Received, UploadError, shaped
 from stableair.checks import InputError
 from stableair.data import Dataset
 from stableair.local import Trainer
@@ -43,6 +43,14 @@ class Round(NamedTuple):
     metrics: Metrics
 
 
+class Overflow(InputError):
+    """A client's upload of round k was not finite."""
+
+    def __init__(self, k: int, what: str):
+        super().__init__(f"round {k}: {what}: its data are not finite, or its local training overflowed")
+        self.k = k
+
+
 def simulate(sim: Simulation, state: State, rounds: int, start: int = 0) -> Iterator[Round]:
     """Algorithm 1 from round `start` to `rounds`, a Round at a time."""
     for k in range(start, rounds):
@@ -50,10 +58,10 @@ def simulate(sim: Simulation, state: State, rounds: int, start: int = 0) -> Iter
         try:
             got = sim.channel.superpose(sim.train(state, k), fade)  # Eq. (3)
         except UploadError as error:
-            raise InputError(f"round {k}: {error}; its data or its local training overflowed (a smaller lr?)") from None
+            raise Overflow(k, str(error)) from None
         if got.pilot is not None:
             sim.receive.listen(got.pilot)
-        g = sim.receive(got.g)  # MAC, Eqs. (5)-(8)
+        g = shaped("receiver", sim.receive(got.g), len(state.w)).to(state.w.dtype)  # MAC, Eqs. (5)-(8)
         state = State(sim.update(state.w, g), got.stats)  # Eq. (4)
         yield Round(k, state, sim.evaluate(state) | observe(got, fade, g) | _own(sim.receive))
 
@@ -71,7 +79,8 @@ def observe(got: Received, fade: Fade, g: Tensor) -> Metrics:
 
 def _own(rule: Any) -> Metrics:
     """What a rule tells of itself, as `receiver/...`."""
-    return {f"receiver/{name}": value for name, value in rule.metrics().items()} if hasattr(rule, "metrics") else {}
+    told = rule.metrics() if hasattr(rule, "metrics") else {}
+    return {f"receiver/{name}": None if value is None else float(value) for name, value in told.items()}
 
 
 def evaluator(module: nn.Module, data: Dataset, name: str = "test", batch: int = 1000) -> Callable[[State], Metrics]:

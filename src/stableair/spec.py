@@ -4,6 +4,7 @@ A component is a factory whose parameters are its hyper-parameters: its signatur
 """
 
 import ast
+import hashlib
 import inspect
 import math
 import sys
@@ -19,6 +20,7 @@ from stableair.checks import InputError, nearest
 
 LONGEST = 500  # characters; no honest spec is longer
 REGISTRIES: dict[str, "Registry"] = {}
+PLUGINS: dict[str, str] = {}  # the files loaded so far and their SHA-256: a run records them
 
 
 @dataclass(frozen=True)
@@ -127,7 +129,13 @@ class Registry:
         if function.id not in self.entries:
             raise InputError(f"{self.kind} {function.id!r} is unknown; {nearest(function.id, self.entries)}")
         entry = self.entries[function.id]
-        named = {k.arg: _value(self.kind, text, k.value) for k in keywords if k.arg}
+        for keyword in keywords:
+            if keyword.arg is None:
+                raise _refused(self.kind, text, keyword.value)
+            if keyword.arg not in (known := list(inspect.signature(entry.factory).parameters)):
+                said = f"{entry.name} has no argument {keyword.arg!r}; {nearest(keyword.arg, known)}"
+                raise InputError(f"{self.kind} {text!r}: {said}; the signature is {entry.signature}")
+        named = {keyword.arg: _value(self.kind, text, keyword.value) for keyword in keywords}
         if len(named) < len(keywords):
             raise InputError(f"{self.kind} {text!r}: an argument is given twice; the signature is {entry.signature}")
         try:
@@ -171,8 +179,9 @@ def load_plugin(path: str | Path) -> None:
         loader.exec_module(module)
     except InputError as error:
         raise InputError(f"plug-in {path}: {error}") from None
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise InputError(f"plug-in {path} does not import: {type(error).__name__}: {error}") from error
+    PLUGINS[str(path)] = hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 
 def _stages(kind: str, text: str) -> list[ast.expr]:

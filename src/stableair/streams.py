@@ -78,7 +78,8 @@ def generator(seed: int, stream: str, *index: int, device: torch.device | str = 
     >>> generator(0, "noise", 3).permutation(4).tolist() == generator(0, "noise", 3).permutation(4).tolist()
     True
     """
-    digest = hashlib.blake2b(repr((seed, stream, *index)).encode(), digest_size=16).digest()
+    name = int(seed), stream, *map(int, index)  # a numpy integer names the same stream
+    digest = hashlib.blake2b(repr(name).encode(), digest_size=16).digest()
     return Generator((int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little")), device)
 
 

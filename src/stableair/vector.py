@@ -53,7 +53,7 @@ def parameters(module: nn.Module) -> Layout:
 
 
 def _buffers(module: nn.Module) -> list[Tensor]:
-    """Running means and variances; counters (integers) are no part of the model's function."""
+    """Running means and variances; counters (integers) start anew with every client."""
     return [b for b in module.buffers() if b.is_floating_point()]
 
 
