@@ -81,7 +81,8 @@ def curves(groups: dict[str, list[Run]], metric: str = "test/accuracy", title: s
     """
     figure = Figure(figsize=(6.4, 4.2), layout="constrained")
     axes = figure.subplots()
-    for name, runs in groups.items():
+    widths = np.linspace(2.8, 1.4, len(groups))  # where two lines coincide, both are seen
+    for (name, runs), width in zip(groups.items(), widths, strict=True):
         table = _table(runs, metric)
         counted = np.maximum((~np.isnan(table)).sum(0), 1)
         mean = np.where(np.isnan(table).all(0), np.nan, np.nansum(table, 0) / counted)
@@ -91,7 +92,7 @@ def curves(groups: dict[str, list[Run]], metric: str = "test/accuracy", title: s
         seeds = {run.settings["seed"] for run in runs}
         text = name + (f" ({len(seeds)} seeds)" if len(seeds) > 1 else "")
         text += f", diverged at round {', '.join(map(str, ended))}" if ended else ""
-        (line,) = axes.plot(rounds, mean, label=text, linewidth=1.8, marker="o" if len(rounds) == 1 else None)
+        (line,) = axes.plot(rounds, mean, label=text, linewidth=width, marker="o" if len(rounds) == 1 else None)
         if len(runs) > 1:
             axes.fill_between(rounds, mean - spread, mean + spread, color=line.get_color(), alpha=0.2, linewidth=0)
         for k in ended:
