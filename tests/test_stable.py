@@ -64,6 +64,13 @@ def test_an_entry_does_not_depend_on_how_many_are_drawn():
     assert torch.equal(long.reshape(100, 1000), draws((100, 1000), 1.5, 0.1))
 
 
+def test_drawing_advances_the_generator_and_leaves_the_threads():
+    source, threads = generator(0, "test"), torch.get_num_threads()
+    parts = [stable.sample(n, 1.5, 0.1, source) for n in (100_000, 7, 70_000)]
+    assert torch.equal(torch.cat(parts), draws(170_007, 1.5, 0.1))
+    assert torch.get_num_threads() == threads
+
+
 def test_tau_is_a_scale_and_the_dtype_is_the_last_cast():
     assert torch.equal(draws(1000, 1.5, 2.0, dtype=torch.float64), 2 * draws(1000, 1.5, 1.0, dtype=torch.float64))
     assert torch.equal(draws(1000, 1.5, 2.0), draws(1000, 1.5, 2.0, dtype=torch.float64).float())

@@ -47,6 +47,12 @@ class Generator:
         self.device = torch.device(device)
         self.position = 0
 
+    def ahead(self, positions: int) -> "Generator":
+        """A copy of this generator that many positions further on."""
+        copy = Generator(self.key, self.device)
+        copy.position = self.position + positions
+        return copy
+
     def bits(self, n: int) -> Tensor:
         """64 random bits for each of the next n positions: (n,) int64."""
         z = torch.arange(self.position + 1, self.position + n + 1, device=self.device)
