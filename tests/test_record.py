@@ -233,6 +233,9 @@ def test_a_model_that_is_no_longer_finite_ends_its_run(tiny, tmp_path, registrie
     survived = run(tiny.with_(noise="burst(at=2)", receiver="mac(C=1)"), tmp_path / "b")
     assert survived.diverged is None, "MAC takes an infinite entry"
     assert "diverged" not in result.to_pandas()
+    at_once = run(tiny.with_(noise="burst(at=0)", receiver="none()"), tmp_path / "c")
+    assert at_once["test/accuracy"] == [None]
+    assert at_once.diverged == 0
 
 
 def test_clients_that_overflow_later_on_mean_divergence_and_at_first_an_error(tiny, tmp_path, registries):

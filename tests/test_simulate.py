@@ -11,7 +11,7 @@ from stableair.checks import InputError
 from stableair.data import synthetic
 from stableair.experiment import build
 from stableair.local import Upload
-from stableair.simulate import observe, simulate
+from stableair.simulate import finite, observe, simulate
 
 IDEAL = {"fading": "unit()", "noise": "none()", "receiver": "none()"}
 
@@ -129,6 +129,16 @@ def test_a_bad_upload_names_round_and_client(tiny):
 
     with pytest.raises(InputError, match="round 2: client 3 uploaded a non-finite update"):
         rounds(tiny, train=train)
+
+
+@pytest.mark.parametrize("column", [1, 2, 3])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_non_finite_upload_names_its_client(column, bad):
+    upload = Upload(torch.tensor([2, 3, 5]), torch.ones(3, 4), torch.ones(3, 2), torch.ones(3))
+    assert list(finite([upload], 0)) == [upload]
+    upload[column][1] = bad
+    with pytest.raises(InputError, match="round 7: client 3 uploaded a non-finite"):
+        list(finite([upload], 7))
 
 
 def test_a_receiver_of_another_shape_is_named(tiny):

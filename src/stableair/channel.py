@@ -62,7 +62,6 @@ class Channel:
         g, clean = torch.zeros(2, len(fade.xi), dtype=torch.float64, device=fade.xi.device)
         stats = loss = 0.0
         for upload in uploads:
-            _check(upload)
             for client, update in zip(upload.clients.tolist(), upload.update, strict=True):
                 g.add_(update, alpha=h[client])
                 clean.add_(update)
@@ -80,20 +79,6 @@ def shaped(what: str, out: Any, length: int) -> Tensor:
         found = f"shape {tuple(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
         raise InputError(f"the {what} must return a tensor of shape ({length},): got {found}")
     return out
-
-
-class UploadError(InputError):
-    """A client sent something that is not finite."""
-
-    def __init__(self, what: str, client: int):
-        super().__init__(f"client {client} uploaded a non-finite {what}")
-
-
-def _check(upload: Upload) -> None:
-    for what, rows in zip(("update", "norm buffer", "loss"), upload[1:], strict=True):
-        finite = rows.reshape(len(upload.clients), -1).isfinite().all(dim=1)
-        if not finite.all():
-            raise UploadError(what, int(upload.clients[int((~finite).nonzero()[0])]))
 
 
 @fading("rayleigh")

@@ -12,7 +12,7 @@ import os
 import pickle
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -134,14 +134,14 @@ def run(
         try:
             for k, state, metrics in simulate(sim, start, experiment.rounds, start=done):
                 if not state.w.isfinite().all():
-                    log.diverged(k)
+                    log.diverged(k, metrics)
                     break
                 log.add({"round": k} | metrics)
                 log.keep(Checkpoint(k + 1, *state, _state_of(sim.receive), _state_of(sim.update)))
         except Overflow as overflow:
             if overflow.k == 0:  # nothing has come over the air yet: it is the data, the model or the lr
                 raise
-            log.diverged(overflow.k)  # later it is the model that the channel has driven away
+            log.diverged(overflow.k, log.rows[-1])  # later it is the model that the channel has driven away
     return Run(experiment.to_dict(), log.rows, folder, log.last)
 
 
@@ -189,11 +189,10 @@ class _Log:
             _save(self.folder, self.last, check=not self.saved)
             self.saved = self.last.rounds
 
-    def diverged(self, k: int) -> None:
-        """Record that there is no model after round k; nothing measured of it means anything."""
+    def diverged(self, k: int, metrics: Iterable[str]) -> None:
+        """Record that there is no model after round k: nothing measured of it would mean anything."""
         self.flush()  # the last good state first: this line ends the run
-        names = self.rows[-1] if self.rows else {}
-        self.add({"round": k} | dict.fromkeys(n for n in names if n != "seconds") | {"round": k, "diverged": True})
+        self.add({"round": k} | dict.fromkeys(metrics) | {"round": k, "diverged": True})
 
     def __enter__(self) -> "_Log":
         return self

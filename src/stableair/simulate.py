@@ -1,7 +1,7 @@
 """Algorithm 1, line by line, and what is observed in each round."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from stableair.channel import Channel, Fade, Received, UploadError, shaped
+from stableair.channel import Channel, Fade, Received, shaped
 from stableair.checks import InputError
 from stableair.data import Dataset
-from stableair.local import Trainer
+from stableair.local import Trainer, Upload
 from stableair.receiver import Receiver
 from stableair.server import Update
 from stableair.vector import Layout, State, attach
@@ -43,27 +43,40 @@ class Round(NamedTuple):
     metrics: Metrics
 
 
-class Overflow(InputError):
-    """A client's upload of round k was not finite."""
-
-    def __init__(self, k: int, what: str):
-        super().__init__(f"round {k}: {what}: its data are not finite, or its local training overflowed")
-        self.k = k
-
-
 def simulate(sim: Simulation, state: State, rounds: int, start: int = 0) -> Iterator[Round]:
     """Algorithm 1 from round `start` to `rounds`, a Round at a time."""
     for k in range(start, rounds):
         fade = sim.channel.draw(sim.n, len(state.w), sim.seed, k, state.w.device)  # h_{n,k}, xi_k
-        try:
-            got = sim.channel.superpose(sim.train(state, k), fade)  # Eq. (3)
-        except UploadError as error:
-            raise Overflow(k, str(error)) from None
-        if got.pilot is not None:
-            sim.receive.listen(got.pilot)
-        g = shaped("receiver", sim.receive(got.g), len(state.w)).to(state.w.dtype)  # MAC, Eqs. (5)-(8)
+        got = sim.channel.superpose(finite(sim.train(state, k), k), fade)  # Eq. (3)
+        g = receive(sim.receive, got)  # MAC, Eqs. (5)-(8)
         state = State(sim.update(state.w, g), got.stats)  # Eq. (4)
         yield Round(k, state, sim.evaluate(state) | observe(got, fade, g) | _own(sim.receive))
+
+
+class Overflow(InputError):
+    """A client's upload of round k was not finite."""
+
+    def __init__(self, k: int, client: int, what: str):
+        why = "its data are not finite, or its local training overflowed"
+        super().__init__(f"round {k}: client {client} uploaded a non-finite {what}: {why}")
+        self.k = k
+
+
+def finite(uploads: Iterable[Upload], k: int) -> Iterator[Upload]:
+    """The uploads of round k as they come; the first that is not finite is an error with its client's name."""
+    for upload in uploads:
+        for what, rows in zip(("update", "norm buffer", "loss"), upload[1:], strict=True):
+            good = rows.reshape(len(upload.clients), -1).isfinite().all(dim=1)
+            if not good.all():
+                raise Overflow(k, int(upload.clients[int((~good).nonzero()[0])]), what)
+        yield upload
+
+
+def receive(rule: Receiver, got: Received) -> Tensor:
+    """What the receiver makes of the sum, after it has heard the round's pilots: (d,)."""
+    if got.pilot is not None:
+        rule.listen(got.pilot)
+    return shaped("receiver", rule(got.g), len(got.g)).to(got.g.dtype)
 
 
 def observe(got: Received, fade: Fade, g: Tensor) -> Metrics:
