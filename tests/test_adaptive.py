@@ -7,6 +7,7 @@ import torch
 import stableair as sa
 from stableair import stable, theory
 from stableair.adaptive import ALPHAS, BEST_C, BEST_K, DOUBLINGS, AdaptiveMac, doublings, myriad
+from stableair.channel import Channel, sas, unit
 from stableair.checks import InputError
 from stableair.receiver import assemble, cauchy, clip, mac
 from stableair.streams import generator
@@ -111,14 +112,15 @@ def test_auto_takes_infinities():
 
 @pytest.mark.parametrize("make", [lambda: mac("auto"), lambda: cauchy("auto")])
 def test_the_memory_is_saved_and_restored(make, tmp_path):
-    rule, fresh = make(), make()
-    for k in range(3):
-        rule(noise(k=k))
+    rule, fresh, strong = make(), make(), 0.05 * signal(1.0) ** 3
+    for k in range(2):
+        rule(strong + noise(k=k))
     torch.save(rule.state_dict(), tmp_path / "state.pt")
     fresh.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
-    assert torch.equal(rule(noise(k=3)), fresh(noise(k=3)))
-    assert rule.metrics() == fresh.metrics()
-    assert not torch.equal(make()(noise(k=3)), fresh(noise(k=3))), "the memory matters"
+    for k in (2, 3):
+        assert torch.equal(rule(strong + noise(k=k)), fresh(strong + noise(k=k)))
+        assert rule.metrics() == fresh.metrics()
+    assert not torch.equal(make()(strong + noise(k=3)), fresh(strong + noise(k=3))), "the memory matters"
 
 
 def test_pilots_tell_the_noise_where_the_vector_cannot(tiny):
@@ -135,6 +137,18 @@ def test_silent_pilots_make_it_the_identity(tiny):
     auto, plain = (sa.run(quiet.with_(receiver=r)) for r in ("mac(C=auto, pilot=100)", "none()"))
     assert auto["clip/fraction"] == [0.0] * 4
     assert torch.allclose(auto.state.w, plain.state.w, atol=1e-6)
+
+
+def test_the_reference_is_clipped_too():
+    strong = signal(0.2)
+    scores = doublings(strong + noise(1.1, 0.1, 0), strong + noise(1.1, 0.1, 1), 0.1)
+    assert scores[0] > 10, "unclipped, the impulses of the round before would drown the signal"
+
+
+def test_pilots_are_symbols_of_their_own():
+    fade = Channel(unit(), sas(1.5, 0.1), pilots=100).draw(3, 200, 0, 0)
+    assert fade.pilot.shape == (100,)
+    assert not torch.equal(fade.pilot, fade.xi[:100])
 
 
 def test_pilots_do_not_disturb_the_noise(tiny):

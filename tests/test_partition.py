@@ -66,10 +66,10 @@ def test_a_huge_concentration_is_an_even_mix():
 
 
 def test_clients_take_turns_in_random_order():
-    # The last to choose get what is left. In a fixed order that would always be the same clients.
+    # All compete for their favourite classes until these run out. Served one after the other, most would get their
+    # favourites in full: the mean share of the most frequent class is then 0.73, not 0.51.
     y = np.arange(1000) % 10
-    turns = [parts_of(dirichlet(0.05), y, 10, seed) for seed in range(30)]
-    assert abs(np.mean([concentration(parts[:5], y) - concentration(parts[5:], y) for parts in turns])) < 0.1
+    assert np.mean([concentration(parts_of(dirichlet(0.05), y, 10, seed), y) for seed in range(30)]) < 0.6
     one, other = (np.concatenate(parts_of(partition.one("shards(1)")(), y, 10, seed)) for seed in (0, 1))
     assert set(map(tuple, one.reshape(10, 100))) != set(map(tuple, other.reshape(10, 100))), "pools are shuffled"
 

@@ -9,7 +9,22 @@ from hypothesis.extra.numpy import arrays
 import stableair as sa
 from components import EXAMPLES
 from stableair.checks import InputError
-from stableair.receiver import assemble, blockwise, chain, clip, gnc, mac, median, none, receiver
+from stableair.receiver import (
+    assemble,
+    blank,
+    blockwise,
+    cauchy,
+    chain,
+    clip,
+    gnc,
+    mac,
+    median,
+    none,
+    quantile_clip,
+    receiver,
+    sign,
+    tanh_clip,
+)  # fmt: skip
 from stableair.streams import generator
 from stableair.vector import Layout
 
@@ -95,6 +110,15 @@ def test_every_rule_is_a_pure_function_of_the_vector(call, g):
 def test_one_infinity_stays_finite(call):
     g = torch.tensor([0.5, -math.inf, 1.0, 0.25, 0.0])
     assert call()(g).isfinite().all()
+
+
+def test_the_neighbours_entry_by_entry():
+    g = torch.tensor([-4.0, -0.5, 0.0, 1.0, 2.0])
+    assert blank(1.5)(g).tolist() == [0.0, -0.5, 0.0, 1.0, 0.0]
+    assert sign(0.3)(g).tolist() == pytest.approx([-0.3, -0.3, 0.0, 0.3, 0.3])
+    assert quantile_clip(0.6)(g).tolist() == [-1.0, -0.5, 0.0, 1.0, 1.0]  # three of five magnitudes are at most 1
+    assert tanh_clip(2.0)(g).tolist() == pytest.approx([2 * math.tanh(x / 2) for x in g.tolist()])
+    assert cauchy(2.0)(g).tolist() == pytest.approx([x / (1 + (x / 2) ** 2) for x in g.tolist()])
 
 
 def test_the_receivers_differ():

@@ -15,6 +15,7 @@ import torch
 import stableair as sa
 from stableair import record
 from stableair.record import CHECKPOINT, ENVIRONMENT, EXPERIMENT, ROUNDS, load, run
+from stableair.streams import generator
 
 
 def numbers(result):
@@ -253,6 +254,19 @@ def test_clients_that_overflow_later_on_mean_divergence_and_at_first_an_error(ti
     with pytest.raises(sa.InputError, match="round 0: client 0 uploaded a non-finite update"):
         run(tiny.with_(lr=1e38), tmp_path / "b")
     assert not (tmp_path / "b").exists(), "what failed before its first round leaves nothing"
+
+
+def test_the_last_good_state_is_written_before_the_line_that_ends_a_run(tiny, tmp_path, registries, monkeypatch):
+    sa.noise("burst")(lambda: lambda d, source: torch.full((d,), math.inf if source.key == last else 0.0))
+    last, append, kept = generator(0, "noise", 2).key, record._append, []
+
+    def watched(path, row):
+        kept.append((row.get("diverged"), (tmp_path / "a" / CHECKPOINT).exists()))
+        append(path, row)
+
+    monkeypatch.setattr(record, "_append", watched)
+    run(tiny.with_(noise="burst()", receiver="none()"), tmp_path / "a", checkpoint_every=100)
+    assert kept == [(None, False), (None, False), (True, True)]
 
 
 def test_a_second_process_is_kept_out(tiny, tmp_path):

@@ -91,7 +91,7 @@ def curves(groups: dict[str, list[Run]], metric: str = "test/accuracy", title: s
         ended = [run.diverged for run in runs if run.diverged is not None]
         seeds = {run.settings["seed"] for run in runs}
         text = name + (f" ({len(seeds)} seeds)" if len(seeds) > 1 else "")
-        text += f", diverged at round {', '.join(map(str, ended))}" if ended else ""
+        text += f", diverged at round {', '.join(map(str, sorted(set(ended))))}" if ended else ""
         (line,) = axes.plot(rounds, mean, label=text, linewidth=width, marker="o" if len(rounds) == 1 else None)
         if len(runs) > 1:
             axes.fill_between(rounds, mean - spread, mean + spread, color=line.get_color(), alpha=0.2, linewidth=0)
