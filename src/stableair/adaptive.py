@@ -37,7 +37,7 @@ class Adaptive:
         self.pilot = pilot
         self.heard: Tensor | None = None
         self.rounds = 0
-        self.alpha = self.log_tau = math.nan
+        self.alpha = self.log_tau = 0.0  # the first round replaces them
 
     def listen(self, pilot: Tensor) -> None:
         """Take the round's noise-only symbols."""
@@ -54,9 +54,8 @@ class Adaptive:
             return False
         self.rounds += 1
         weight = 1 / min(self.rounds, MEMORY)
-        first = self.rounds == 1
-        self.alpha = alpha if first else self.alpha + weight * (alpha - self.alpha)
-        self.log_tau = math.log(tau) if first else self.log_tau + weight * (math.log(tau) - self.log_tau)
+        self.alpha += weight * (alpha - self.alpha)
+        self.log_tau += weight * (math.log(tau) - self.log_tau)
         return True
 
     def best(self, table: tuple[float, ...]) -> float:

@@ -89,11 +89,14 @@ def run(
     plugin: Plugin = None,
 ) -> None:
     """Run an experiment and record it in a folder."""
-    experiment = _experiment(words or [], plugin)
-    if device:
-        experiment = experiment.with_(device=device)
+    _load(plugin)
+    from stableair.experiment import from_words
     from stableair.record import run as record_run
     from stableair.record import standing
+
+    experiment = from_words(words or [])
+    if device:
+        experiment = experiment.with_(device=device)
 
     each = [experiment.with_(seed=seed) for seed in range(experiment.seed, experiment.seed + seeds)]
     for this in each:
@@ -107,13 +110,11 @@ def run(
         print(_summary(result, this.evaluate))
 
 
-def _experiment(words: list[str], plugin: list[Path] | None) -> Any:
-    from stableair.experiment import from_words
+def _load(plugin: list[Path] | None) -> None:
     from stableair.spec import load_plugin
 
     for file in plugin or []:
         load_plugin(file)
-    return from_words(words)
 
 
 def _folder(experiment: Any, out: Path | None, seeds: int) -> Path:
@@ -201,10 +202,9 @@ def list_(
     """List the components: each with its signature and what it is."""
     from stableair.checks import choice
     from stableair.experiment import PRESETS, Experiment
-    from stableair.spec import REGISTRIES, load_plugin
+    from stableair.spec import REGISTRIES
 
-    for file in plugin or []:
-        load_plugin(file)
+    _load(plugin)
     kinds = [*KINDS, "presets", "settings"]
     kinds = kinds if kind is None else [choice("kind", kind, kinds)]
     for one in kinds:

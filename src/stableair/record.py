@@ -224,7 +224,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def standing(folder: Path, experiment: Experiment, resume: bool) -> tuple[list[dict], Checkpoint | None]:
-    """What the folder holds of this experiment: its rounds and its checkpoint. Anything else in it is refused."""
+    """What the folder holds of this experiment: its rounds and its checkpoint. Another run in it is refused."""
     _check_writable(folder)
     if not (folder / EXPERIMENT).exists():
         if any((folder / name).exists() for name in (ROUNDS, CHECKPOINT)):

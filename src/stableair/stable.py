@@ -43,7 +43,7 @@ def from_uniform(u: Tensor, v: Tensor, alpha: float, tau: float) -> Tensor:
     """
     p = torch.minimum(u, 1 - u)
     theta = (0.5 - p).mul_(math.pi)
-    # The two powers as one exponential, in place: it is half of the time.
+    # The two powers as one exponential, in place: that is faster.
     power = (p * math.pi).sin_().log_().mul_(-1 / alpha)
     if alpha != 1:
         power += ((1 - alpha) * theta).cos_().div_(v.log().neg_()).log_().mul_((1 - alpha) / alpha)
