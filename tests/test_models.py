@@ -3,11 +3,11 @@ import torch
 
 from components import EXAMPLES
 from stableair.checks import InputError
-from stableair.models import logistic, mlp, model
+from stableair.models import cnn, logistic, mlp, model, resnet18, resnet34
 
 
 @pytest.mark.parametrize("spec", EXAMPLES["models"])
-@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 4, 5)])
+@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 9, 12)])
 def test_every_model_gives_a_logit_a_class(spec, shape):
     module = model.one(spec)()(shape, 7)
     assert module(torch.randn(5, *shape)).shape == (5, 7)
@@ -21,9 +21,44 @@ def test_sizes():
     assert entries(logistic()((1, 8, 8), 10)) == 65 * 10
     assert entries(mlp(200)((1, 8, 8), 10)) == 65 * 200 + 201 * 10
     assert entries(mlp(20, depth=3)((1, 8, 8), 10)) == 65 * 20 + 2 * 21 * 20 + 21 * 10
+    assert entries(cnn()((1, 28, 28), 62)) == 6_603_710
 
 
-@pytest.mark.parametrize("text", ["mlp(width=0)", "mlp(depth=0)", "mlp(width=1.5)"])
+@pytest.mark.parametrize("norm", ["batch", "group"])
+def test_sizes_of_the_papers_networks(norm):
+    assert entries(resnet18(norm)((3, 32, 32), 10)) == 11_173_962
+    assert entries(resnet34(norm)((3, 32, 32), 100)) == 21_328_292
+
+
+def test_the_stem_keeps_the_resolution_and_three_stages_halve_it():
+    module = resnet18()((3, 32, 32), 10)
+    seen = []
+    for layer in (module.bn1, module.layer1, module.layer2, module.layer3, module.layer4):
+        layer.register_forward_hook(lambda _, __, out: seen.append(tuple(out.shape[1:])))
+    module(torch.zeros(2, 3, 32, 32))
+    assert seen == [(64, 32, 32), (64, 32, 32), (128, 16, 16), (256, 8, 8), (512, 4, 4)]
+
+
+def test_group_norm_treats_samples_apart_and_has_no_buffers():
+    x = torch.randn(4, 3, 16, 16)
+    batch, group = (resnet18(norm)((3, 16, 16), 5) for norm in ("batch", "group"))
+    assert torch.allclose(group(x)[:1], group(x[:1]), atol=1e-5)
+    assert not torch.allclose(batch(x)[:1], batch(x[:2])[:1], atol=1e-2)
+    assert (sum(b.numel() for b in group.buffers()), sum(b.is_floating_point() for b in batch.buffers())) == (0, 40)
+
+
+@pytest.mark.parametrize("text", ["resnet18()", "cnn()"])
+def test_images_too_small_are_refused(text):
+    with pytest.raises(InputError, match="needs images of at least"):
+        model.one(text)()((1, 2, 2), 10)
+
+
+def test_an_unknown_norm_is_refused():
+    with pytest.raises(InputError, match="norm: 'layer' is unknown; allowed: batch, group"):
+        model.one("resnet18(norm=layer)")()
+
+
+@pytest.mark.parametrize("text", ["mlp(width=0)", "mlp(depth=0)", "mlp(width=1.5)", "cnn(width=0)"])
 def test_bad_arguments(text):
     with pytest.raises(InputError, match="must be"):
         model.one(text)()

@@ -4,9 +4,10 @@ from collections.abc import Callable
 from itertools import pairwise
 from math import prod
 
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional as F
 
-from stableair.checks import whole
+from stableair.checks import InputError, choice, whole
 from stableair.spec import Registry
 
 Model = Callable[[tuple[int, ...], int], nn.Module]  # (shape of an input, classes) -> module
@@ -31,3 +32,94 @@ def mlp(width=200, depth=1) -> Model:
         return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(width, classes))
 
     return build
+
+
+@model("cnn")
+def cnn(width=2048) -> Model:
+    """Two 5 x 5 convolutions (32, 64), each with pooling, and one dense layer: 6,603,710 entries for FEMNIST."""
+    width = whole("width", width, 1)
+
+    def build(shape: tuple[int, ...], classes: int) -> nn.Module:
+        channels, height, breadth = _image("cnn", shape, least=4)
+        return nn.Sequential(
+            nn.Conv2d(channels, 32, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Conv2d(32, 64, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Flatten(), nn.Linear(64 * (height // 4) * (breadth // 4), width), nn.ReLU(), nn.Linear(width, classes),
+        )  # fmt: skip
+
+    return build
+
+
+@model("resnet18")
+def resnet18(norm="batch") -> Model:
+    """ResNet-18 with the CIFAR stem (3 x 3, no max-pool), norm batch or group: 11,173,962 entries for CIFAR-10."""
+    return _resnet("resnet18", (2, 2, 2, 2), norm)
+
+
+@model("resnet34")
+def resnet34(norm="batch") -> Model:
+    """ResNet-34 with the CIFAR stem (3 x 3, no max-pool), norm batch or group: 21,328,292 entries for CIFAR-100."""
+    return _resnet("resnet34", (3, 4, 6, 3), norm)
+
+
+NORMS: dict[str, Callable[[int], nn.Module]] = {
+    "batch": nn.BatchNorm2d,  # its running means and variances go over the side link
+    "group": lambda channels: nn.GroupNorm(32, channels),  # no buffers, and no coupling between samples
+}
+
+
+def _resnet(name: str, depths: tuple[int, ...], norm: str) -> Model:
+    make = NORMS[choice("norm", norm, NORMS)]
+    return lambda shape, classes: ResNet(_image(name, shape, least=8)[0], depths, classes, make)
+
+
+def _image(name: str, shape: tuple[int, ...], least: int) -> tuple[int, int, int]:
+    if len(shape) != 3 or min(shape[1:]) < least:
+        raise InputError(f"{name} needs images of at least {least} x {least}: got inputs of shape {tuple(shape)}")
+    return shape
+
+
+class ResNet(nn.Module):
+    """He et al. (2016) with the stem that fits images of 32 x 32; parameters named as in torchvision."""
+
+    def __init__(self, channels: int, depths: tuple[int, ...], classes: int, norm: Callable[[int], nn.Module]):
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, 64, 3, padding=1, bias=False)
+        self.bn1 = norm(64)
+        width = 64
+        for stage, depth in enumerate(depths):
+            blocks = []
+            for i in range(depth):
+                out, stride = 64 << stage, 2 if stage and not i else 1
+                blocks.append(Block(width, out, stride, norm))
+                width = out
+            setattr(self, f"layer{stage + 1}", nn.Sequential(*blocks))
+        self.fc = nn.Linear(width, classes)
+        for layer in self.modules():
+            if isinstance(layer, nn.Conv2d):
+                nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.bn1(self.conv1(x)))
+        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        return self.fc(x.mean((2, 3)))
+
+
+class Block(nn.Module):
+    """Two 3 x 3 convolutions around a shortcut."""
+
+    def __init__(self, width: int, out: int, stride: int, norm: Callable[[int], nn.Module]):
+        super().__init__()
+        self.conv1 = nn.Conv2d(width, out, 3, stride, padding=1, bias=False)
+        self.bn1 = norm(out)
+        self.conv2 = nn.Conv2d(out, out, 3, padding=1, bias=False)
+        self.bn2 = norm(out)
+        self.downsample = (
+            nn.Identity()
+            if stride == 1 and width == out
+            else nn.Sequential(nn.Conv2d(width, out, 1, stride, bias=False), norm(out))
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.bn1(self.conv1(x)))
+        return F.relu(self.bn2(self.conv2(y)) + self.downsample(x))
