@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 from components import EXAMPLES
 from stableair.checks import InputError
 from stableair.data import Split
-from stableair.partition import dirichlet, dirichlet_by_class, divide, partition
+from stableair.partition import by_writer, dirichlet, dirichlet_by_class, divide, labels, partition
 from stableair.streams import generator
 
 
 def samples(y) -> Split:
     y = torch.as_tensor(y)
-    return Split(torch.zeros(len(y), 1, 1, 1), y, torch.arange(len(y)) % 7)
+    return Split(torch.zeros(len(y), 1, 1, 1), y, torch.arange(len(y)) // 2 * 3)
 
 
 def parts_of(rule, y, clients, seed=0):
@@ -134,3 +134,56 @@ def test_a_partition_that_breaks_its_promise_is_refused():
 def test_bad_arguments(text):
     with pytest.raises(InputError, match="must be"):
         partition.one(text)()
+
+
+def test_no_writer_is_split_and_clients_have_equally_many():
+    split = Split(torch.zeros(90, 1, 1, 1), torch.zeros(90).long(), torch.arange(90) % 23 * 5)
+    parts = divide(by_writer(), split, 6, generator(0, "partition").numpy())
+    held = [set(split.writer[p].tolist()) for p in parts]
+    assert sorted(w for writers in held for w in writers) == sorted(split.writer.unique().tolist())
+    assert sorted(map(len, held)) == [3, 4, 4, 4, 4, 4]
+    other = divide(by_writer(), split, 6, generator(1, "partition").numpy())
+    assert {frozenset(p) for p in parts} != {frozenset(p) for p in other}, "who goes together is random"
+
+
+def test_writers_must_be_known_and_enough():
+    split = Split(torch.zeros(9, 1, 1, 1), torch.zeros(9).long(), torch.arange(9) % 3)
+    with pytest.raises(InputError, match="at most the number of writers, 3: got 4"):
+        divide(by_writer(), split, 4, generator(0, "partition").numpy())
+    with pytest.raises(InputError, match="needs data that know their writers"):
+        divide(by_writer(), split._replace(writer=None), 2, generator(0, "partition").numpy())
+
+
+def test_partitioners_of_flower():
+    y = np.arange(2000) % 10
+    skewed = parts_of(partition.one("flwr(DirichletPartitioner, alpha=0.1)")(), y, 8)
+    assert concentration(skewed, y) > 2 * concentration(parts_of(partition.one("flwr(IidPartitioner)")(), y, 8), y)
+    again = parts_of(partition.one("flwr(DirichletPartitioner, alpha=0.1)")(), y, 8, seed=1)
+    assert sizes(again) != sizes(skewed), "it draws from the experiment's seed"
+    assert len(parts_of(partition.one("flwr(NaturalIdPartitioner, partition_by=writer)")(), y, 1000)) == 1000
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("flwr(DirichletPartitionr, alpha=1)", "did you mean 'DirichletPartitioner'"),
+        ("flwr(DirichletPartitioner)", "missing 1 required positional argument: 'alpha'; it takes num_partitions"),
+        ("flwr(DirichletPartitioner, alpah=1)", "unexpected keyword argument 'alpah'"),
+        ("flwr(NaturalIdPartitioner, partition_by=writer)", "makes 50 parts: set clients=50"),
+        ("flwr(NaturalIdPartitioner, partition_by=who)", "who"),
+    ],
+)
+def test_what_flower_refuses_is_said(text, said):
+    with pytest.raises(InputError) as error:
+        parts_of(partition.one(text)(), np.arange(100) % 10, 5)
+    assert said in str(error.value)
+
+
+def test_a_partition_that_loses_samples_says_how_many():
+    with pytest.raises(InputError, match="4 to none, 1 to several"):
+        parts_of(lambda train, clients, rng: [np.arange(4), np.arange(3, 6)], np.zeros(10, int), 2)
+
+
+def test_labels_are_counted_for_each_client():
+    counts = labels([np.array([0, 3]), np.array([1, 2, 4])], samples([2, 0, 0, 2, 1]), classes=4)
+    assert counts.tolist() == [[0, 0, 2, 0], [2, 1, 0, 0]]

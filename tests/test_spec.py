@@ -137,3 +137,14 @@ def test_a_bad_plugin_is_named(tmp_path, registries, text, said):
     assert "bad.py" in str(error.value)
     with pytest.raises(sa.InputError, match="no such file"):
         load_plugin(tmp_path / "missing.py")
+
+
+def test_a_factory_may_hand_arguments_on(registries):
+    open_to_all = Registry("thing", "test things")
+    open_to_all("any")(lambda first, **others: (first, others))
+    call = open_to_all.one("any(1, b=2, c=word)")
+    assert call() == (1, {"b": 2, "c": "word"})
+    assert str(call.with_("b", 3).with_("d", 4)) == "any(first=1, b=3, c=word, d=4)"
+    assert str(call.short()) == str(call)
+    assert open_to_all.one(str(call))() == call()
+    REGISTRIES.pop("test things")

@@ -1,10 +1,11 @@
 """Who holds which samples: every index to exactly one client, and no client empty."""
 
+import inspect
 from collections.abc import Callable
 
 import numpy as np
 
-from stableair.checks import InputError, positive, whole
+from stableair.checks import InputError, choice, positive, whole
 from stableair.data import Split
 from stableair.spec import registry
 
@@ -20,9 +21,19 @@ def divide(rule: Partition, train: Split, clients: int, rng: np.random.Generator
     parts = rule(train, clients, rng)
     if len(parts) != clients or any(len(p) == 0 for p in parts):
         raise InputError(f"the partition left a client empty: {[len(p) for p in parts].count(0)} of {clients}")
-    if not np.array_equal(np.sort(np.concatenate(parts)), np.arange(len(train.y))):
-        raise InputError("the partition does not give every sample to exactly one client")
+    times = np.bincount(np.concatenate(parts), minlength=len(train.y))
+    if len(times) != len(train.y) or (times != 1).any():
+        lost, twice = (times == 0).sum(), (times > 1).sum()
+        raise InputError(
+            f"the partition does not give every sample to exactly one client: {lost} to none, {twice} to several"
+        )
     return parts
+
+
+def labels(parts: list[np.ndarray], train: Split, classes: int) -> np.ndarray:
+    """How many samples of each class a client holds: (clients, classes)."""
+    y = train.y.cpu().numpy()
+    return np.stack([np.bincount(y[part], minlength=classes) for part in parts])
 
 
 @partition("iid")
@@ -122,5 +133,52 @@ def shards(k=2) -> Partition:
             raise InputError(f"{k} shards for each of {clients} clients need {k * clients} samples: got {len(train.y)}")
         pieces = np.array_split(np.concatenate([np.array(pool) for pool in _by_class(train, rng)]), k * clients)
         return [np.concatenate([pieces[i] for i in mine]) for mine in rng.permutation(k * clients).reshape(clients, k)]
+
+    return split
+
+
+@partition("by_writer")
+def by_writer() -> Partition:
+    """Writers dealt at random, none of them split; each client has as many writers as the others, within one."""
+
+    def split(train: Split, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+        if train.writer is None:
+            raise InputError("by_writer needs data that know their writers, such as femnist or hf(..., writer=...)")
+        writer = train.writer.cpu().numpy()
+        writers = np.unique(writer)
+        if clients > len(writers):
+            raise InputError(f"clients must be at most the number of writers, {len(writers)}: got {clients}")
+        owner = rng.permutation(np.arange(len(writers)) % clients)[np.searchsorted(writers, writer)]
+        return [np.flatnonzero(owner == client) for client in range(clients)]
+
+    return split
+
+
+@partition("flwr")
+def flwr(partitioner, **options) -> Partition:
+    """Any partitioner of flwr-datasets with its own options: flwr(DirichletPartitioner, alpha=0.3)."""
+
+    def split(train: Split, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+        try:
+            from datasets import Dataset
+            from flwr_datasets import partitioner as known
+        except ImportError:
+            raise InputError("flwr needs flwr-datasets: pip install 'stableair[partitioners]'") from None
+        make = getattr(known, choice("partitioner", partitioner, known.__all__))
+        takes = inspect.signature(make).parameters
+        ours = {"num_partitions": clients, "partition_by": "label", "seed": int(rng.integers(2**31))}
+        columns = {"index": np.arange(len(train.y)), "label": train.y.cpu().numpy()}
+        if train.writer is not None:
+            columns["writer"] = train.writer.cpu().numpy()
+        try:
+            rule = make(**{key: value for key, value in ours.items() if key in takes} | options)
+            rule.dataset = Dataset.from_dict(columns)
+            if rule.num_partitions != clients:
+                raise InputError(f"{partitioner} makes {rule.num_partitions} parts: set clients={rule.num_partitions}")
+            return [np.array(rule.load_partition(i)["index"]) for i in range(clients)]
+        except (ValueError, TypeError, KeyError) as error:
+            if isinstance(error, InputError):
+                raise
+            raise InputError(f"{partitioner}: {error}; it takes {', '.join(takes)}") from error
 
     return split

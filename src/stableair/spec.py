@@ -37,6 +37,12 @@ class Entry:
         return f"{self.name}{inspect.Signature(parameters)}"
 
     @property
+    def open(self) -> bool:
+        """Whether it takes arguments of any name, to hand them on."""
+        kinds = [p.kind for p in inspect.signature(self.factory).parameters.values()]
+        return inspect.Parameter.VAR_KEYWORD in kinds
+
+    @property
     def summary(self) -> str:
         return (inspect.getdoc(self.factory) or "").partition("\n")[0]
 
@@ -57,12 +63,15 @@ class Call:
 
     @property
     def parameters(self) -> dict[str, inspect.Parameter]:
-        return dict(inspect.signature(self.entry.factory).parameters)
+        declared = inspect.signature(self.entry.factory).parameters
+        named = {name: p for name, p in declared.items() if p.kind != p.VAR_KEYWORD}
+        return {name: inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in self.arguments} | named
 
     def with_(self, argument: str, value: Any) -> "Call":
         """The same call with one argument changed or added."""
-        given = self.arguments | {argument: value}
-        return replace(self, arguments={name: given[name] for name in self.parameters if name in given})
+        changed = replace(self, arguments=self.arguments | {argument: value})
+        given = changed.arguments
+        return replace(self, arguments={name: given[name] for name in changed.parameters if name in given})
 
     def short(self) -> "Call":
         """The same call without the arguments that equal their defaults."""
@@ -132,7 +141,8 @@ class Registry:
         for keyword in keywords:
             if keyword.arg is None:
                 raise _refused(self.kind, text, keyword.value)
-            if keyword.arg not in (known := list(inspect.signature(entry.factory).parameters)):
+            known = list(inspect.signature(entry.factory).parameters)
+            if keyword.arg not in known and not entry.open:
                 said = f"{entry.name} has no argument {keyword.arg!r}; {nearest(keyword.arg, known)}"
                 raise InputError(f"{self.kind} {text!r}: {said}; the signature is {entry.signature}")
         named = {keyword.arg: _value(self.kind, text, keyword.value) for keyword in keywords}
@@ -142,7 +152,11 @@ class Registry:
             bound = inspect.signature(entry.factory).bind(*(_value(self.kind, text, a) for a in positional), **named)
         except TypeError as error:
             raise InputError(f"{self.kind} {text!r}: {error}; the signature is {entry.signature}") from None
-        return Call(self.kind, entry, bound.arguments, bare=not called)
+        given = {}
+        for name, value in bound.arguments.items():
+            handed_on = bound.signature.parameters[name].kind == inspect.Parameter.VAR_KEYWORD
+            given |= value if handed_on else {name: value}
+        return Call(self.kind, entry, given, bare=not called)
 
 
 def registry(kind: str, plural: str, module: str) -> Registry:
