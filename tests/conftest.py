@@ -1,12 +1,35 @@
+import os
+
+import numpy as np
 import pytest
 import torch
 from hypothesis import settings
 
+from stableair import hub
 from stableair.experiment import Experiment
 from stableair.spec import REGISTRIES
 
 settings.register_profile("stableair", deadline=None, derandomize=True, max_examples=50)
 settings.load_profile("stableair")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def data_folder(tmp_path_factory):
+    """A data folder with noise in the form of the real sets; nobody's own folder is touched."""
+    before, os.environ[hub.VARIABLE] = os.environ.get(hub.VARIABLE), str(tmp_path_factory.mktemp("data"))
+    rng = np.random.default_rng(0)
+    sets = {"cifar10": (10, (32, 32, 3)), "cifar100": (100, (32, 32, 3)), "femnist": (62, (28, 28, 1))}
+    other = hub.Source("someone/images", "image", "label", "who")
+    for name, (classes, shape) in sets.items() | {(other.name, (4, (10, 12, 3)))}:
+        tensors = {}
+        for split, n in (("train", 40), ("test", 10)):
+            tensors[f"{split}.x"] = rng.integers(256, size=(n, *shape), dtype=np.uint8)
+            tensors[f"{split}.y"] = rng.permutation(n) % classes
+            if classes in (62, 4):
+                tensors[f"{split}.writer"] = rng.permutation(n) % 8
+        hub._write(hub.file(name), tensors, hub.NAMED.get(name, other))
+    yield hub.folder()
+    os.environ.pop(hub.VARIABLE) if before is None else os.environ.update({hub.VARIABLE: before})
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@ import json
 import signal
 import subprocess
 import sys
+import warnings
 
 import pytest
 
@@ -13,6 +14,7 @@ from stableair import cli, demo
 def command(monkeypatch, capsys, tmp_path, registries):
     """Run a command line in an empty folder: (exit code, output, errors)."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # main() sets its own
     handler = signal.getsignal(signal.SIGTERM)
 
     def invoke(*words):
@@ -125,6 +127,11 @@ def test_runs_without_the_metric_are_left_out_and_said(command, small):
         (["plot", "missing"], "missing: there is no such folder"),
         (["plot"], "Missing argument"),
         (["list", "receiver"], "did you mean 'receivers'"),
+        (["data", "check", "cifar11"], "did you mean 'cifar10'"),
+        (["data", "prepare", "digits"], "set of the hub: 'digits' is unknown; allowed: cifar10, cifar100, femnist, hf"),
+        (["data", "check", "hf(a/b)"], "is code"),
+        (["data", "check", "hf('a/b')"], "hf-a-b-image-label.safetensors is not there; with a network"),
+        (["data", "show", "femnist", "--partition", "by_writer()"], "at most the number of"),
         (["theory", "--alpha", "3"], "alpha must be in [0.5, 2]: got 3"),
         (["theory", "--tau", "0", "--plot", "t.png"], "tau must be positive"),
     ],
@@ -207,3 +214,33 @@ def test_the_demo_tunes_on_validation_and_compares_on_test(command, monkeypatch,
     written = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("rounds.jsonl")}
     assert command("demo")[0] == 0
     assert {p: p.stat().st_mtime_ns for p in tmp_path.rglob("rounds.jsonl")} == written, "nothing is computed twice"
+
+
+def test_data_shows_lists_and_checks(command, tmp_path, data_folder):
+    code, out, _ = command("data", "show", "digits", "--partition", "dirichlet(0.3)", "--clients", 7, "-o", "l.png")
+    assert code == 0
+    assert out.splitlines() == [
+        "1437 samples, 10 classes, 7 clients by dirichlet(beta=0.3)",
+        "samples a client: 205 to 206; classes a client: 7 to 9",
+        "l.png",
+    ]
+    assert (tmp_path / "l.png").stat().st_size > 1000
+    code, out, _ = command("data", "list")
+    assert (code, out.splitlines()[0]) == (0, str(data_folder))
+    assert [line.split()[0] for line in out.splitlines()[1:4]] == ["cifar10", "cifar100", "femnist"]
+    assert out.count("MB") == 4
+    assert "not there" not in out
+    assert "its SHA-256 is the one of its description" in command("data", "check", "cifar10")[1]
+    assert command("data", "prepare", "cifar10")[1] == f"{data_folder / 'cifar10.safetensors'}\n"
+
+
+def test_another_data_folder(command, tmp_path, data_folder, monkeypatch):
+    monkeypatch.setenv("STABLEAIR_DATA", str(data_folder))  # what the command changes is put back
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "cifar10.safetensors").write_bytes((data_folder / "cifar10.safetensors").read_bytes())
+    words = "run", "cifar10", "rounds=1", "clients=2", "model=logistic()", "--data-dir", "d", "--out", "r"
+    code, _, errors = command(*words)
+    assert (code, errors) == (0, "note: d/cifar10.safetensors is unchecked: there is no cifar10.json beside it\n")
+    environment = json.loads((tmp_path / "r" / "environment.json").read_text())[0]
+    written = json.loads((data_folder / "cifar10.json").read_text())["sha256"]
+    assert environment["data"]["cifar10.safetensors"] == written

@@ -14,7 +14,7 @@ import torch
 
 import stableair as sa
 from stableair import record
-from stableair.record import CHECKPOINT, ENVIRONMENT, EXPERIMENT, ROUNDS, load, run
+from stableair.record import CHECKPOINT, CLIENTS, ENVIRONMENT, EXPERIMENT, ROUNDS, load, run
 from stableair.streams import generator
 
 
@@ -41,7 +41,9 @@ def stop_after(k):
 
 def test_a_run_is_a_folder(tiny, tmp_path):
     result = run(tiny, tmp_path / "a" / "b")
-    assert sorted(p.name for p in result.folder.iterdir()) == [CHECKPOINT, ENVIRONMENT, EXPERIMENT, ROUNDS]
+    assert sorted(p.name for p in result.folder.iterdir()) == [CHECKPOINT, CLIENTS, ENVIRONMENT, EXPERIMENT, ROUNDS]
+    assert np.sum(result.labels, 1).tolist() == [12] * 5
+    assert np.sum(result.labels) == 60
     assert sa.Experiment.read(result.folder / EXPERIMENT) == tiny
     lines = [json.loads(line) for line in (result.folder / ROUNDS).read_text().splitlines()]
     assert [line["round"] for line in lines] == [0, 1, 2, 3]

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,6 +27,9 @@ app = typer.Typer(
 ClickException = next(cls for cls in typer.BadParameter.__mro__ if cls.__name__ == "ClickException")
 KINDS = "receivers", "noises", "fadings", "partitions", "models", "data", "servers"
 
+DataDir = Annotated[
+    Path | None, typer.Option(help="Where the data files are (default: $STABLEAIR_DATA, else the user's cache).")
+]
 Plugin = Annotated[list[Path] | None, typer.Option(help="A Python file that registers components of your own.")]
 
 
@@ -37,6 +41,7 @@ def main() -> NoReturn:
     """Run the command; whatever the user got wrong is one line on standard error and exit code 2."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # on a busy machine spinning threads stall each other
     signal.signal(signal.SIGTERM, _terminate)
+    warnings.showwarning = _note
     try:
         code = app(standalone_mode=False)
     except InputError as error:
@@ -57,6 +62,12 @@ def main() -> NoReturn:
 
 def _terminate(*_: object) -> NoReturn:
     raise Terminated
+
+
+def _note(message: Warning | str, category: type[Warning], *_: Any) -> None:
+    """Our own warnings in one line; those of the libraries below are not for the user of a command."""
+    if category is UserWarning:
+        print(f"note: {message}", file=sys.stderr)
 
 
 def _fail(message: str) -> NoReturn:
@@ -86,9 +97,11 @@ def run(
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the last complete round.")] = False,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = None,
     checkpoint_every: Annotated[int, typer.Option(min=1, help="Rounds between two checkpoints.")] = 1,
+    data_dir: DataDir = None,
     plugin: Plugin = None,
 ) -> None:
     """Run an experiment and record it in a folder."""
+    _use(data_dir)
     _load(plugin)
     from stableair.experiment import from_words
     from stableair.record import run as record_run
@@ -108,6 +121,12 @@ def run(
             on_round = watch(f"seed {this.seed}", this.rounds)
             result = record_run(this, folder, resume=resume, checkpoint_every=checkpoint_every, on_round=on_round)
         print(_summary(result, this.evaluate))
+
+
+def _use(data_dir: Path | None) -> None:
+    """Make the folder the one of this process and of what it starts."""
+    if data_dir:
+        os.environ["STABLEAIR_DATA"] = str(data_dir)
 
 
 def _load(plugin: list[Path] | None) -> None:
@@ -192,6 +211,75 @@ def plot(
     for run in others:
         print(f"left out: {run.folder} has no {metric}", file=sys.stderr)
     print(draw.save(draw.curves(draw.label(runs), metric), out))
+
+
+data_app = typer.Typer(help="The data folder: what is there, fetch it, check it, look at it.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+
+Name = Annotated[str, typer.Argument(help="cifar10, cifar100, femnist, or a spec such as 'hf(user/set, image=img)'.")]
+
+
+@data_app.command("list")
+def data_list(data_dir: DataDir = None) -> None:
+    """The image sets that come from the hub, and the files of the data folder."""
+    _use(data_dir)
+    from stableair import hub
+
+    print(hub.folder())
+    others = sorted({path.stem for path in hub.folder().glob("*.safetensors")} - hub.NAMED.keys())
+    for name in (*hub.NAMED, *others):
+        path = hub.file(name)
+        state = "not there" if not path.exists() else f"{path.stat().st_size / 1e6:.1f} MB"
+        state += ", unchecked" * (path.exists() and not hub.described(name).exists())
+        print(f"  {name:<10}  {state}")
+
+
+@data_app.command()
+def prepare(
+    name: Name,
+    again: Annotated[bool, typer.Option("--again", help="Make the file anew where it is there already.")] = False,
+    data_dir: DataDir = None,
+) -> None:
+    """Fetch a set from the hub, once, and write its file into the data folder."""
+    _use(data_dir)
+    from stableair import data, hub
+
+    print(hub.prepare(*data.stored(name), again=again))
+
+
+@data_app.command()
+def check(name: Name, data_dir: DataDir = None) -> None:
+    """Compare a data file with its description."""
+    _use(data_dir)
+    from stableair import data, hub
+
+    file, _ = data.stored(name)
+    good = "its SHA-256 is the one of its description" if hub.check(file) else "unchecked: it has no description"
+    print(f"{hub.file(file)}: {good}")
+
+
+@data_app.command()
+def show(
+    name: Annotated[str, typer.Argument(help="Any data set, such as digits or cifar10.")],
+    partition: Annotated[str, typer.Option(help="How it is divided, such as 'dirichlet(0.3)'.")] = "iid()",
+    clients: Annotated[int, typer.Option(min=1)] = 50,
+    seed: Annotated[int, typer.Option()] = 0,
+    out: Annotated[Path, typer.Option("--out", "-o", help="The picture.")] = Path("labels.png"),
+    data_dir: DataDir = None,
+    plugin: Plugin = None,
+) -> None:
+    """Draw how the labels are distributed over the clients, and say how unequal it is."""
+    _use(data_dir)
+    _load(plugin)
+    from stableair import plot as draw
+    from stableair.experiment import Experiment, build
+
+    experiment = Experiment(data=name, partition=partition, clients=clients, seed=seed, model="logistic()")
+    counts = build(experiment).labels
+    sizes, kinds = counts.sum(1), (counts > 0).sum(1)
+    print(f"{sizes.sum()} samples, {counts.shape[1]} classes, {clients} clients by {experiment.partition}")
+    print(f"samples a client: {sizes.min()} to {sizes.max()}; classes a client: {kinds.min()} to {kinds.max()}")
+    print(draw.save(draw.labels(counts, f"{experiment.data}, {experiment.partition}, seed {seed}"), out))
 
 
 @app.command("list")

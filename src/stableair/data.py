@@ -6,7 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from stableair.checks import InputError, number, whole
+from stableair import hub
+from stableair.checks import InputError, choice, number, whole
 from stableair.spec import Registry
 from stableair.streams import generator
 
@@ -87,3 +88,64 @@ def synthetic(samples=1000, classes=10, shape=(1, 8, 8), spread=1.0, writers=10,
         return Split(x, y, writer)
 
     return Dataset(split(samples), split(max(classes, samples // 5)), classes, model="mlp(200)")
+
+
+@dataset("cifar10")
+def cifar10(train=None, test=None) -> Dataset:
+    """CIFAR-10: 50,000 + 10,000 colour images of 32 x 32, ten classes; `train`, `test` take so many of them."""
+    colours = (125.3, 123.0, 113.9), (63.0, 62.1, 66.7)
+    return _from_folder("cifar10", hub.NAMED["cifar10"], train, test, 10, "resnet18()", *colours)
+
+
+@dataset("cifar100")
+def cifar100(train=None, test=None) -> Dataset:
+    """CIFAR-100: 50,000 + 10,000 colour images of 32 x 32, a hundred classes."""
+    colours = (129.3, 124.1, 112.4), (68.2, 65.4, 70.4)
+    return _from_folder("cifar100", hub.NAMED["cifar100"], train, test, 100, "resnet34()", *colours)
+
+
+@dataset("femnist")
+def femnist(train=None, test=None) -> Dataset:
+    """FEMNIST: digits and letters by 3,597 writers, grey images of 28 x 28, 62 classes; knows its writers."""
+    return _from_folder("femnist", hub.NAMED["femnist"], train, test, 62, "cnn()", 245.0, 42.0)
+
+
+@dataset("hf")
+def hf(name, image="image", label="label", writer=None, config=None, train=None, test=None) -> Dataset:
+    """Any image set of the hub, or a folder in its schema; the arguments name its columns."""
+    source = hub.Source(name, image, label, writer, config)
+    data = _from_folder(source.name, source, train, test, None, "cnn()", 0.0, 1.0)
+    seen = data.train.x[:10_000].double()
+    mean, std = seen.mean((0, 2, 3)), seen.std((0, 2, 3)).clamp(min=1.0)
+    return data._replace(mean=tuple(mean.tolist()), std=tuple(std.tolist()))
+
+
+def stored(text: str) -> tuple[str, hub.Source]:
+    """The name of a set's data file and where it comes from, for a set of the hub: "cifar10", "hf(user/set)"."""
+    call = dataset.one(text)
+    if call.entry.name != "hf":
+        return call.entry.name, hub.NAMED[choice("set of the hub", call.entry.name, [*hub.NAMED, "hf"])]
+    defaults = {name: parameter.default for name, parameter in call.parameters.items()} | call.arguments
+    source = hub.Source(*(defaults[key] for key in ("name", "image", "label", "writer", "config")))
+    return source.name, source
+
+
+def _from_folder(
+    name: str, source: hub.Source, train: int | None, test: int | None, classes: int | None, model: str, mean, std
+) -> Dataset:
+    """A set of the data folder; `train` and `test` take so many samples of each split, always the same ones."""
+    stored = hub.read(name, source)
+
+    def split(part: str, most: int | None) -> Split:
+        x, y = stored[f"{part}.x"].permute(0, 3, 1, 2), stored[f"{part}.y"]
+        whole_split = Split(x, y, stored.get(f"{part}.writer"))
+        if most is None:
+            return whole_split
+        if whole(part, most, 1) > len(y):
+            raise InputError(f"{part} must be at most {len(y)}, all there are: got {most}")
+        return whole_split[generator(0, "subset").permutation(len(y))[:most].sort().values]
+
+    top = max(int(stored["train.y"].max()), int(stored["test.y"].max()))
+    if classes is not None and top >= classes:
+        raise InputError(f"{hub.file(name)}: labels must be below {classes}: got {top}")
+    return Dataset(split("train", train), split("test", test), classes or top + 1, model, mean, std)

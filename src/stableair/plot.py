@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib import colormaps
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
@@ -14,6 +15,7 @@ from stableair.experiment import HOW, TYPES
 from stableair.record import EXPERIMENT, Run, load
 
 IDEAL = {"fading": "unit()", "noise": "none()", "receiver": "none()"}
+FEW = 20  # classes that can be told apart by colour
 AXES = {
     "test/accuracy": "test accuracy",
     "test/loss": "test loss",
@@ -112,6 +114,29 @@ def curves(groups: dict[str, list[Run]], metric: str = "test/accuracy", title: s
     else:
         figure.legend(**key, title_fontsize="small", loc="outside lower center")
         figure.set_figheight(4.2 + 0.2 * len(groups))
+    return figure
+
+
+def labels(counts: np.ndarray, title: str = "") -> Figure:
+    """How many samples of each class each client holds: stacked bars for few classes, a map for many."""
+    counts = np.asarray(counts)
+    clients, classes = counts.shape
+    figure = Figure(figsize=(max(6.4, min(12, 0.13 * clients + 2)), 4.2), layout="constrained")
+    axes = figure.subplots()
+    if classes <= FEW:
+        colours = colormaps["tab10" if classes <= 10 else "tab20"].colors
+        base = np.zeros(clients)
+        for c in range(classes):
+            axes.bar(np.arange(clients), counts[:, c], 1.0, bottom=base, color=colours[c], label=str(c), linewidth=0)
+            base += counts[:, c]
+        axes.set(ylabel="samples", xlim=(-0.5, clients - 0.5))
+        figure.legend(title="class", fontsize="small", loc="outside right center", reverse=True)
+    else:
+        image = axes.imshow(counts.T, aspect="auto", origin="lower", cmap="viridis", interpolation="nearest")
+        axes.set(ylabel="class")
+        figure.colorbar(image, label="samples")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set(xlabel="client", title=title)
     return figure
 
 

@@ -29,11 +29,13 @@ except ImportError:  # Windows has no such locks
 import stableair
 from stableair.checks import InputError, whole
 from stableair.experiment import HOW, TYPES, Experiment, build
+from stableair.hub import LOADED
 from stableair.simulate import Overflow, Simulation, simulate
 from stableair.spec import PLUGINS
 from stableair.vector import State
 
-EXPERIMENT, ENVIRONMENT, ROUNDS, CHECKPOINT = "experiment.json", "environment.json", "rounds.jsonl", "checkpoint.pt"
+EXPERIMENT, ENVIRONMENT, CLIENTS = "experiment.json", "environment.json", "clients.json"
+ROUNDS, CHECKPOINT = "rounds.jsonl", "checkpoint.pt"
 
 
 class Checkpoint(NamedTuple):
@@ -80,6 +82,12 @@ class Run:
         if not last:
             raise InputError(f"{self.folder}: no round is complete yet")
         return State(last.w, last.stats)
+
+    @property
+    def labels(self) -> list[list[int]] | None:
+        """How many samples of each class each client holds, where the folder tells."""
+        path = self.folder and self.folder / CLIENTS
+        return _read_json(path, dict).get("labels") if path and path.exists() else None
 
     def to_pandas(self) -> Any:
         """The rounds as a pandas DataFrame."""
@@ -130,7 +138,7 @@ def run(
             folder.mkdir(parents=True)
             stack.enter_context(_alone(folder))
         log = stack.enter_context(_Log(folder, rows[:done], last, checkpoint_every, on_round))
-        log.begin(experiment, start.w.device)
+        log.begin(experiment, sim)
         try:
             for k, state, metrics in simulate(sim, start, experiment.rounds, start=done):
                 if not state.w.isfinite().all():
@@ -157,11 +165,13 @@ class _Log:
         self.fresh = not rows
         self.saved = last.rounds if last else 0
 
-    def begin(self, experiment: Experiment, device: torch.device) -> None:
+    def begin(self, experiment: Experiment, sim: Simulation) -> None:
         if self.folder:
             past = _read_json(self.folder / ENVIRONMENT, list) if self.rows else []
-            here = [*past, _environment(device, len(self.rows))]
+            here = [*past, _environment(sim.start.w.device, len(self.rows))]
             _replace(self.folder / ENVIRONMENT, (json.dumps(here, indent=2) + "\n").encode())
+            if sim.labels is not None:
+                _replace(self.folder / CLIENTS, (json.dumps({"labels": sim.labels.tolist()}) + "\n").encode())
             if self.fresh:
                 (self.folder / CHECKPOINT).unlink(missing_ok=True)
             _replace(self.folder / ROUNDS, "".join(map(_line, self.rows)).encode())
@@ -201,7 +211,7 @@ class _Log:
         """No complete round is lost, however rare the checkpoints; a run that fails before its first leaves nothing."""
         self.flush()
         if self.folder and self.fresh and not self.rows and kind and issubclass(kind, Exception):
-            for name in (EXPERIMENT, ENVIRONMENT, ROUNDS):
+            for name in (EXPERIMENT, ENVIRONMENT, CLIENTS, ROUNDS):
                 (self.folder / name).unlink(missing_ok=True)
             if not any(self.folder.iterdir()):
                 self.folder.rmdir()
@@ -292,6 +302,7 @@ def _environment(device: torch.device, first_round: int) -> dict[str, Any]:
         "numpy": numpy.__version__,
         "scipy": scipy.__version__,
         "plugins": dict(PLUGINS),  # and the SHA-256 of each
+        "data": dict(LOADED),
     }
 
 

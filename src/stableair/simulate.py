@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -33,6 +34,7 @@ class Simulation:
     receive: Receiver
     update: Update
     evaluate: Callable[[State], Metrics]
+    labels: np.ndarray | None = None  # (n, classes), samples of each class at each client: for the record
 
 
 class Round(NamedTuple):
