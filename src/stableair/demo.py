@@ -4,18 +4,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from stableair.experiment import PRESETS, Experiment
-from stableair.record import Run, run
+from stableair.record import LAST, Run, run
 
 GRID = {"mac": ("mac(C={})", (0.5, 1, 2, 4)), "gnc": ("gnc(max_norm={})", (30, 100, 300, 1000))}
 TUNING_ROUNDS = 30  # half the rounds tell the thresholds apart, in half the time
-LAST = 10  # rounds to average over: the accuracy of a method that suffers jumps from round to round
 LABELS = {"ideal": "ideal", "mac": "MAC", "gnc": "GNC", "noisy": "noisy"}
-
-
-def settled(run: Run, metric: str) -> float:
-    """The mean of a metric over the last rounds; 0 for a run that diverged."""
-    last = run[metric][-LAST:]
-    return 0.0 if run.diverged is not None else sum(last) / len(last)
 
 
 def demo(folder: Path, say: Callable[[str], None], watch: Callable[[str, int], Callable]) -> dict[str, Run]:
@@ -34,7 +27,7 @@ def demo(folder: Path, say: Callable[[str], None], watch: Callable[[str, int], C
         found = {}
         for threshold in thresholds:
             candidate = base.with_(receiver=spec.format(threshold), evaluate="validation", rounds=TUNING_ROUNDS)
-            found[threshold] = settled(go(f"tune-{method}-{threshold}", candidate), "validation/accuracy")
+            found[threshold] = go(f"tune-{method}-{threshold}", candidate).settled("validation/accuracy")
             say(f"  {candidate.receiver:<20} validation accuracy {found[threshold]:.3f}")
         best = max(found, key=found.get)
         say(f"  best: {spec.format(best)}")

@@ -149,6 +149,12 @@ class Experiment:
         what |= {name: [str(call.short()) for call in self._calls(name)] for name in SPECS}
         return hashlib.blake2b(json.dumps(what, sort_keys=True).encode(), digest_size=6).hexdigest()
 
+    @property
+    def name(self) -> str:
+        """What its folder is called unless somebody says otherwise."""
+        data, rule = (text.partition("(")[0] for text in (self.data, self.receiver))
+        return f"{data}-{rule}-seed{self.seed}-{self.id()}"
+
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
@@ -208,13 +214,18 @@ def from_words(words: list[str]) -> Experiment:
             base = Experiment.read(first)
         else:
             raise InputError(f"{first!r} is neither a preset, a file nor key=value; {nearest(first, PRESETS)}")
+    return base.with_(**settings_of(words))
+
+
+def settings_of(words: list[str]) -> dict[str, Any]:
+    """The settings that words of the form key=value stand for."""
     settings = {}
     for word in words:
         key, equals, text = word.partition("=")
         if not equals:
             raise InputError(f"{word!r} is not key=value; a preset or a file comes first, and only one of them")
         settings[key] = _typed(key, text)
-    return base.with_(**settings)
+    return settings
 
 
 def _typed(key: str, text: str) -> Any:

@@ -11,6 +11,7 @@ import math
 import os
 import pickle
 import platform
+import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -36,6 +37,7 @@ from stableair.vector import State
 
 EXPERIMENT, ENVIRONMENT, CLIENTS = "experiment.json", "environment.json", "clients.json"
 ROUNDS, CHECKPOINT = "rounds.jsonl", "checkpoint.pt"
+LAST = 10  # rounds to average over: the accuracy of a method that suffers jumps from round to round
 
 
 class Checkpoint(NamedTuple):
@@ -74,6 +76,16 @@ class Run:
     def diverged(self) -> int | None:
         """The round after which the model was no longer finite, where there was one."""
         return self.rounds[-1]["round"] if self.rounds and self.rounds[-1].get("diverged") else None
+
+    def settled(self, metric: str) -> float:
+        """The mean of a metric over the last rounds; 0 for a run that diverged."""
+        last = self[metric][-LAST:]
+        return 0.0 if self.diverged is not None else sum(last) / len(last)
+
+    def fluctuation(self, metric: str) -> float | None:
+        """The standard deviation of a metric over the last rounds; None for a run that diverged or has one round."""
+        last = self[metric][-LAST:]
+        return None if self.diverged is not None or len(last) < 2 else statistics.stdev(last)
 
     @property
     def state(self) -> State:
