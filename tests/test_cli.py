@@ -209,7 +209,7 @@ def test_the_demo_tunes_on_validation_and_compares_on_test(command, monkeypatch,
         assert not tuning or run.settings["receiver"] in out
     assert final["mac"] == runs["mac"]["test/accuracy"][-1]
     tuned = [run for name, run in runs.items() if name.startswith("tune-mac")]
-    assert len({demo.settled(run, "validation/accuracy") for run in tuned}) > 1, "the thresholds differ"
+    assert len({run.settled("validation/accuracy") for run in tuned}) > 1, "the thresholds differ"
     assert runs["mac"].settings["receiver"] == "mac(C=1)", "the best one was taken"
     written = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("rounds.jsonl")}
     assert command("demo")[0] == 0

@@ -57,8 +57,9 @@ def test_runs_of_different_length_are_averaged_where_they_are():
 def test_runs_are_found_below_a_folder_and_pictures_written(tiny, tmp_path):
     for seed in (0, 1):
         sa.run(tiny.with_(seed=seed), tmp_path / "runs" / f"seed{seed}")
-    assert len(plot.find([tmp_path / "runs", tmp_path / "runs" / "seed0"])) == 2, "each once"
-    figure = plot.curves(plot.label(plot.find([tmp_path / "runs"])), "channel/snr_db")
+    found, unreadable = plot.find([tmp_path / "runs", tmp_path / "runs" / "seed0"])
+    assert (len(found), unreadable) == (2, []), "each once"
+    figure = plot.curves(plot.label(found), "channel/snr_db")
     assert figure.axes[0].get_ylabel() == "SNR in dB"
     for name in ("a.png", "below/a.pdf"):
         assert plot.save(figure, tmp_path / name).stat().st_size > 1000

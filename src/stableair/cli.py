@@ -33,6 +33,9 @@ DataDir = Annotated[
 Plugin = Annotated[list[Path] | None, typer.Option(help="A Python file that registers components of your own.")]
 
 
+OnRound = Callable[[dict[str, Any]], Any]
+
+
 class Terminated(KeyboardInterrupt):
     """SIGTERM, handled as Ctrl-C is."""
 
@@ -97,6 +100,7 @@ def run(
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the last complete round.")] = False,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = None,
     checkpoint_every: Annotated[int, typer.Option(min=1, help="Rounds between two checkpoints.")] = 1,
+    track: Annotated[str | None, typer.Option(help="Tell a tracker as well: tensorboard, wandb or mlflow.")] = None,
     data_dir: DataDir = None,
     plugin: Plugin = None,
 ) -> None:
@@ -106,7 +110,10 @@ def run(
     from stableair.experiment import from_words
     from stableair.record import run as record_run
     from stableair.record import standing
+    from stableair.track import needed
+    from stableair.track import track as tracking
 
+    needed(track)
     experiment = from_words(words or [])
     if device:
         experiment = experiment.with_(device=device)
@@ -117,10 +124,14 @@ def run(
     for this in each:
         folder = _folder(this, out, seeds)
         hint = f"{folder} holds every complete round, --resume goes on from there"
-        with _stop_politely(hint), _display() as watch:
-            on_round = watch(f"seed {this.seed}", this.rounds)
+        with _stop_politely(hint), _display() as watch, tracking(track, this, folder) as tell:
+            on_round = _both(watch(f"seed {this.seed}", this.rounds), tell)
             result = record_run(this, folder, resume=resume, checkpoint_every=checkpoint_every, on_round=on_round)
         print(_summary(result, this.evaluate))
+
+
+def _both(one: OnRound, other: OnRound) -> OnRound:
+    return lambda row: (one(row), other(row))
 
 
 def _use(data_dir: Path | None) -> None:
@@ -138,8 +149,7 @@ def _load(plugin: list[Path] | None) -> None:
 
 def _folder(experiment: Any, out: Path | None, seeds: int) -> Path:
     if out is None:
-        name = "-".join(text.partition("(")[0] for text in (experiment.data, experiment.receiver))
-        return Path("runs") / f"{name}-seed{experiment.seed}-{experiment.id()}"
+        return Path("runs") / experiment.name
     return out / f"seed{experiment.seed}" if seeds > 1 else out
 
 
@@ -158,9 +168,6 @@ def _summary(result: Any, split: str) -> str:
         return f"{result.folder}: diverged at round {result.diverged}{kept}"
     accuracy = result[f"{split}/accuracy"]
     return f"{result.folder}: {len(result)} rounds, {split} accuracy {accuracy[-1]:.4f} (best {max(accuracy):.4f})"
-
-
-OnRound = Callable[[dict[str, Any]], None]
 
 
 def _figures(row: dict[str, Any]) -> str:
@@ -199,18 +206,125 @@ def _display(every_round: bool = True) -> Iterator[Callable[[str, int], OnRound]
 
 
 @app.command()
+def search(
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[PRESET|FILE.toml] [KEY=VALUE]... KEY=LOW:HIGH[:log|:int]...",
+            help="The experiment, and what to search of it, such as receiver.C=0.01:10:log or local_epochs=1,2,5.",
+        ),
+    ],
+    trials: Annotated[int, typer.Option(min=1, help="How many values to try.")] = 12,
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds each value is judged over.")] = 1,
+    out: Annotated[Path | None, typer.Option(help="The search's folder (default: one under runs/).")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = None,
+    data_dir: DataDir = None,
+    plugin: Plugin = None,
+) -> None:
+    """Search any parameters on a validation split of the training data; the test data stay unseen."""
+    _use(data_dir)
+    _load(plugin)
+    from stableair import plot as draw
+    from stableair import search as the
+    from stableair.experiment import from_words
+
+    split = [(word, word.partition("=")) for word in words]
+    spaces = {key: space for _, (key, _, text) in split if (space := the.space(key, text))}
+    base = from_words([word for word, (key, _, _) in split if key not in spaces])
+    if device:
+        base = base.with_(device=device)
+    folder = out or Path("runs") / f"search-{base.name}"
+    with _stop_politely("the same command goes on from here"), _display(every_round=False) as watch:
+        found = the.search(base, spaces, folder, trials=trials, seeds=seeds, watch=watch, say=_say)
+    changed = [f"'{key}={value}'" for key, value in found.winner.values.items()]
+    print(f"best: {the.described(found.winner, base.rounds * seeds)}")
+    print(f"stableair run {' '.join(_quoted(w) for w, (key, _, _) in split if key not in spaces)} {' '.join(changed)}")
+    print(f"{folder / the.RESULT}\n{draw.save(draw.trials(found), folder / 'search.png')}")
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+def _quoted(word: str) -> str:
+    import shlex
+
+    return shlex.quote(word)
+
+
+@app.command()
+def figure(
+    name: Annotated[str, typer.Argument(help="fig2, fig3a to fig3f, fig4a to fig4c, interval.")],
+    words: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings of your own.")] = None,
+    out: Annotated[Path, typer.Option(help="The folder for the picture and its runs.")] = Path("runs"),
+    smoke: Annotated[bool, typer.Option("--smoke", help="The same figure, very small: about a minute.")] = False,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Communication rounds.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds; two or more give a band.")] = 1,
+    trials: Annotated[int | None, typer.Option(min=1, help="Values to try in the search for a threshold.")] = None,
+    search_rounds: Annotated[int | None, typer.Option(min=1, help="Rounds to judge each of them by.")] = None,
+    c: Annotated[float | None, typer.Option("--C", help="MAC's threshold, instead of searching it.")] = None,
+    max_norm: Annotated[float | None, typer.Option(help="GNC's threshold, instead of searching it.")] = None,
+    search_each: Annotated[bool, typer.Option("--search-each", help="Fig. 4: a searched C for every curve.")] = False,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = None,
+    data_dir: DataDir = None,
+    plugin: Plugin = None,
+) -> None:
+    """Make a figure of the paper: compute the runs that are missing, then draw NAME.png and NAME.pdf."""
+    _use(data_dir)
+    _load(plugin)
+    from stableair import figures
+    from stableair import plot as draw
+    from stableair.experiment import settings_of
+
+    if name in figures.DRAWINGS:
+        picture = figures.drawing(name)
+    else:
+        settings = settings_of(words or [])
+        settings |= {key: value for key, value in {"rounds": rounds, "device": device}.items() if value is not None}
+        given = {method: value for method, value in {"MAC": c, "GNC": max_norm}.items() if value is not None}
+        budget = {"trials": trials, "search_rounds": search_rounds}
+        budget = {key: value for key, value in budget.items() if value is not None}
+        how = figures.plan(name, settings, smoke=smoke, seeds=seeds, given=given, search_each=search_each, **budget)
+        with _stop_politely("the same command goes on from here"), _display(every_round=False) as watch:
+            runs, notes = figures.compute(how, out, watch, _say)
+        picture = figures.draw(how, runs, notes)
+        for label, each in runs.items():
+            for one in each:
+                print(f"{label:<16} {_summary(one, how.base.evaluate)}")
+    for ending in ("png", "pdf"):
+        print(draw.save(picture, out / f"{name}.{ending}"))
+
+
+@app.command()
 def plot(
     folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Run folders, or folders that hold some.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="The picture, as .png, .pdf or .svg.")] = Path("curves.png"),
     metric: Annotated[str, typer.Option(help="What to draw, as named in rounds.jsonl.")] = "test/accuracy",
+    log: Annotated[bool, typer.Option("--log", help="A logarithmic axis for it.")] = False,
 ) -> None:
     """Draw a metric of one or more runs; runs that differ in the seed alone become one line with a band."""
     from stableair import plot as draw
 
-    runs, others = draw.recorded(draw.find(folders), metric)
-    for run in others:
-        print(f"left out: {run.folder} has no {metric}", file=sys.stderr)
-    print(draw.save(draw.curves(draw.label(runs), metric), out))
+    found, unreadable = draw.find(folders)
+    runs, others = draw.recorded(found, metric)
+    for line in (*unreadable, *(f"{run.folder} has no {metric}" for run in others)):
+        print(f"left out: {line}", file=sys.stderr)
+    print(draw.save(draw.curves(draw.label(runs), metric, log=log), out))
+
+
+@app.command()
+def report(
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Run folders, or folders that hold some.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The page.")] = Path("report.html"),
+) -> None:
+    """One self-contained page of one or more runs: curves, tables, a paired comparison."""
+    from stableair import plot as draw
+    from stableair import report as the
+
+    runs, unreadable = draw.find(folders)
+    for line in unreadable:
+        print(f"left out: {line}", file=sys.stderr)
+    print(the.write(the.report(runs, unreadable), out))
 
 
 data_app = typer.Typer(help="The data folder: what is there, fetch it, check it, look at it.", no_args_is_help=True)
@@ -360,19 +474,20 @@ def demo(
     from rich.table import Table
 
     from stableair import plot as draw
-    from stableair.demo import LABELS, LAST, settled
+    from stableair.demo import LABELS
     from stableair.demo import demo as run_demo
     from stableair.experiment import PRESETS, Experiment
+    from stableair.record import LAST
 
     base = Experiment(**PRESETS["demo"])
     folder = out / "runs" / "demo"
     print(f"{base.data}, {base.clients} clients, {base.rounds} rounds, {base.noise}; runs in {folder}", flush=True)
     with _stop_politely("the same command goes on from here"), _display(every_round=False) as watch:
-        runs = run_demo(folder, lambda line: print(line, flush=True), watch)
+        runs = run_demo(folder, _say, watch)
     final = {method: run["test/accuracy"][-1] for method, run in runs.items()}
     table = Table("method", "receiver", "test accuracy", f"mean of the last {LAST} rounds")
     for method, run in runs.items():
-        mean = settled(run, "test/accuracy")
+        mean = run.settled("test/accuracy")
         shown = ["diverged", ""] if run.diverged is not None else [f"{final[method]:.3f}", f"{mean:.3f}"]
         table.add_row(LABELS[method], run.settings["receiver"], *shown)
     Console().print(table)

@@ -1,6 +1,7 @@
 """Curves from run folders, and from nothing else."""
 
 import math
+import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from matplotlib.ticker import MaxNLocator
 from stableair.checks import InputError, nearest
 from stableair.experiment import HOW, TYPES
 from stableair.record import EXPERIMENT, Run, load
+from stableair.search import Result
 
 IDEAL = {"fading": "unit()", "noise": "none()", "receiver": "none()"}
 FEW = 20  # classes that can be told apart by colour
@@ -28,8 +30,8 @@ AXES = {
 }
 
 
-def find(folders: Iterable[str | Path]) -> list[Run]:
-    """The runs in these folders and below them, each once."""
+def find(folders: Iterable[str | Path]) -> tuple[list[Run], list[str]]:
+    """The runs in these folders and below them, each once; and what is wrong with those that cannot be read."""
     runs = {}
     for folder in map(Path, folders):
         if not folder.is_dir():
@@ -38,7 +40,15 @@ def find(folders: Iterable[str | Path]) -> list[Run]:
         if not here:
             raise InputError(f"{folder} holds no run: there is no {EXPERIMENT} in it or below it")
         runs |= {path.resolve(): path for path in here}
-    return [load(path) for path in runs.values()]
+    found, unreadable = [], []
+    for path in runs.values():
+        try:
+            found.append(load(path))
+        except InputError as error:
+            unreadable.append(str(error))
+    if not found:
+        raise InputError(f"none of the {len(unreadable)} runs can be read; the first: {unreadable[0]}")
+    return found, unreadable
 
 
 def recorded(runs: list[Run], metric: str) -> tuple[list[Run], list[Run]]:
@@ -76,7 +86,9 @@ def _name(settings: dict[str, Any], keys: list[str]) -> str:
     return ", ".join(str(v) if isinstance(v := settings[key], str) else f"{key}={v}" for key in keys)
 
 
-def curves(groups: dict[str, list[Run]], metric: str = "test/accuracy", title: str = "") -> Figure:
+def curves(
+    groups: dict[str, list[Run]], metric: str = "test/accuracy", title: str = "", caption: str = "", log: bool = False
+) -> Figure:
     """One line per group over the communication rounds: the mean over its seeds, in a band of one standard deviation.
 
     A run that diverged is drawn up to where it did, and a cross marks the place.
@@ -85,11 +97,8 @@ def curves(groups: dict[str, list[Run]], metric: str = "test/accuracy", title: s
     axes = figure.subplots()
     widths = np.linspace(2.8, 1.4, len(groups))  # where two lines coincide, both are seen
     for (name, runs), width in zip(groups.items(), widths, strict=True):
-        table = _table(runs, metric)
-        counted = np.maximum((~np.isnan(table)).sum(0), 1)
-        mean = np.where(np.isnan(table).all(0), np.nan, np.nansum(table, 0) / counted)
-        spread = np.sqrt(np.nansum((table - mean) ** 2, 0) / np.maximum(counted - 1, 1))
-        rounds = np.arange(table.shape[1])
+        mean, spread = mean_and_spread(runs, metric)
+        rounds = np.arange(len(mean))
         ended = [run.diverged for run in runs if run.diverged is not None]
         seeds = {run.settings["seed"] for run in runs}
         text = name + (f" ({len(seeds)} seeds)" if len(seeds) > 1 else "")
@@ -104,7 +113,8 @@ def curves(groups: dict[str, list[Run]], metric: str = "test/accuracy", title: s
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_ylabel(AXES.get(metric, metric))
     low, high = axes.dataLim.intervaly
-    if metric.endswith(("/loss", "/norm")) and 0 < low < high / 100:  # a run that blew up must not flatten the others
+    blown_up = metric.endswith(("/loss", "/norm")) and 0 < low < high / 100  # must not flatten the others
+    if log or blown_up:
         axes.set_yscale("log")
     axes.set_title(title)
     axes.grid(alpha=0.3)
@@ -114,6 +124,33 @@ def curves(groups: dict[str, list[Run]], metric: str = "test/accuracy", title: s
     else:
         figure.legend(**key, title_fontsize="small", loc="outside lower center")
         figure.set_figheight(4.2 + 0.2 * len(groups))
+    if caption:
+        lines = textwrap.wrap(caption, 112)
+        figure.set_figheight(figure.get_figheight() + 0.13 * len(lines))
+        figure.supxlabel("\n".join(lines), x=0.02, ha="left", fontsize=7, color="0.3")
+    return figure
+
+
+def trials(found: Result) -> Figure:
+    """The score of every trial of a search over each of its parameters; those stopped early are hollow."""
+    figure = Figure(figsize=(max(6.4, 4.2 * len(found.spaces)), 4.2), layout="constrained")
+    panels = figure.subplots(1, len(found.spaces), squeeze=False, sharey=True)[0]
+    for axes, (key, space) in zip(panels, found.spaces.items(), strict=True):
+        for stopped, style in ((False, {}), (True, {"markerfacecolor": "none"})):
+            some = [trial for trial in found.trials if trial.stopped == stopped]
+            text = "stopped early" if stopped else "all rounds"
+            if some:
+                x = [trial.values[key] for trial in some]
+                axes.plot(x, [t.score for t in some], "o", color="tab:blue", label=text, **style)
+        best = found.winner
+        axes.plot(best.values[key], best.score, "*", color="tab:red", markersize=14, label=f"best: {best.values[key]}")
+        if getattr(space, "log", False):
+            axes.set_xscale("log")
+        axes.set_xlabel(key)
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize="small")
+    panels[0].set_ylabel("validation accuracy")
+    figure.suptitle(f"{found.base.data}, {found.base.rounds} rounds", fontsize="medium")
     return figure
 
 
@@ -138,6 +175,14 @@ def labels(counts: np.ndarray, title: str = "") -> Figure:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set(xlabel="client", title=title)
     return figure
+
+
+def mean_and_spread(runs: list[Run], metric: str) -> tuple[np.ndarray, np.ndarray]:
+    """The mean of a metric over the runs after each round, and its standard deviation; NaN where none recorded it."""
+    table = _table(runs, metric)
+    counted = np.maximum((~np.isnan(table)).sum(0), 1)
+    mean = np.where(np.isnan(table).all(0), np.nan, np.nansum(table, 0) / counted)
+    return mean, np.sqrt(np.nansum((table - mean) ** 2, 0) / np.maximum(counted - 1, 1))
 
 
 def _table(runs: list[Run], metric: str) -> np.ndarray:

@@ -8,7 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from stableair import stable, theory
-from stableair.receiver import clip
+from stableair.experiment import Experiment, build
+from stableair.receiver import clip, mac, median
 
 
 def overview(alpha: float, tau: float, C: float, G: float) -> Figure:
@@ -17,6 +18,13 @@ def overview(alpha: float, tau: float, C: float, G: float) -> Figure:
     left, right = figure.subplots(1, 2)
     interval(left, alpha, tau, C, G)
     efficacies(right, alpha, C / tau)
+    return figure
+
+
+def decision() -> Figure:
+    """Appendix B at the paper's alpha and tau; C and G are this project's."""
+    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+    interval(figure.subplots(), alpha=1.5, tau=0.1, C=1.0, G=0.3)
     return figure
 
 
@@ -80,4 +88,42 @@ def checks(rows: list[theory.Check]) -> Figure:
     axes.set(yscale="log", ylabel=r"mean of $\|\nabla f(w_k)\|^2$", title="Theorem 1 on pseudo-Huber losses, L = G = 1")
     axes.grid(alpha=0.3, axis="y")
     axes.legend(fontsize="small")
+    return figure
+
+
+def steps(C: float = 1.0, entries: int = 60) -> Figure:
+    """Fig. 2: what MAC does to a gradient, on the output layer of a real first round, 50 clients on the digits."""
+    experiment = Experiment(noise="sas(alpha=1.5, tau=0.3)", device="cpu")
+    sim = build(experiment)
+    fade = sim.channel.draw(sim.n, len(sim.start.w), sim.seed, 0)
+    got = sim.channel.superpose(sim.train(sim.start, 0), fade)
+    g, clean = (sim.layout.split(v)[-2].double().flatten() for v in (got.g, got.clean))
+    first = max(0, min(int((g - median(g)).abs().argmax()) - entries // 2, len(g) - entries))
+    shown = slice(first, first + entries)  # the largest impulse in the middle
+    m = median(g)
+    centred, clipped, recovered = g - m, clip(C)(g - m), mac(C)(g)
+
+    figure = Figure(figsize=(12, 3.8), layout="constrained")
+    panels = figure.subplots(1, 3)
+    titles = r"1. centralise: $g - \mathrm{med}(g)$", r"2. clip to $[-C, C]$", r"3. recover: $+\,\mathrm{med}(g)$"
+    x = np.arange(first, first + entries)
+    for axes, title, values in zip(panels, titles, (centred, clipped, recovered), strict=True):
+        values = values[shown].numpy()
+        cut = np.abs(centred[shown].numpy()) > C
+        axes.vlines(x, 0, values, color=np.where(cut, "tab:red", "tab:blue"), linewidth=1.2)
+        axes.scatter(x, values, 9, color=np.where(cut, "tab:red", "tab:blue"), zorder=3)
+        centre = float(m) if axes is panels[2] else 0.0
+        for bound in (centre - C, centre + C):
+            axes.axhline(bound, color="black", linestyle="--", linewidth=1)
+        axes.axhline(0, color="black", linewidth=0.6)
+        axes.set(title=title, xlabel="entry of the output layer's weights")
+        axes.grid(alpha=0.3)
+    panels[2].plot(x, clean[shown].numpy(), color="tab:green", linewidth=1.2, label="what the clients sent, averaged")
+    for axes in panels[1:]:
+        axes.set_ylim(-1.7 * C, 1.7 * C)
+    panels[0].set_ylabel("value")
+    panels[0].plot([], [], "o-", color="tab:red", markersize=4, label=f"beyond C = {C:g}")
+    panels[0].legend(fontsize="small", loc="best")
+    panels[2].legend(fontsize="small", loc="lower right")
+    figure.suptitle(f"MAC on a received gradient: {experiment.data}, {experiment.noise}, median {m.item():.2g}")
     return figure

@@ -1,0 +1,188 @@
+import json
+import math
+import sys
+
+import numpy as np
+import pytest
+
+import stableair as sa
+from stableair import cli, figures, hub, record
+from stableair.checks import InputError
+
+SMALL = {"model": "logistic()"}  # the networks themselves are for the slow tests
+
+
+@pytest.fixture
+def no_data(tmp_path, monkeypatch):
+    monkeypatch.setenv(hub.VARIABLE, str(tmp_path / "no-data"))
+
+
+def made(name, folder, settings=SMALL, **how):
+    plan = figures.plan(name, settings | {"rounds": 1}, smoke=True, **how)
+    runs, notes = figures.compute(plan, folder, lambda title, rounds: lambda row: None, lambda line: None)
+    return plan, runs, notes
+
+
+def texts(picture):
+    return [text.get_text() for text in picture.axes[0].get_legend().get_texts()]
+
+
+def test_every_figure_of_the_paper_is_there():
+    assert set(figures.FIGURES) | set(figures.DRAWINGS) == {
+        "fig2", "fig3a", "fig3b", "fig3c", "fig3d", "fig3e", "fig3f", "fig4a", "fig4b", "fig4c", "interval",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", figures.FIGURES)
+def test_the_set_up_is_the_papers(name):
+    e = figures.plan(name, {}).base
+    assert (e.clients, e.lr, e.local_epochs, e.batch_size) == (50, 0.03, 5, 10)
+    assert (e.noise, e.fading, e.payload) == ("sas(alpha=1.5, tau=0.1)", "rayleigh(mean=1)", "gradient")
+    data, partition = {
+        "3a": ("cifar10", "iid()"), "3b": ("cifar100", "iid()"), "3c": ("femnist", "by_writer()"),
+        "3d": ("cifar10", "iid()"), "3e": ("cifar100", "iid()"), "3f": ("femnist", "by_writer()"),
+    }.get(name[3:], ("cifar10", "dirichlet(beta=0.3)"))  # fmt: skip
+    assert (e.data, e.partition) == (data, partition)
+    assert figures.FIGURES[name].metric == ("test/loss" if name[3:] in ("3d", "3e", "3f") else "test/accuracy")
+
+
+@pytest.mark.parametrize("name", ["fig3a", "fig3b", "fig3c", "fig3d", "fig3e", "fig3f"])
+def test_the_four_methods(name, tmp_path, no_data):
+    plan, runs, notes = made(name, tmp_path)
+    assert texts(figures.draw(plan, runs, notes)) == ["Ideal", "MAC", "GNC", "Noisy"]
+    settings = {label: one.settings for label, (one,) in runs.items()}
+    assert {k: settings["Ideal"][k] for k in figures.IDEAL} == figures.IDEAL
+    assert settings["Noisy"]["receiver"] == "none()"
+    for method in ("MAC", "GNC"):
+        spec = figures.SEARCHED[method][0]
+        best = [json.loads(p.read_text())["best"] for p in tmp_path.glob(f"search-*-{method.lower()}-*/search.json")]
+        assert len(best) == 1
+        assert settings[method]["receiver"] == str(plan.base.with_(receiver=spec).with_(**best[0]["values"]).receiver)
+    others = {label: {k: v for k, v in s.items() if k not in figures.IDEAL} for label, s in settings.items()}
+    assert all(other == others["MAC"] for other in others.values()), "nothing else differs"
+    assert {s["evaluate"] for s in settings.values()} == {"test"}
+
+
+def test_accuracy_and_loss_are_of_the_same_runs(tmp_path, no_data, monkeypatch):
+    made("fig3a", tmp_path)
+    monkeypatch.setattr(record, "build", lambda *_: pytest.fail("computed again"))
+    plan, runs, notes = made("fig3d", tmp_path)
+    picture = figures.draw(plan, runs, notes)
+    assert picture.axes[0].get_ylabel() == "test loss"
+    assert picture.axes[0].lines[1].get_ydata().tolist() == runs["MAC"][0]["test/loss"]
+
+
+VARIED = [("fig4a", "alpha", "noise"), ("fig4b", "tau", "noise"), ("fig4c", "C", "receiver")]
+
+
+@pytest.mark.parametrize(("name", "key", "field"), VARIED)
+def test_one_thing_is_varied(name, key, field, tmp_path, no_data):
+    plan, runs, notes = made(name, tmp_path)
+    values = [runs_of[0].settings[field] for runs_of in runs.values()]
+    assert len(set(values)) == len(values) == len(plan.figure.values)
+    assert all(f"{key}={v:g}" in text for v, text in zip(plan.figure.values, values, strict=True))
+    rest = [{k: v for k, v in r[0].settings.items() if k != field} for r in runs.values()]
+    assert all(other == rest[0] for other in rest), "one C is held for all curves"
+    labels = texts(figures.draw(plan, runs, notes))
+    symbol = {"alpha": "α", "tau": "τ", "C": "C"}[key]
+    assert all(text.startswith(f"{symbol} = {v:g}") for v, text in zip(plan.figure.values, labels, strict=True))
+    assert len(list(tmp_path.glob("search-*"))) == (name != "fig4c")
+
+
+def test_the_measured_snr_stands_beside_the_papers(tmp_path, no_data):
+    plan, runs, notes = made("fig4b", tmp_path, SMALL | {"clients": 3}, seeds=2)
+    labels = texts(figures.draw(plan, runs, notes))
+    half, whole = (np.mean([one["channel/snr_db"][0] for one in each]) for each in list(runs.values())[:2])
+    assert labels[1] == f"τ = 0.1, SNR {whole:.1f} dB (paper: -41 dB) (2 seeds)"
+    assert half - whole == pytest.approx(20 * math.log10(2), abs=0.01)
+
+
+def test_a_threshold_for_each_point_is_an_option(tmp_path, no_data):
+    _, runs, _ = made("fig4b", tmp_path, search_each=True)
+    assert len(list(tmp_path.glob("search-*"))) == len(runs) == 4
+
+
+def test_given_thresholds_are_taken_and_said(tmp_path, no_data):
+    plan, runs, notes = made("fig3a", tmp_path, given={"MAC": 0.5, "GNC": 7.0})
+    taken = [runs[method][0].settings["receiver"] for method in ("MAC", "GNC")]
+    assert taken == ["mac(C=0.5)", "gnc(max_norm=7)"]
+    assert not list(tmp_path.glob("search-*"))
+    assert "C = 0.5 was given, not searched" in figures.caption(plan, notes)
+
+
+def test_the_caption_tells_the_data_and_what_is_not_the_papers(tmp_path, no_data, data_folder, monkeypatch):
+    plan, _, notes = made("fig3a", tmp_path)
+    text = figures.caption(plan, notes)
+    assert "Smoke test on synthetic data of the same shape" in text
+    assert "4 clients" in text
+    assert "Not from the paper: 1 round; C = " in text
+    assert "the best of 2 between 0.01 and 10 after 1 round on a validation split" in text
+    monkeypatch.setenv(hub.VARIABLE, str(data_folder))
+    assert figures.plan("fig3a", {}, smoke=True).base.data == "cifar10(train=80, test=60)"
+    full = figures.caption(figures.plan("fig3a", {}, seeds=3), [])
+    assert full.startswith("Data: cifar10. 50 clients")
+    assert "seeds 0 to 2" in full
+    assert "100 rounds" in full
+
+
+def test_bands_over_seeds_and_settings_of_ones_own(tmp_path, no_data):
+    plan, runs, notes = made("fig3c", tmp_path, SMALL | {"clients": 3, "noise.tau": 0.7}, seeds=2)
+    assert {one.settings["seed"] for one in runs["MAC"]} == {0, 1}
+    assert {one.settings["noise"] for one in runs["MAC"]} == {"sas(alpha=1.5, tau=0.7)"}
+    assert len(figures.draw(plan, runs, notes).axes[0].collections) == 4
+
+
+def test_an_older_run_that_went_further_is_cut(tmp_path, no_data):
+    plan, _, _ = made("fig4c", tmp_path)
+    longer = plan.base.with_(receiver="mac(C=0.05)", rounds=3)
+    sa.run(longer, tmp_path / longer.name, resume=True)
+    _, runs, _ = made("fig4c", tmp_path)
+    assert {len(one) for each in runs.values() for one in each} == {1}
+
+
+def test_what_a_figure_sets_itself_cannot_be_set():
+    with pytest.raises(InputError, match=r"fig4a sets noise\.alpha for each of its curves"):
+        figures.plan("fig4a", {"noise.alpha": 1.2})
+    with pytest.raises(InputError, match="fig3a sets receiver"):
+        figures.plan("fig3a", {"receiver": "none()"})
+    with pytest.raises(InputError, match="figure: 'fig3g' is unknown; did you mean"):
+        figures.plan("fig3g", {})
+
+
+def test_the_drawings():
+    steps = figures.drawing("fig2")
+    assert [axes.get_title()[:2] for axes in steps.axes] == ["1.", "2.", "3."]
+    centred, clipped, recovered = (axes.collections[1].get_offsets()[:, 1] for axes in steps.axes)
+    assert np.abs(centred).max() > 5, "there is an impulse to be seen"
+    np.testing.assert_allclose(clipped, np.clip(centred, -1, 1))
+    shift = recovered - clipped
+    np.testing.assert_allclose(shift, shift[0], atol=1e-7)
+    assert shift[0] != 0, "the median is added back"
+    assert figures.drawing("interval").axes[0].get_xlabel()
+
+
+def test_the_command_draws_png_and_pdf(tmp_path, monkeypatch, capsys, no_data):
+    monkeypatch.chdir(tmp_path)
+    words = "stableair figure fig3a --smoke --rounds 1 --out f model=logistic()"
+    for _ in range(2):
+        monkeypatch.setattr(sys, "argv", words.split())
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        assert stop.value.code == 0
+        out = capsys.readouterr().out
+        assert out.splitlines()[-2:] == ["f/fig3a.png", "f/fig3a.pdf"]
+        assert all((tmp_path / "f" / f"fig3a.{ending}").stat().st_size > 5000 for ending in ("png", "pdf"))
+        monkeypatch.setattr(record, "build", lambda *_: pytest.fail("computed again"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", figures.FIGURES)
+def test_every_figure_at_full_smoke_size(name, tmp_path_factory, no_data):
+    folder = tmp_path_factory.getbasetemp() / "smoke"  # one for all: what two figures share is computed once
+    plan = figures.plan(name, {}, smoke=True)
+    runs, notes = figures.compute(plan, folder, lambda title, rounds: lambda row: None, lambda line: None)
+    assert all(len(one) == 3 for each in runs.values() for one in each)
+    entries = {"resnet18()": 11_173_962, "resnet34()": 21_328_292, "cnn()": 6_603_710}[plan.base.model]
+    assert len(next(iter(runs.values()))[0].state.w) == entries
+    for ending in ("png", "pdf"):
+        assert sa.plot.save(figures.draw(plan, runs, notes), folder / f"{name}.{ending}").stat().st_size > 5000
