@@ -5,13 +5,21 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 # Threads that spin while they wait stall each other on a busy machine.
 export OMP_WAIT_POLICY := PASSIVE
 
-.PHONY: demo test lint clean
+.PHONY: demo test test-all lint docs clean
 
 demo: .venv/installed
 	$(BIN)/stableair demo
 
+# Everything but the slow tests: under five minutes.
 test: .venv/installed-dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m "not slow"
+
+# And the slow ones: every figure at full smoke size, statistics over many draws.
+test-all: test
+	$(BIN)/python -m pytest -m slow
+
+docs: .venv/installed-dev
+	$(BIN)/mkdocs build --strict
 
 lint: .venv/installed-dev
 	$(BIN)/ruff check .

@@ -1,4 +1,5 @@
 import os
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ def data_folder(tmp_path_factory):
     other = hub.Source("someone/images", "image", "label", "who")
     for name, (classes, shape) in sets.items() | {(other.name, (4, (10, 12, 3)))}:
         tensors = {}
-        for split, n in (("train", 40), ("test", 10)):
+        for split, n in (("train", 100), ("test", 60)):
             tensors[f"{split}.x"] = rng.integers(256, size=(n, *shape), dtype=np.uint8)
             tensors[f"{split}.y"] = rng.permutation(n) % classes
             if classes in (62, 4):
@@ -47,10 +48,17 @@ def cuda():
     return "cuda"
 
 
-@pytest.fixture
-def registries():
-    """Whatever a test registers is forgotten after it."""
+@contextmanager
+def forgotten():
+    """Whatever is registered within is forgotten after it."""
     before = {plural: dict(registry.entries) for plural, registry in REGISTRIES.items()}
     yield REGISTRIES
     for plural, entries in before.items():
         REGISTRIES[plural].entries = entries
+
+
+@pytest.fixture
+def registries():
+    """Whatever a test registers is forgotten after it."""
+    with forgotten() as known:
+        yield known

@@ -171,7 +171,7 @@ def test_offline_the_hubs_library_need_not_be_installed(data_folder, empty, monk
     empty.mkdir()
     (empty / "cifar10.safetensors").write_bytes((data_folder / "cifar10.safetensors").read_bytes())
     with pytest.warns(UserWarning, match="unchecked: there is no cifar10.json"):
-        assert len(dataset.one("cifar10")().train.y) == 40
+        assert len(dataset.one("cifar10")().train.y) == 100
 
 
 @pytest.mark.parametrize("with_description", [True, False])
