@@ -36,6 +36,7 @@ def test_run_records_and_says_how_it_went(command, small, tmp_path):
     code, out, errors = command("run", *small, "--out", "a")
     assert (code, errors) == (0, "")
     lines = out.splitlines()
+    assert lines.pop(0) == "engine reference, fp32, 5 clients at a time: on a CPU, one client after the other"
     assert lines[0].startswith("seed 0  1/4  test accuracy 0.")
     assert lines[0].endswith(" dB")
     assert lines[-1].startswith("a: 4 rounds, test accuracy")
@@ -49,7 +50,7 @@ def test_resume_and_refusal(command, small):
     assert errors.startswith("error: a already holds this run; add --resume")
     code, out, _ = command("run", *small, "--out", "a", "--resume")
     assert code == 0
-    assert [line[:10] for line in out.splitlines()[:-1]] == ["seed 0  3/", "seed 0  4/"]
+    assert [line[:10] for line in out.splitlines()[1:-1]] == ["seed 0  3/", "seed 0  4/"]
     code, out, _ = command("run", *small, "--out", "a", "--resume")
     assert (code, len(out.splitlines())) == (0, 1), "a finished run is not computed again"
 

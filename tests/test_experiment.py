@@ -16,7 +16,7 @@ CHANGES = {
     "rounds": 3,
     "seed": 9, "local_epochs": 2, "batch_size": 4, "lr": 0.5, "payload": "delta", "blocks": "layer", "fading": "unit()",
     "noise": "none()", "receiver": "gnc(max_norm=3) | mac(C=0.1)", "server": "momentum(beta=0.5)",
-    "evaluate": "validation", "device": "cpu", "engine": "reference", "chunk": 3,
+    "evaluate": "validation", "device": "cpu", "engine": "reference", "precision": "bf16", "chunk": 3,
 }  # fmt: skip
 
 
@@ -35,7 +35,7 @@ def test_the_changes_cover_every_field():
 def test_the_id_is_what_the_experiment_is(key):
     changed = Experiment().with_(**{key: CHANGES[key]})
     assert getattr(changed, key) == CHANGES[key] != getattr(Experiment(), key)
-    assert (changed.id() == Experiment().id()) == (key in ("rounds", "device", "engine", "chunk"))
+    assert (changed.id() == Experiment().id()) == (key in ("rounds", "device", "engine", "precision", "chunk"))
 
 
 def test_one_experiment_written_differently_has_one_id():
@@ -100,7 +100,7 @@ def test_it_is_frozen():
         ({"rounds": 0}, "rounds must be at least 1"),
         ({"local_epochs": 0}, "local_epochs must be at least 1"),
         ({"batch_size": 0}, "batch_size must be at least 1"),
-        ({"chunk": 0}, "chunk must be at least 1"),
+        ({"chunk": -1}, "chunk must be at least 0"),
         ({"clients": 2.5}, "clients must be a whole number: got 2.5"),
         ({"clients": "5"}, "clients must be a whole number: got '5'"),
         ({"clients": True}, "clients must be a whole number: got True"),

@@ -5,7 +5,7 @@ from torch.nn import functional as F
 
 from stableair.checks import InputError
 from stableair.data import synthetic
-from stableair.local import reference
+from stableair.local import Reference
 from stableair.streams import generator
 from stableair.vector import state
 
@@ -20,7 +20,7 @@ def network(*layers):
 
 def trainer(module, **changes):
     settings = {"epochs": 2, "batch_size": 10, "lr": 0.1, "payload": "gradient", "seed": 5, "chunk": 3}
-    return reference(module, DATA, PARTS, **settings | changes)
+    return Reference(module, DATA, PARTS, **settings | changes)
 
 
 def uploads(train, start, k=0):
@@ -63,7 +63,7 @@ def test_batches_differ_between_rounds_clients_and_seeds():
     base = uploads(trainer(module), start, 0)[1]
     assert not torch.equal(base, uploads(trainer(module), start, 1)[1])
     assert not torch.equal(base, uploads(trainer(module, seed=6), start, 0)[1])
-    twins = reference(
+    twins = Reference(
         module, DATA, [PARTS[2], PARTS[2]], epochs=1, batch_size=10, lr=0.1, payload="delta", seed=5, chunk=2
     )
     one, other = uploads(twins, start, 0)[1]
@@ -73,7 +73,7 @@ def test_batches_differ_between_rounds_clients_and_seeds():
 def test_norm_buffers_travel_beside_the_update():
     module = network(nn.BatchNorm1d(6, track_running_stats=True))
     start = state(module)
-    train = reference(
+    train = Reference(
         module, DATA, [PARTS[0], PARTS[2]], epochs=1, batch_size=5, lr=0.1, payload="delta", seed=0, chunk=1
     )
     _, update, stats, _ = uploads(train, start)
@@ -88,7 +88,7 @@ def test_training_mode_and_threads_are_set_and_restored():
     module.eval()
     before = torch.get_num_threads()
     start = state(module)
-    train = reference(module, DATA, [PARTS[2]], epochs=1, batch_size=5, lr=0.1, payload="delta", seed=0, chunk=1)
+    train = Reference(module, DATA, [PARTS[2]], epochs=1, batch_size=5, lr=0.1, payload="delta", seed=0, chunk=1)
     _, _, stats, _ = uploads(train, start)
     assert not torch.equal(stats[0], start.stats), "batch norm saw the batches"
     assert torch.get_num_threads() == before
@@ -97,7 +97,7 @@ def test_training_mode_and_threads_are_set_and_restored():
 def test_counters_of_batch_norm_start_anew_with_every_client():
     module = network(nn.BatchNorm1d(6, momentum=None))  # its running mean depends on how many batches it has seen
     start = state(module)
-    train = reference(module, DATA, [PARTS[2]], epochs=1, batch_size=5, lr=0.1, payload="delta", seed=0, chunk=1)
+    train = Reference(module, DATA, [PARTS[2]], epochs=1, batch_size=5, lr=0.1, payload="delta", seed=0, chunk=1)
     assert torch.equal(uploads(train, start)[2], uploads(train, start)[2])
 
 

@@ -357,7 +357,7 @@ def test_ctrl_c_and_sigterm_end_after_a_consistent_write(tiny, tmp_path, sent, c
     settings = [f"{k}={v}" for k, v in tiny.with_(rounds=100_000).to_dict().items()]
     words = ["run", *settings, "--out", str(tmp_path / "a"), "--checkpoint-every", "1000"]
     with started(CLI, *words) as process:
-        for _ in range(5):
+        for _ in range(6):  # the engine, and five rounds
             assert process.stdout.readline(), process.stderr.read()
         process.send_signal(sent)
         _, errors = process.communicate(timeout=60)

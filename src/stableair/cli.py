@@ -99,6 +99,7 @@ def run(
     seeds: Annotated[int, typer.Option(min=1, help="Run seed, seed+1, ..., each in a folder of its own.")] = 1,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the last complete round.")] = False,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = None,
+    engine: Annotated[str | None, typer.Option(help="auto, reference or fast.")] = None,
     checkpoint_every: Annotated[int, typer.Option(min=1, help="Rounds between two checkpoints.")] = 1,
     track: Annotated[str | None, typer.Option(help="Tell a tracker as well: tensorboard, wandb or mlflow.")] = None,
     data_dir: DataDir = None,
@@ -115,8 +116,8 @@ def run(
 
     needed(track)
     experiment = from_words(words or [])
-    if device:
-        experiment = experiment.with_(device=device)
+    given = {"device": device, "engine": engine}
+    experiment = experiment.with_(**{key: value for key, value in given.items() if value})
 
     each = [experiment.with_(seed=seed) for seed in range(experiment.seed, experiment.seed + seeds)]
     for this in each:
@@ -126,8 +127,14 @@ def run(
         hint = f"{folder} holds every complete round, --resume goes on from there"
         with _stop_politely(hint), _display() as watch, tracking(track, this, folder) as tell:
             on_round = _both(watch(f"seed {this.seed}", this.rounds), tell)
-            result = record_run(this, folder, resume=resume, checkpoint_every=checkpoint_every, on_round=on_round)
+            how = {"resume": resume, "checkpoint_every": checkpoint_every, "on_round": on_round, "say": _computed}
+            result = record_run(this, folder, **how)
         print(_summary(result, this.evaluate))
+
+
+def _computed(how: dict[str, Any]) -> None:
+    many = f"{how['chunk']} client{'s' * (how['chunk'] > 1)} at a time"
+    print(f"engine {how['engine']}, {how['precision']}, {many}: {how['why']}", flush=True)
 
 
 def _both(one: OnRound, other: OnRound) -> OnRound:

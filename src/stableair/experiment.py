@@ -14,7 +14,7 @@ from stableair import vector
 from stableair.channel import Channel, fading, noise
 from stableair.checks import InputError, choice, nearest, positive, whole
 from stableair.data import dataset, hold_out
-from stableair.local import PAYLOADS, reference
+from stableair.local import CHUNK, PAYLOADS, Reference
 from stableair.models import model
 from stableair.partition import divide, labels, partition
 from stableair.receiver import assemble, receiver
@@ -27,7 +27,7 @@ SPECS: dict[str, Registry] = {
     "data": dataset, "partition": partition, "model": model, "fading": fading, "noise": noise,
     "receiver": receiver, "server": server,
 }  # fmt: skip
-HOW = "rounds", "device", "engine", "chunk"  # how far and on what it is computed: no part of what it is
+HOW = "rounds", "device", "engine", "precision", "chunk"  # how far and on what it is computed: no part of what it is
 VALIDATION = 0.2  # share of the training data that evaluate="validation" holds out
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -89,18 +89,21 @@ class Experiment:
     server: str = "sgd()"
     evaluate: str = "test"  # or "validation": a fifth of the training data is held out and the test data stay unseen
     device: str = "auto"  # a GPU where there is one
-    engine: str = "auto"  # the fastest that is there
-    chunk: int = 10  # clients whose updates are in memory at once
+    engine: str = "auto"  # or "reference", or "fast"
+    precision: str = "auto"  # or "fp32", "tf32", "bf16", with the fast engine
+    chunk: int = 0  # clients whose updates are in memory at once; 0 for as many as fit
 
     def __post_init__(self) -> None:
-        for name in ("clients", "rounds", "local_epochs", "batch_size", "chunk"):
+        for name in ("clients", "rounds", "local_epochs", "batch_size"):
             self._set(name, whole(name, getattr(self, name), least=1))
+        self._set("chunk", whole("chunk", self.chunk, least=0))
         self._set("seed", whole("seed", self.seed))
         self._set("lr", positive("lr", self.lr))
         choice("payload", self.payload, PAYLOADS)
         choice("blocks", self.blocks, vector.BLOCKS)
         choice("evaluate", self.evaluate, ["test", "validation"])
-        choice("engine", self.engine, ["auto", "reference"])
+        choice("engine", self.engine, ["auto", "reference", "fast"])
+        choice("precision", self.precision, ["auto", "fp32", "tf32", "bf16"])
         if not isinstance(self.device, str):
             raise InputError(f"device must be a name such as 'cpu' or 'cuda:0': got {self.device!r}")
         for name in SPECS:
@@ -275,7 +278,7 @@ def build(experiment: Experiment) -> Simulation:
         seed=e.seed,
         start=vector.state(module),
         layout=layout,
-        train=reference(
+        train=Reference(
             module,
             data,
             [torch.from_numpy(part).to(place) for part in parts],
@@ -284,7 +287,7 @@ def build(experiment: Experiment) -> Simulation:
             lr=e.lr,
             payload=e.payload,
             seed=e.seed,
-            chunk=e.chunk,
+            chunk=e.chunk or CHUNK,
         ),
         channel=Channel(fading.one(e.fading)(), noise.one(e.noise)(), pilots),
         receive=assemble(e.receiver, layout, e.blocks),

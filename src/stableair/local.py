@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -14,6 +15,7 @@ from stableair.streams import generator
 from stableair.vector import State, attach
 
 PAYLOADS = "gradient", "delta"
+CHUNK = 10  # clients whose updates are in memory at once, unless somebody says otherwise
 SMALL = 1_000_000  # entries below which a second thread costs more than it computes
 
 
@@ -29,63 +31,81 @@ class Upload(NamedTuple):
 Trainer = Callable[[State, int], Iterator[Upload]]  # (w_k, k) -> chunks: an N x d matrix need never exist
 
 
-def reference(
-    module: nn.Module,
-    data: Dataset,
-    parts: list[Tensor],
-    *,
-    epochs: int,
-    batch_size: int,
-    lr: float,
-    payload: str,
-    seed: int,
-    chunk: int,
-) -> Trainer:
+@dataclass(frozen=True)
+class Reference:
     """The obvious trainer: E epochs of minibatch SGD, one client after the other.
 
     The payload is the accumulated gradient (w_k - w_{k,n}) / eta, or with "delta" the plain difference w_k - w_{k,n}.
     """
-    scale = 1 / lr if payload == "gradient" else 1.0
-    counters = [(b, b.clone()) for b in module.buffers() if not b.is_floating_point()]  # batches seen, and the like
 
-    def client(state: State, k: int, n: int) -> tuple[Tensor, Tensor, Tensor]:
-        x, y = data.inputs(data.train.x[parts[n]]), data.train.y[parts[n]]
-        order = generator(seed, "batches", k, n, device=state.w.device)
+    module: nn.Module
+    data: Dataset
+    parts: list[Tensor]  # the samples of each client
+    epochs: int
+    batch_size: int
+    lr: float
+    payload: str
+    seed: int
+    chunk: int = CHUNK
+
+    @property
+    def scale(self) -> float:
+        """What the payload is of a difference of weights."""
+        return 1 / self.lr if self.payload == "gradient" else 1.0
+
+    def batches(self, k: int, n: int) -> list[Tensor]:
+        """The local steps of client n in round k: for each, which of its own samples it takes."""
+        order, m = generator(self.seed, "batches", k, n, device=self.parts[n].device), len(self.parts[n])
+        return [batch for _ in range(self.epochs) for batch in order.permutation(m).split(min(self.batch_size, m))]
+
+    def client(self, state: State, k: int, n: int) -> tuple[Tensor, Tensor, Tensor]:
+        """What client n makes of w_k: its payload, its norm buffers and its mean loss."""
+        x, y = self.data.inputs(self.data.train.x[self.parts[n]]).to(state.w.dtype), self.data.train.y[self.parts[n]]
         local = State(state.w.clone(), state.stats.clone())
         grad = torch.zeros_like(local.w)
-        attach(module, local, grad)
-        losses, size = [], min(batch_size, len(y))
-        for _ in range(epochs):
-            epoch = order.permutation(len(y))
-            for xs, ys in zip(x[epoch].split(size), y[epoch].split(size), strict=True):
-                grad.zero_()
-                loss = F.cross_entropy(module(xs), ys)
-                loss.backward()
-                local.w.sub_(grad, alpha=lr)
-                losses.append(loss.detach())
-        return (state.w - local.w).mul_(scale), local.stats, torch.stack(losses).mean()
+        attach(self.module, local, grad)
+        losses = []
+        for batch in self.batches(k, n):
+            grad.zero_()
+            loss = F.cross_entropy(self.module(x[batch]), y[batch])
+            loss.backward()
+            local.w.sub_(grad, alpha=self.lr)
+            losses.append(loss.detach())
+        return (state.w - local.w).mul_(self.scale), local.stats, torch.stack(losses).mean()
 
-    def train(state: State, k: int) -> Iterator[Upload]:
-        for clients in torch.arange(len(parts)).split(min(chunk, len(parts))):
-            with _threads_for(len(state.w)), _own_randomness(state.w.device):
-                module.train()
+    def __call__(self, state: State, k: int) -> Iterator[Upload]:
+        counters = [(b, b.clone()) for b in self.module.buffers() if not b.is_floating_point()]  # batches seen
+        for clients in torch.arange(len(self.parts)).split(self.chunk):
+            with _threads_for(len(state.w)), _own_randomness(state.w.device), full_precision():
+                self.module.train()
                 rows = []
                 for n in clients.tolist():
-                    torch.manual_seed(generator(seed, "dropout", k, n).key[0])  # for models that draw by themselves
+                    torch.manual_seed(generator(self.seed, "dropout", k, n).key[0])  # for models that draw themselves
                     for counter, first in counters:
                         counter.copy_(first)
                     try:
-                        rows.append(client(state, k, n))
+                        rows.append(self.client(state, k, n))
                     except ValueError as error:  # such as batch norm over a single sample
                         raise InputError(f"round {k}: client {n} cannot train: {error}") from error
             yield Upload(clients, *(torch.stack(column) for column in zip(*rows, strict=True)))
-
-    return train
+        for counter, first in counters:
+            counter.copy_(first)
 
 
 def _own_randomness(device: torch.device) -> AbstractContextManager[None]:
     """Leave torch's own generators as they were."""
     return torch.random.fork_rng([device] if device.type == "cuda" else [])
+
+
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """Float32 as it says: on a GPU convolutions would otherwise round their inputs to TF32."""
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
 
 
 @contextmanager

@@ -116,6 +116,7 @@ def load(folder: str | Path) -> Run:
     if not (folder / EXPERIMENT).is_file():
         raise InputError(f"{folder} holds no run: there is no {EXPERIMENT} in it")
     settings = _read_json(folder / EXPERIMENT, dict)
+    settings = {key: value for key, value in Experiment().to_dict().items() if key in HOW} | settings
     if missing := [key for key in TYPES if not isinstance(settings.get(key), str | int | float)]:
         raise InputError(f"{folder / EXPERIMENT} is corrupted: no {', '.join(missing)}")
     return Run(settings, _read_rounds(folder), folder)
@@ -128,9 +129,11 @@ def run(
     resume: bool = False,
     checkpoint_every: int = 1,
     on_round: Callable[[dict[str, Any]], None] | None = None,
+    say: Callable[[dict[str, Any]], None] = lambda how: None,
 ) -> Run:
     """Run an experiment, in memory or recorded in a folder; `on_round` sees each round's numbers as they come.
 
+    `say` is told once how it is computed: the engine, its precision, the clients at a time, and why so.
     With `resume` it goes on from the last complete round in the folder, and a finished run is not computed again.
     """
     if not isinstance(experiment, Experiment):
@@ -144,13 +147,14 @@ def run(
         done = last.rounds if last else 0
         if folder and (done >= experiment.rounds or (rows and rows[-1].get("diverged"))):
             return load(folder)
-        sim = build(experiment)
+        sim, how = _engine(build(experiment), experiment, _past(folder) if done else [])
+        say(how)
         start = _restore(sim, last, folder)
         if folder and not folder.is_dir():
             folder.mkdir(parents=True)
             stack.enter_context(_alone(folder))
         log = stack.enter_context(_Log(folder, rows[:done], last, checkpoint_every, on_round))
-        log.begin(experiment, sim)
+        log.begin(experiment, sim, how)
         try:
             for k, state, metrics in simulate(sim, start, experiment.rounds, start=done):
                 if not state.w.isfinite().all():
@@ -177,10 +181,10 @@ class _Log:
         self.fresh = not rows
         self.saved = last.rounds if last else 0
 
-    def begin(self, experiment: Experiment, sim: Simulation) -> None:
+    def begin(self, experiment: Experiment, sim: Simulation, how: dict[str, Any]) -> None:
         if self.folder:
-            past = _read_json(self.folder / ENVIRONMENT, list) if self.rows else []
-            here = [*past, _environment(sim.start.w.device, len(self.rows))]
+            past = _past(self.folder) if self.rows else []
+            here = [*past, _environment(sim.start.w.device, len(self.rows)) | how]
             _replace(self.folder / ENVIRONMENT, (json.dumps(here, indent=2) + "\n").encode())
             if sim.labels is not None:
                 _replace(self.folder / CLIENTS, (json.dumps({"labels": sim.labels.tolist()}) + "\n").encode())
@@ -227,6 +231,31 @@ class _Log:
                 (self.folder / name).unlink(missing_ok=True)
             if not any(self.folder.iterdir()):
                 self.folder.rmdir()
+
+
+def _past(folder: Path | None) -> list[dict[str, Any]]:
+    """Where and how the rounds so far were computed."""
+    return _read_json(folder / ENVIRONMENT, list) if folder else []
+
+
+def _engine(sim: Simulation, experiment: Experiment, past: list[dict]) -> tuple[Simulation, dict[str, Any]]:
+    """The simulation as the engine of choice computes it; a run that has begun goes on as it began."""
+    e = experiment
+    before = past[-1] if past else {}
+    chunk = e.chunk or before.get("chunk", 0)
+    try:
+        from stableair.engine import accelerate, choose
+    except ModuleNotFoundError as error:  # the engine is a leaf: without it all works, slowly
+        if error.name != "stableair.engine":
+            raise
+        if e.engine == "fast":
+            raise InputError("engine fast is not there: this installation has no stableair.engine") from None
+        return sim, {"engine": "reference", "precision": "fp32", "chunk": sim.train.chunk, "why": "there is no other"}
+    if e.engine == "reference" or (e.engine == "auto" and before.get("engine") == "reference"):
+        return sim, {"engine": "reference", "precision": "fp32", "chunk": sim.train.chunk, "why": "as asked for"}
+    precision = before.get("precision", e.precision) if e.precision == "auto" else e.precision
+    how = choose(sim, "fast" if before.get("engine") == "stacked" else e.engine, precision, chunk)
+    return accelerate(sim, how), how._asdict()
 
 
 @contextmanager

@@ -1,0 +1,200 @@
+"""All clients of a chunk trained together: one stacked step for each local step, on a GPU as one captured graph."""
+
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from stableair.checks import InputError
+from stableair.engine.stacked import Stacked, Tensors
+from stableair.local import Reference, Upload
+from stableair.vector import Layout, State, parameters
+
+PRECISIONS = "fp32", "tf32", "bf16"
+
+
+def buffers(module: torch.nn.Module) -> Layout:
+    """The norm buffers of a module, as `vector.state` lays them out."""
+    named = [(name, tuple(b.shape)) for name, b in module.named_buffers() if b.is_floating_point()]
+    offsets = [0]
+    for _, shape in named:
+        offsets.append(offsets[-1] + prod(shape))
+    return Layout(tuple(name for name, _ in named), tuple(shape for _, shape in named), tuple(offsets))
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The local steps of a chunk's clients in one round, T steps of up to B samples for N clients."""
+
+    index: Tensor  # (T, N, B) int64, the samples
+    weight: Tensor  # (T, N, B), 1 / (samples in the batch), 0 where there is no sample
+    steps: Tensor  # (N,), how many steps each client takes
+
+    @property
+    def even(self) -> bool:
+        """Whether every client has a full batch in every step."""
+        return bool((self.weight > 0).all())
+
+
+def schedule(reference: Reference, k: int, clients: list[int]) -> Schedule:
+    """The batches of the reference trainer, side by side."""
+    each = [reference.batches(k, n) for n in clients]
+    place = reference.parts[0].device
+    steps = max(map(len, each))
+    size = max(len(batch) for batches in each for batch in batches[:1])
+    index = torch.zeros(len(clients), steps * size, dtype=torch.int64, device=place)
+    weight = torch.zeros(len(clients), steps * size, device=place)
+    for row, (n, batches) in enumerate(zip(clients, each, strict=True)):
+        lengths = torch.tensor([len(batch) for batch in batches])
+        start = torch.arange(len(batches)) * size
+        where = (start.repeat_interleave(lengths) + _within(lengths)).to(place)
+        index[row, where] = reference.parts[n][torch.cat(batches)]
+        weight[row, where] = (1 / lengths.float()).repeat_interleave(lengths).to(place)
+    shape = len(clients), steps, size
+    index, weight = (t.view(shape).transpose(0, 1).contiguous() for t in (index, weight))
+    return Schedule(index, weight, torch.tensor([len(batches) for batches in each], device=place))
+
+
+def _within(lengths: Tensor) -> Tensor:
+    """0, 1, ..., length - 1 for each length, one after the other."""
+    total = int(lengths.sum())
+    return torch.arange(total) - (lengths.cumsum(0) - lengths).repeat_interleave(lengths)
+
+
+@dataclass
+class StackedTrainer:
+    """The reference trainer's work, a chunk of clients at a time."""
+
+    reference: Reference
+    program: Stacked
+    precision: str
+    chunk: int
+    compile: bool = False
+    _workers: dict[tuple, "_Worker"] = field(default_factory=dict)
+
+    def __call__(self, state: State, k: int) -> Iterator[Upload]:
+        left = sorted(range(len(self.reference.parts)), key=lambda n: -len(self.reference.parts[n]))
+        while left:  # those with many samples together, so that few wait for the others
+            mine = left[: self.chunk]
+            try:
+                plan = schedule(self.reference, k, mine)
+                upload = self._worker(plan)(state, plan, mine)
+            except torch.cuda.OutOfMemoryError:
+                self._halve(len(mine))
+                continue
+            yield upload
+            left = left[len(mine) :]
+
+    def _halve(self, clients: int) -> None:
+        """Try again with half as many clients: nothing of the chunk has been sent yet."""
+        self._workers.clear()
+        torch.cuda.empty_cache()
+        if clients == 1:
+            raise InputError("the device has too little memory for one client of this model; choose another device")
+        self.chunk = clients // 2
+        warnings.warn(f"out of memory: {self.chunk} clients at a time from here on", stacklevel=2)
+
+    def _worker(self, plan: Schedule) -> "_Worker":
+        key = (plan.index.shape[1:], plan.even)
+        if key not in self._workers:
+            self._workers[key] = _Worker(self, *plan.index.shape[1:], even=plan.even)
+        return self._workers[key]
+
+
+class _Worker:
+    """The memory and the step of N clients with batches of B; on a GPU the step is captured once and replayed."""
+
+    def __init__(self, trainer: StackedTrainer, n: int, b: int, even: bool):
+        self.reference, self.program, self.even = trainer.reference, trainer.program, even
+        self.layout, self.norms = parameters(self.reference.module), buffers(self.reference.module)
+        self.device = self.reference.parts[0].device
+        master = next(self.reference.module.parameters()).dtype
+        self.dtype = torch.bfloat16 if trainer.precision == "bf16" else master
+        self.tf32 = trainer.precision == "tf32"
+        self.p = {name: torch.empty(n, *shape, dtype=master, device=self.device).requires_grad_()
+                  for name, shape in zip(self.layout.names, self.layout.shapes, strict=True)}  # fmt: skip
+        self.stats: Tensors = {name: torch.empty(n, *shape, dtype=master, device=self.device)
+                               for name, shape in zip(self.norms.names, self.norms.shapes, strict=True)}  # fmt: skip
+        data = self.reference.data
+        self.mean, self.std = (torch.tensor(t, device=self.device).view(-1, 1, 1) for t in (data.mean, data.std))
+        self.index = torch.zeros(n, b, dtype=torch.int64, device=self.device)
+        self.weight = torch.zeros(n, b, dtype=master, device=self.device)
+        self.loss = torch.zeros(n, dtype=master, device=self.device)
+        self.forward: Callable[..., Tensor] = self._loss
+        if trainer.compile:
+            self.forward = torch.compile(self._loss, dynamic=False)
+        self.graph: Any = None
+
+    def __call__(self, state: State, plan: Schedule, clients: list[int]) -> Upload:
+        with _matmul(self.tf32):
+            if self.device.type == "cuda" and self.graph is None:
+                self._capture(state, plan)
+            self._load(state)
+            for index, weight in zip(plan.index, plan.weight, strict=True):
+                self.index.copy_(index)
+                self.weight.copy_(weight)
+                self.graph.replay() if self.graph else self._step()
+        rows = torch.cat([p.detach().flatten(1) for p in self.p.values()], 1)
+        update = torch.sub(state.w, rows, out=rows).mul_(self.reference.scale)
+        stats = torch.cat([rows[:, :0], *(s.flatten(1) for s in self.stats.values())], 1)
+        return Upload(torch.tensor(clients), update, stats, self.loss / plan.steps)
+
+    def _load(self, state: State) -> None:
+        """Give every client the broadcast model."""
+        with torch.no_grad():
+            for tensors, layout, flat in ((self.p, self.layout, state.w), (self.stats, self.norms, state.stats)):
+                for t, part in zip(tensors.values(), layout.split(flat), strict=True):
+                    t.copy_(part.view(t.shape[1:]).expand_as(t))
+            self.loss.zero_()
+
+    def _loss(self, parameters: Tensors, buffers: Tensors, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        """Each client's mean loss over its batch: (N,)."""
+        mask = None if self.even or not self.program.normalises else (weight > 0).to(weight.dtype)
+        logits = self.program(parameters, buffers, x, mask).to(weight.dtype)
+        each = F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none")
+        return (each.view_as(weight) * weight).sum(1)
+
+    def _step(self) -> None:
+        """One local step of every client; a weight of zero on all of its samples leaves a client as it is."""
+        data = self.reference.data
+        x = ((data.train.x[self.index].float() - self.mean) / self.std).to(self.dtype)
+        loss = self.forward(self.p, self.stats, x, data.train.y[self.index], self.weight)
+        grads = torch.autograd.grad(loss.sum(), list(self.p.values()))
+        with torch.no_grad():
+            torch._foreach_add_(list(self.p.values()), grads, alpha=-self.reference.lr)
+            self.loss.add_(loss)
+
+    def _capture(self, state: State, plan: Schedule) -> None:
+        """Warm up on a stream of its own, then record the step; what it did to the weights is overwritten."""
+        self._load(state)
+        self.index.copy_(plan.index[0])
+        self.weight.copy_(plan.weight[0])
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                self._step()
+        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.synchronize()
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self._step()
+
+
+class _matmul:
+    """TF32 or full float32 in matrix products and convolutions, for a while."""
+
+    def __init__(self, tf32: bool):
+        self.tf32 = tf32
+
+    def __enter__(self) -> None:
+        self.before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = self.tf32
+
+    def __exit__(self, *_: object) -> None:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = self.before

@@ -1,0 +1,275 @@
+"""The fast engine against the slow truth: each client's upload, then whole trajectories."""
+
+import copy
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional as F
+
+import stableair as sa
+from stableair.checks import InputError
+from stableair.data import synthetic
+from stableair.engine import Choice, accelerate, choose
+from stableair.engine.stacked import Stacked, Unsupported
+from stableair.engine.trainer import StackedTrainer, schedule
+from stableair.experiment import build
+from stableair.local import Reference
+from stableair.models import model
+from stableair.simulate import simulate
+from stableair.vector import state
+
+MODELS = ["logistic()", "mlp(width=5, depth=2)", "cnn(width=7)", "resnet18()", "resnet18(norm=group)"]
+
+
+def reference(module, data, sizes, device="cpu", **changes):
+    """A trainer over clients of the given sizes."""
+    parts = [part.to(device) for part in torch.arange(sum(sizes)).split(sizes)]
+    settings = {"epochs": 2, "batch_size": 4, "lr": 0.03, "payload": "gradient", "seed": 3}
+    return Reference(module.to(device), data.to(device), parts, **settings | changes)
+
+
+def built(spec, shape=(3, 8, 8), classes=3):
+    torch.manual_seed(0)
+    return model.one(spec)()(shape, classes)
+
+
+def uploads(train, start, k=0):
+    """The uploads of a round in the order of the clients."""
+    clients, *rest = (torch.cat(column) for column in zip(*train(start, k), strict=True))
+    order = clients.argsort().to(rest[0].device)
+    return [column[order] for column in rest]
+
+
+def stacked(slow, chunk=4, precision="fp32"):
+    return StackedTrainer(slow, Stacked(slow.module), precision, chunk)
+
+
+def agree(slow, fast, start, tolerance=1e-7, k=0):
+    for a, b in zip(uploads(slow, start, k), uploads(fast, start, k), strict=True):
+        assert a.shape == b.shape
+        assert (a - b).norm() <= tolerance * a.norm(), (a - b).norm() / a.norm()
+
+
+@pytest.mark.parametrize("spec", MODELS)
+@pytest.mark.parametrize("sizes", [[8, 8, 8], [9, 4, 2, 13, 6]], ids=["equal", "unequal"])
+def test_every_upload_is_the_references(spec, sizes):
+    """In float64: in float32 the rounding of a deep network grows within a few steps into another trajectory."""
+    data = synthetic(samples=sum(sizes), classes=3, shape=(3, 16, 16))
+    slow = reference(built(spec, (3, 16, 16)).double(), data, sizes)
+    agree(slow, stacked(slow), state(slow.module))
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(1, 5), st.integers(1, 6), st.integers(1, 3))
+def test_any_sizes_chunks_and_batches(sizes, batch, chunk, epochs):
+    data = synthetic(samples=sum(sizes), classes=3, shape=(1, 4, 4))
+    slow = reference(built("cnn(width=5)", (1, 4, 4)), data, sizes, batch_size=batch, epochs=epochs, lr=0.05)
+    agree(slow, stacked(slow, chunk), state(slow.module), 1e-4, k=2)
+
+
+def test_a_masked_batch_norm_is_exactly_each_clients_own():
+    """In float64, where nothing hides in rounding: gradients and running statistics, down to a single sample."""
+    module, sizes, b = built("resnet18()", (3, 16, 16)).double(), [5, 3, 1, 0], 5
+    n, x, y = len(sizes), torch.randn(len(sizes), 5, 3, 16, 16).double(), torch.randint(3, (len(sizes), 5))
+    weight = torch.zeros(n, b).double()
+    for row, size in enumerate(sizes):
+        weight[row, :size] = 1 / max(size, 1)
+    p = {name: t.detach().expand(n, *t.shape).clone().requires_grad_() for name, t in module.named_parameters()}
+    buffers = {name: t.expand(n, *t.shape).clone() for name, t in module.named_buffers() if t.is_floating_point()}
+    logits = Stacked(module)(p, buffers, x, (weight > 0).double())
+    losses = F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none").view(n, b) * weight
+    grads = torch.autograd.grad(losses.sum(), list(p.values()))
+    for row, size in enumerate(sizes):
+        alone = copy.deepcopy(module).train()
+        if size:
+            F.cross_entropy(alone(x[row, :size]), y[row, :size]).backward()
+        for got, parameter in zip(grads, alone.parameters(), strict=True):
+            expected = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            torch.testing.assert_close(got[row], expected, rtol=1e-8, atol=1e-10)
+        for name, buffer in alone.named_buffers():
+            if buffer.is_floating_point():
+                torch.testing.assert_close(buffers[name][row], buffer, rtol=1e-6, atol=1e-7)
+
+
+def test_the_schedule_is_the_references_batches():
+    slow = reference(built("logistic()"), synthetic(samples=24, classes=3, shape=(3, 8, 8)), [9, 4, 11])
+    plan = schedule(slow, 5, [2, 0, 1])
+    assert plan.steps.tolist() == [6, 6, 2]
+    for row, n in enumerate([2, 0, 1]):
+        for t, batch in enumerate(slow.batches(5, n)):
+            there = plan.weight[t, row] > 0
+            assert plan.index[t, row][there].tolist() == slow.parts[n][batch].tolist()
+            assert plan.weight[t, row].sum() == pytest.approx(1)
+        assert plan.weight[int(plan.steps[row]) :, row].sum() == 0
+    assert not plan.even
+    assert schedule(slow, 5, [1]).even
+
+
+def test_a_trajectory_is_the_references(tiny):
+    e = tiny.with_(partition="dirichlet_by_class(1)", server="momentum()")
+    slow, fast = build(e), accelerate(build(e))
+    assert isinstance(fast.train, StackedTrainer)
+    for a, b in zip(simulate(slow, slow.start, 3), simulate(fast, fast.start, 3), strict=True):
+        torch.testing.assert_close(a.state.w, b.state.w, rtol=1e-4, atol=1e-5)
+        assert a.metrics["channel/snr_db"] == pytest.approx(b.metrics["channel/snr_db"], abs=1e-3)
+
+
+class Odd(nn.Module):
+    """Control flow that depends on the data."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(192, 3)
+
+    def forward(self, x):
+        return self.fc(x.flatten(1)) if x.sum() > 0 else self.fc(-x.flatten(1))
+
+
+class Own(nn.Module):
+    """A user's own network out of known parts."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3, stride=2, padding=1)
+        self.norm = nn.BatchNorm2d(4)
+        self.pool = nn.AdaptiveAvgPool2d(2)
+        self.fc = nn.Linear(16, 3, bias=False)
+
+    def forward(self, x):
+        x = F.gelu(self.norm(self.conv(x)))
+        return self.fc(torch.flatten(self.pool(x + x.tanh()), 1))
+
+
+def test_a_users_own_network():
+    torch.manual_seed(0)
+    slow = reference(Own().double(), synthetic(samples=20, classes=3, shape=(3, 8, 8)), [9, 4, 7])
+    agree(slow, stacked(slow), state(slow.module))
+
+
+@pytest.mark.parametrize(
+    ("module", "said"),
+    [
+        (nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(192, 3)), "layer 1 is a Dropout"),
+        (nn.Sequential(nn.Conv2d(3, 3, 3, padding_mode="circular")), "layer 0 is a Conv2d with padding_mode=circular"),
+        (nn.Sequential(nn.BatchNorm2d(3, momentum=None)), "layer 0 is a BatchNorm2d with momentum=None"),
+        (Odd(), "its code cannot be traced"),
+    ],
+    ids=["dropout", "padding", "momentum", "control flow"],
+)
+def test_what_cannot_be_stacked_is_named(module, said):
+    with pytest.raises(Unsupported, match=said):
+        Stacked(module)
+    data = synthetic(samples=8, classes=3, shape=(3, 8, 8))
+    sim = replace(build(sa.Experiment(device="cpu")), train=reference(module, data, [8]), n=1)
+    assert said in choose(sim, "auto").why
+    with pytest.raises(InputError, match=f"engine fast cannot take this model: {said}"):
+        choose(sim, "fast")
+
+
+def test_what_is_chosen_and_what_is_refused(tiny):
+    sim = build(tiny)
+    assert choose(sim, "auto")[:3] == ("reference", "fp32", 5)
+    assert choose(sim, "fast", chunk=2)[:3] == ("stacked", "fp32", 2)
+    assert isinstance(accelerate(sim, choose(sim, "auto")).train, Reference)
+    for engine in ("auto", "fast"):
+        with pytest.raises(InputError, match="precision"):
+            choose(sim, engine, "bf16")
+    with pytest.raises(InputError, match="needs a simulation with the reference trainer"):
+        accelerate(accelerate(sim))
+
+
+def test_a_run_says_how_it_is_computed_and_a_resumed_one_goes_on_so(tiny, tmp_path):
+    told = []
+    fast = tiny.with_(engine="fast", chunk=2)
+    sa.run(fast.with_(rounds=2), tmp_path / "a", say=told.append)
+    resumed = sa.run(tiny, tmp_path / "a", resume=True, say=told.append)  # engine=auto would be another one here
+    assert [(how["engine"], how["chunk"]) for how in told] == [("stacked", 2)] * 2
+    whole = sa.run(fast)
+    assert torch.equal(resumed.state.w, whole.state.w)
+    assert resumed["test/loss"] == whole["test/loss"]
+    assert [e["engine"] for e in record_of(tmp_path / "a")] == ["stacked", "stacked"]
+
+
+def record_of(folder):
+    import json
+
+    return json.loads((folder / "environment.json").read_text())
+
+
+def test_the_chunk_does_not_change_a_run_beyond_rounding(tiny):
+    one, all_ = (sa.run(tiny.with_(engine="fast", chunk=chunk)) for chunk in (1, 5))
+    torch.testing.assert_close(one.state.w, all_.state.w, rtol=1e-5, atol=1e-6)
+
+
+def test_out_of_memory_halves_the_chunk_and_repeats_it(tiny, monkeypatch):
+    fast = accelerate(build(tiny), Choice("stacked", "fp32", 4, "")).train
+    real, asked = StackedTrainer._worker, []
+
+    def scarce(self, plan):
+        asked.append(plan.index.shape[1])
+        if asked[-1] > 2:
+            raise torch.cuda.OutOfMemoryError
+        return real(self, plan)
+
+    monkeypatch.setattr(StackedTrainer, "_worker", scarce)
+    start = build(tiny).start
+    with pytest.warns(UserWarning, match="out of memory: 2 clients at a time from here on"):
+        got = uploads(fast, start)
+    assert asked == [4, 2, 2, 1], "nothing is done twice, nobody left out"
+    monkeypatch.undo()
+    expected = uploads(accelerate(build(tiny), Choice("stacked", "fp32", 2, "")).train, start)
+    assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
+    monkeypatch.setattr(StackedTrainer, "_worker", lambda *_: (_ for _ in ()).throw(torch.cuda.OutOfMemoryError()))
+    with pytest.warns(UserWarning), pytest.raises(InputError, match="too little memory for one client"):
+        list(fast(start, 0))
+
+
+def test_without_the_engine_everything_works_slowly(tmp_path):
+    package = Path(sa.__file__).parent
+    shutil.copytree(package, tmp_path / "stableair", ignore=shutil.ignore_patterns("engine", "__pycache__"))
+    code = (
+        "import stableair as sa\n"
+        "e = sa.Experiment(data='synthetic(samples=20, shape=(1, 2, 2))', clients=2, rounds=1, device='cpu')\n"
+        "print(len(sa.run(e, say=lambda how: print(how['why']))))\n"
+        "try: sa.run(e.with_(engine='fast'))\n"
+        "except sa.InputError as error: print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)},
+                          capture_output=True, text=True, check=False)  # fmt: skip
+    assert done.stdout.splitlines() == [
+        "there is no other", "1", "engine fast is not there: this installation has no stableair.engine",
+    ], done.stderr  # fmt: skip
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("spec", MODELS)
+@pytest.mark.parametrize("sizes", [[8, 8, 8], [9, 4, 2, 13, 6]], ids=["equal", "unequal"])
+def test_on_a_gpu_every_upload_is_the_references(cuda, spec, sizes):
+    data = synthetic(samples=sum(sizes), classes=3, shape=(3, 16, 16))
+    slow = reference(built(spec, (3, 16, 16)).double(), data, sizes, device=cuda)
+    agree(slow, stacked(slow), state(slow.module))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-4), ("tf32", 0.02), ("bf16", 0.1)])
+@pytest.mark.parametrize("spec", MODELS)
+def test_on_a_gpu_one_step_is_as_exact_as_the_precision(cuda, spec, precision, tolerance):
+    data = synthetic(samples=24, classes=3, shape=(3, 16, 16))
+    slow = reference(built(spec, (3, 16, 16)), data, [8, 8, 8], device=cuda, batch_size=8, epochs=1, lr=0.1)
+    agree(slow, stacked(slow, precision=precision), state(slow.module), tolerance)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_a_resumed_run_equals_an_uninterrupted_one(cuda, tiny, tmp_path):
+    e = tiny.with_(device=cuda, model="cnn(width=8)", data="synthetic(samples=60, classes=3, shape=(1, 8, 8))")
+    sa.run(e.with_(rounds=2), tmp_path / "a")
+    resumed, whole = sa.run(e, tmp_path / "a", resume=True), sa.run(e)
+    assert record_of(tmp_path / "a")[0]["engine"] == "stacked"
+    assert torch.equal(resumed.state.w, whole.state.w)
