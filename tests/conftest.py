@@ -28,7 +28,7 @@ def data_folder(tmp_path_factory):
             tensors[f"{split}.y"] = rng.permutation(n) % classes
             if classes in (62, 4):
                 tensors[f"{split}.writer"] = rng.permutation(n) % 8
-        hub._write(hub.file(name), tensors, hub.NAMED.get(name, other))
+        hub.write(name, tensors, hub.NAMED.get(name, other))
     yield hub.folder()
     os.environ.pop(hub.VARIABLE) if before is None else os.environ.update({hub.VARIABLE: before})
 

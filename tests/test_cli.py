@@ -131,7 +131,7 @@ def test_runs_without_the_metric_are_left_out_and_said(command, small):
         (["data", "check", "cifar11"], "did you mean 'cifar10'"),
         (["data", "prepare", "digits"], "set of the hub: 'digits' is unknown; allowed: cifar10, cifar100, femnist, hf"),
         (["data", "check", "hf(a/b)"], "is code"),
-        (["data", "check", "hf('a/b')"], "hf-a-b-image-label.safetensors is not there; with a network"),
+        (["data", "check", "hf('a/b')"], "safetensors is not there; with a network"),
         (["data", "show", "femnist", "--partition", "by_writer()"], "at most the number of"),
         (["theory", "--alpha", "3"], "alpha must be in [0.5, 2]: got 3"),
         (["theory", "--tau", "0", "--plot", "t.png"], "tau must be positive"),
@@ -231,7 +231,7 @@ def test_data_shows_lists_and_checks(command, tmp_path, data_folder):
     assert [line.split()[0] for line in out.splitlines()[1:4]] == ["cifar10", "cifar100", "femnist"]
     assert out.count("MB") == 4
     assert "not there" not in out
-    assert "its SHA-256 is the one of its description" in command("data", "check", "cifar10")[1]
+    assert "as its description tells" in command("data", "check", "cifar10")[1]
     assert command("data", "prepare", "cifar10")[1] == f"{data_folder / 'cifar10.safetensors'}\n"
 
 
@@ -244,4 +244,11 @@ def test_another_data_folder(command, tmp_path, data_folder, monkeypatch):
     assert (code, errors) == (0, "note: d/cifar10.safetensors is unchecked: there is no cifar10.json beside it\n")
     environment = json.loads((tmp_path / "r" / "environment.json").read_text())[0]
     written = json.loads((data_folder / "cifar10.json").read_text())["sha256"]
-    assert environment["data"]["cifar10.safetensors"] == written
+    assert environment["data"] == {"cifar10.safetensors": written}
+    altered = bytearray((tmp_path / "d" / "cifar10.safetensors").read_bytes())
+    altered[-1] ^= 1
+    (tmp_path / "d" / "cifar10.safetensors").write_bytes(altered)
+    code, _, errors = command(*words, "rounds=2", "--resume")
+    assert code == 2
+    assert "r was begun with other data files" in errors
+    assert "as its description tells" in command("data", "check", "cifar10", "--describe", "--data-dir", "d")[1]

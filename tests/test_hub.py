@@ -8,9 +8,10 @@ import pytest
 import torch
 from datasets import ClassLabel, Dataset, Features, Image, Value
 from PIL import Image as Picture
+from safetensors.numpy import save_file
 
 from stableair import hub
-from stableair.checks import InputError
+from stableair.checks import InputError, Note
 from stableair.data import dataset, stored
 
 
@@ -37,7 +38,7 @@ def write(folder, split, columns, features):
 def cifar_like(tmp_path):
     """Two splits with the columns img and label, as uoft-cs/cifar10 has them."""
     source = {
-        split: {"img": pictures(n, seed=n), "label": list(np.arange(n) % 3)}
+        split: {"img": pictures(n, size=(32, 32), seed=n), "label": list(np.arange(n) % 3)}
         for split, n in (("train", 12), ("test", 6))
     }
     for split, columns in source.items():
@@ -51,7 +52,7 @@ def femnist_like(tmp_path):
     writers = ["f_1"] * 1 + ["f_2"] * 2 + ["f_9"] * 20 + ["f_3"] * 37
     order = np.random.default_rng(1).permutation(len(writers))
     columns = {
-        "image": pictures(len(writers), "L"),
+        "image": pictures(len(writers), "L", size=(28, 28)),
         "writer_id": [writers[i] for i in order],
         "hsf_id": [0] * len(writers),
         "character": list(np.arange(len(writers)) % 5),
@@ -79,7 +80,7 @@ def test_a_set_is_prepared_once_with_its_pixels_and_labels(cifar_like, empty, mo
     assert sorted(p.name for p in empty.iterdir()) == ["cifar10.json", "cifar10.safetensors"]
     monkeypatch.setattr(hub, "_fetch", lambda *_: pytest.fail("fetched twice"))
     dataset.one("cifar10")()
-    assert hub.LOADED["cifar10.safetensors"] == about["sha256"]
+    assert dict(data.files) == {"cifar10.safetensors": about["sha256"]}
 
 
 def test_without_a_test_split_a_tenth_of_each_writer_is_held_out(femnist_like, empty, monkeypatch):
@@ -104,7 +105,7 @@ def test_without_a_test_split_a_tenth_of_each_writer_is_held_out(femnist_like, e
 def test_any_set_of_the_hub(cifar_like, empty):
     folder, _ = cifar_like
     data = dataset.one(f"hf(name='{folder}', image=img)")()
-    assert (data.classes, tuple(data.train.x.shape), data.model) == (3, (12, 3, 6, 8), "cnn()")
+    assert (data.classes, tuple(data.train.x.shape), data.model) == (3, (12, 3, 32, 32), "cnn()")
     scaled = data.inputs(data.train.x)
     assert scaled.mean((0, 2, 3)).abs().max() < 1e-5
     assert stored(f"hf(name='{folder}', image=img)")[0] != stored(f"hf(name='{folder}', image=img, label=other)")[0]
@@ -132,7 +133,7 @@ def test_wrong_columns_say_which_there_are(cifar_like, empty, spec, said):
     with pytest.raises(InputError) as error:
         dataset.one(f"hf(name='{cifar_like[0]}', {spec})")()
     assert said in str(error.value)
-    assert "train=" in spec or not empty.exists(), "nothing is left behind"
+    assert "train=" in spec or not any(empty.glob("*")), "nothing is left behind"
 
 
 def test_images_of_several_sizes_are_refused(tmp_path, empty):
@@ -168,9 +169,9 @@ def test_offline_the_hubs_library_need_not_be_installed(data_folder, empty, monk
     monkeypatch.setattr(hub, "find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"pip install 'stableair\[hub\]'"):
         dataset.one("cifar10")()
-    empty.mkdir()
+    empty.mkdir(exist_ok=True)
     (empty / "cifar10.safetensors").write_bytes((data_folder / "cifar10.safetensors").read_bytes())
-    with pytest.warns(UserWarning, match="unchecked: there is no cifar10.json"):
+    with pytest.warns(Note, match="unchecked: there is no cifar10.json"):
         assert len(dataset.one("cifar10")().train.y) == 100
 
 
@@ -205,21 +206,62 @@ def test_one_altered_pixel_is_found(data_folder, empty):
         (lambda t: t.update({"train.x": t["train.x"].astype(np.float32)}), "train.x must be torch.uint8"),
         (lambda t: t.update({"train.y": t["train.y"][:-1]}), "train.y must be torch.int64"),
         (lambda t: t.update({"train.y": t["train.y"] + 5}), "labels must be below 10: got 14"),
+        (lambda t: t.update({"test.y": t["test.y"] - 1}), "test.y must not be negative: got -1"),
+        (lambda t: t.update({"test.x": t["test.x"][:, 2:, 2:].copy()}), r"an image of test.x must be \(32, 32, 3\)"),
+        (lambda t: t.update({"train.x": t["train.x"].transpose(0, 3, 1, 2).copy()}), "an image of train.x must be"),
     ],
 )
-def test_a_file_of_another_form_is_refused(data_folder, empty, change, said):
-    tensors = {key: t.numpy() for key, t in hub._tensors(data_folder / "cifar10.safetensors").items()}
+def test_a_file_of_another_form_is_refused(data_folder, empty, change, said, monkeypatch):
+    monkeypatch.setenv(hub.VARIABLE, str(data_folder))
+    tensors = {key: t.numpy() for key, t in hub._tensors("cifar10").items()}
     change(tensors)
-    hub._write(empty / "cifar10.safetensors", tensors, hub.NAMED["cifar10"])
+    monkeypatch.setenv(hub.VARIABLE, str(empty))
+    empty.mkdir()
+    save_file(tensors, empty / "cifar10.safetensors")
     with pytest.raises(InputError, match=said):
         dataset.one("cifar10")()
 
 
 def test_a_failed_write_leaves_nothing(empty, monkeypatch):
-    monkeypatch.setattr(hub, "_digest", lambda path: 1 / 0)
+    monkeypatch.setattr(hub.os, "replace", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        hub._write(empty / "a.safetensors", {"train.x": np.zeros(3)}, hub.NAMED["cifar10"])
+        hub.write("a", {"train.x": np.zeros(3)}, hub.NAMED["cifar10"])
     assert not list(empty.iterdir())
+
+
+def test_no_two_sources_share_a_file(tmp_path, monkeypatch):
+    columns = [("a/b", "x", "y", "w"), ("a/b", "x", "y", None, "w"), ("a/b", "y", "x")]
+    names = [hub.Source(*each).name for each in [("a-b/c", "x", "y"), ("a/b-c", "x", "y"), *columns]]
+    for place in ("one", "two"):  # the same relative path elsewhere is another set
+        (tmp_path / place / "letters").mkdir(parents=True)
+        monkeypatch.chdir(tmp_path / place)
+        names.append(hub.Source("./letters", "x", "y").name)
+    assert len(set(names)) == len(names)
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_fetched(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv(hub.VARIABLE, str(tmp_path / "file" / "data"))
+    monkeypatch.setattr(hub, "_fetch", lambda *_: pytest.fail("fetched in vain"))
+    with pytest.raises(InputError, match=r"cannot write to .*choose another --data-dir"):
+        hub.prepare("cifar10", hub.NAMED["cifar10"])
+
+
+def test_a_validation_split_serves_where_there_is_no_test_split(tmp_path, empty):
+    features = {"image": Image(), "label": Value("int64")}
+    write(tmp_path / "s", "train", {"image": pictures(3), "label": [0, 5, 9]}, features)
+    write(tmp_path / "s", "validation", {"image": pictures(2), "label": [9, 0]}, features)
+    data = dataset.one(f"hf(name='{tmp_path / 's'}')")()
+    assert (data.train.y.tolist(), data.test.y.tolist()) == ([0, 1, 2], [2, 0])
+    assert data.classes == 3, "no class is empty"
+
+
+def test_samples_without_a_label_are_refused(tmp_path, empty):
+    features = {"image": Image(), "label": Value("int64")}
+    write(tmp_path / "s", "train", {"image": pictures(2), "label": [0, 1]}, features)
+    write(tmp_path / "s", "test", {"image": pictures(1), "label": [-1]}, features)
+    with pytest.raises(InputError, match="samples without a label"):
+        dataset.one(f"hf(name='{tmp_path / 's'}')")()
 
 
 def test_the_folder_is_the_variables_else_the_users_cache(monkeypatch, tmp_path):

@@ -10,6 +10,10 @@ class InputError(ValueError):
     """Something the user gave is wrong; the message is one line and says what would be right."""
 
 
+class Note(UserWarning):
+    """Something the user should know that stops nothing."""
+
+
 def nearest(word: str, allowed: Iterable[str]) -> str:
     """The sentence that helps after an unknown word: the near match, and all that is allowed."""
     allowed = list(allowed)

@@ -12,7 +12,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from stableair.checks import InputError, positive
+from stableair.checks import InputError, Note, positive
 
 app = typer.Typer(
     name="stableair",
@@ -69,7 +69,7 @@ def _terminate(*_: object) -> NoReturn:
 
 def _note(message: Warning | str, category: type[Warning], *_: Any) -> None:
     """Our own warnings in one line; those of the libraries below are not for the user of a command."""
-    if category is UserWarning:
+    if issubclass(category, Note):
         print(f"note: {message}", file=sys.stderr)
 
 
@@ -337,7 +337,7 @@ def report(
 data_app = typer.Typer(help="The data folder: what is there, fetch it, check it, look at it.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 
-Name = Annotated[str, typer.Argument(help="cifar10, cifar100, femnist, or a spec such as 'hf(user/set, image=img)'.")]
+Name = Annotated[str, typer.Argument(help="cifar10, cifar100, femnist, or a spec: 'hf(\"user/set\", image=img)'.")]
 
 
 @data_app.command("list")
@@ -349,9 +349,13 @@ def data_list(data_dir: DataDir = None) -> None:
     print(hub.folder())
     others = sorted({path.stem for path in hub.folder().glob("*.safetensors")} - hub.NAMED.keys())
     for name in (*hub.NAMED, *others):
-        path = hub.file(name)
-        state = "not there" if not path.exists() else f"{path.stat().st_size / 1e6:.1f} MB"
-        state += ", unchecked" * (path.exists() and not hub.described(name).exists())
+        state = "not there"
+        if (path := hub.file(name)).exists():
+            try:
+                hub.check(name)
+                state = f"{path.stat().st_size / 1e6:.1f} MB" + ", unchecked" * (not hub.described(name).exists())
+            except InputError as error:
+                state = f"damaged: {error}"
         print(f"  {name:<10}  {state}")
 
 
@@ -369,14 +373,23 @@ def prepare(
 
 
 @data_app.command()
-def check(name: Name, data_dir: DataDir = None) -> None:
+def check(
+    name: Name,
+    describe: Annotated[
+        bool, typer.Option("--describe", help="Write the description of a file that has none.")
+    ] = False,
+    data_dir: DataDir = None,
+) -> None:
     """Compare a data file with its description."""
     _use(data_dir)
     from stableair import data, hub
 
     file, _ = data.stored(name)
-    good = "its SHA-256 is the one of its description" if hub.check(file) else "unchecked: it has no description"
-    print(f"{hub.file(file)}: {good}")
+    digest = hub.check(file)
+    if describe and not hub.described(file).exists():
+        hub.describe(file, None, "described as found")
+    good = "as its description tells" if hub.described(file).exists() else "unchecked: it has no description"
+    print(f"{hub.file(file)}: SHA-256 {digest}, {good}")
 
 
 @data_app.command()

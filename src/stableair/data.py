@@ -37,6 +37,7 @@ class Dataset(NamedTuple):
     model: str
     mean: float | tuple[float, ...] = 0.0
     std: float | tuple[float, ...] = 1.0
+    files: tuple[tuple[str, str], ...] = ()  # what was read for it: names and SHA-256
 
     def inputs(self, x: Tensor) -> Tensor:
         """Stored samples (m, c, h, w) as float32, normalised per channel."""
@@ -115,13 +116,13 @@ def hf(name, image="image", label="label", writer=None, config=None, train=None,
     """Any image set of the hub, or a folder in its schema; the arguments name its columns."""
     source = hub.Source(name, image, label, writer, config)
     data = _from_folder(source.name, source, train, test, None, "cnn()", 0.0, 1.0)
-    seen = data.train.x[:10_000].double()
+    seen = data.train.x[:: max(1, len(data.train.y) // 2000)].float()
     mean, std = seen.mean((0, 2, 3)), seen.std((0, 2, 3)).clamp(min=1.0)
     return data._replace(mean=tuple(mean.tolist()), std=tuple(std.tolist()))
 
 
 def stored(text: str) -> tuple[str, hub.Source]:
-    """The name of a set's data file and where it comes from, for a set of the hub: "cifar10", "hf(user/set)"."""
+    """The name of a set's data file and where it comes from, for a set of the hub: "cifar10", "hf('user/set')"."""
     call = dataset.one(text)
     if call.entry.name != "hf":
         return call.entry.name, hub.NAMED[choice("set of the hub", call.entry.name, [*hub.NAMED, "hf"])]
@@ -134,7 +135,7 @@ def _from_folder(
     name: str, source: hub.Source, train: int | None, test: int | None, classes: int | None, model: str, mean, std
 ) -> Dataset:
     """A set of the data folder; `train` and `test` take so many samples of each split, always the same ones."""
-    stored = hub.read(name, source)
+    stored, digest = hub.read(name, source)
 
     def split(part: str, most: int | None) -> Split:
         x, y = stored[f"{part}.x"].permute(0, 3, 1, 2), stored[f"{part}.y"]
@@ -148,4 +149,5 @@ def _from_folder(
     top = max(int(stored["train.y"].max()), int(stored["test.y"].max()))
     if classes is not None and top >= classes:
         raise InputError(f"{hub.file(name)}: labels must be below {classes}: got {top}")
-    return Dataset(split("train", train), split("test", test), classes or top + 1, model, mean, std)
+    files = ((hub.file(name).name, digest),)
+    return Dataset(split("train", train), split("test", test), classes or top + 1, model, mean, std, files)

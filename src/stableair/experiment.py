@@ -294,4 +294,5 @@ def build(experiment: Experiment) -> Simulation:
         update=update(),
         evaluate=evaluator(module, data, e.evaluate),
         labels=labels(parts, data.train, data.classes),
+        files=dict(data.files),
     )

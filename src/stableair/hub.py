@@ -21,16 +21,17 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from stableair.checks import InputError, choice
+from stableair.checks import InputError, Note
 from stableair.streams import generator
 
 VARIABLE = "STABLEAIR_DATA"
 HELD_OUT = 0.1  # share of a set that comes without a test split
-LOADED: dict[str, str] = {}  # the files read so far and their SHA-256: a run records them
+TESTS = "test", "validation", "valid", "val"  # what the hub's sets call it, the first that is there
+FORM = {"x": (torch.uint8, 4), "y": (torch.int64, 1), "writer": (torch.int64, 1)}
 
 
 class Source(NamedTuple):
-    """A set on the hub, and which of its columns are meant."""
+    """A set on the hub, or a folder in its schema, and which of its columns are meant."""
 
     repo: str
     image: str
@@ -40,10 +41,12 @@ class Source(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What its file is called where the set has no name of its own."""
+        """What its file is called where the set has no name of its own: no two sources share one."""
         if any(not isinstance(text, str) for text in (*self[:3], *filter(None, self))):
             raise InputError(f"a set of the hub and its columns must be names: got {', '.join(map(repr, self))}")
-        return "hf-" + re.sub(r"[^\w.]+", "-", "-".join(filter(None, (self.repo.strip("./"), *self[1:]))))
+        here = self._replace(repo=str(Path(self.repo).resolve())) if Path(self.repo).is_dir() else self
+        digest = hashlib.blake2b(repr(tuple(here)).encode(), digest_size=4).hexdigest()
+        return f"hf-{re.sub(r'[^a-zA-Z0-9]+', '-', self.repo).strip('-')}-{digest}"
 
 
 NAMED = {
@@ -51,6 +54,7 @@ NAMED = {
     "cifar100": Source("uoft-cs/cifar100", "img", "fine_label"),
     "femnist": Source("flwrlabs/femnist", "image", "character", "writer_id"),
 }
+SHAPES = {"cifar10": (32, 32, 3), "cifar100": (32, 32, 3), "femnist": (28, 28, 1)}
 
 
 def folder() -> Path:
@@ -70,79 +74,96 @@ def described(name: str) -> Path:
     return file(name).with_suffix(".json")
 
 
-def read(name: str, source: Source) -> dict[str, Tensor]:
-    """The tensors of a set, memory-mapped; it is prepared first where the folder does not have it."""
+def read(name: str, source: Source) -> tuple[dict[str, Tensor], str]:
+    """The tensors of a set, memory-mapped, and the SHA-256 of their file; prepared first where it is not there."""
     if not file(name).exists():
         prepare(name, source)
-    if not check(name):
-        warnings.warn(f"{file(name)} is unchecked: there is no {described(name).name} beside it", stacklevel=2)
-    return _tensors(file(name))
+    digest = check(name)
+    if not described(name).exists():
+        text = f"{file(name)} is unchecked: there is no {described(name).name} beside it"
+        warnings.warn(text, Note, stacklevel=2)
+    return _tensors(name), digest
 
 
-def check(name: str) -> bool:
-    """Whether the file is the one its description tells of; False where it has none, an error where it is another."""
+def check(name: str) -> str:
+    """The file's SHA-256, which must be that of its description, if it has one."""
     path, description = file(name), described(name)
-    if not path.exists():
+    if not path.is_file():
         raise InputError(f"{path} is not there; {_ways(name)}")
     digest = _digest(path)
-    LOADED[path.name] = digest
-    if not description.exists():
-        _tensors(path)
-        return False
-    try:
-        told = json.loads(description.read_text())["sha256"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{description} is corrupted ({type(error).__name__}); delete it, or {_again(name)}") from None
-    if told != digest:
-        raise InputError(f"{path} is truncated or altered: {description.name} tells of another SHA-256; {_again(name)}")
-    _tensors(path)
-    return True
+    if description.exists():
+        try:
+            told = json.loads(description.read_text())["sha256"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise InputError(f"{description} is corrupted: {error!r}; {_again(name)}") from None
+        if told != digest:
+            other = f"{description.name} tells of another SHA-256"
+            raise InputError(f"{path} is truncated or altered: {other}; {_again(name)}")
+    _tensors(name)
+    return digest
+
+
+def describe(name: str, source: Source | None, note: str = "") -> Path:
+    """Write the description of a file as it is."""
+    about: dict[str, Any] = {"sha256": _digest(file(name)), "source": source._asdict() if source else None}
+    about |= {"note": note} if note else {}
+    about["shapes"] = {key: list(t.shape) for key, t in sorted(_tensors(name).items())}
+    with _whole(described(name)) as temporary:
+        temporary.write_text(json.dumps(about, indent=2) + "\n")
+    return described(name)
 
 
 def prepare(name: str, source: Source, again: bool = False) -> Path:
     """Fetch a set from the hub and write its file; one that is there is left alone."""
-    path = file(name)
-    if path.exists() and not again:
+    if file(name).exists() and not again:
         check(name)
-        return path
+        return file(name)
+    _writable()
     sets = _fetch(name, source)
+    test = next((key for key in TESTS if key in sets), None)
     tensors = {}
-    for split in ("train", "test") if "test" in sets else ("train",):
-        tensors |= {f"{split}.{part}": t for part, t in _columns(sets[split], source, f"{name} {split}").items()}
-    for part in ("y", "writer"):  # after both splits are there: the codes are common to them
-        _coded([key for key in ("train." + part, "test." + part) if key in tensors], tensors)
-    if "test" not in sets:
-        tensors = _divided(tensors)
-    _write(path, tensors, source)
-    return path
+    for split, rows in {"train": sets["train"], "test": sets[test] if test else None}.items():
+        if rows is None:
+            continue
+        tensors |= {f"{split}.{part}": t for part, t in _columns(rows, source, f"{source.repo} {split}").items()}
+    for part in ("y", "writer"):
+        _code([key for key in (f"train.{part}", f"test.{part}") if key in tensors], tensors)
+    write(name, tensors if test else _divided(tensors), source)
+    return file(name)
 
 
-def _write(path: Path, tensors: dict[str, np.ndarray], source: Source) -> None:
+def write(name: str, tensors: dict[str, np.ndarray], source: Source) -> None:
+    """A set's file and its description."""
     from safetensors.numpy import save_file
 
-    description = path.with_suffix(".json")
-    with _whole(path) as temporary:
+    with _whole(file(name)) as temporary:
         save_file({key: np.ascontiguousarray(t) for key, t in tensors.items()}, temporary)
-        about = {"sha256": _digest(temporary), "source": source._asdict()}
-        about["shapes"] = {key: list(t.shape) for key, t in sorted(tensors.items())}
-        description.unlink(missing_ok=True)  # the old one must not stand beside the new file
-    with _whole(description) as temporary:
-        temporary.write_text(json.dumps(about, indent=2) + "\n")
+        described(name).unlink(missing_ok=True)  # the old one must not stand beside the new file
+    describe(name, source)
 
 
 @contextmanager
 def _whole(path: Path) -> Iterator[Path]:
     """A place to write that becomes the file when all is written, and is gone when it is not."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"cannot make the folder {path.parent}: {error.strerror}; choose another --data-dir") from None
-    temporary = path.with_name(f".{path.name}.tmp")
+    _writable()
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         yield temporary
         os.replace(temporary, path)
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"cannot write {path}: {error}") from None
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _writable() -> None:
+    """Refuse a folder that cannot be written before anything is fetched."""
+    try:
+        folder().mkdir(parents=True, exist_ok=True)
+        (trial := folder() / f".{os.getpid()}.tmp").touch()
+        trial.unlink()
+    except OSError as error:
+        raise InputError(f"cannot write to {folder()}: {error.strerror}; choose another --data-dir") from None
 
 
 def _fetch(name: str, source: Source) -> Any:
@@ -159,7 +180,8 @@ def _fetch(name: str, source: Source) -> Any:
     except (OSError, ValueError, RuntimeError) as error:
         what = str(error).partition("\n")[0].rstrip(".")
         raise InputError(f"the hub did not give {source.repo}: {what}; {_ways(name)}") from None
-    choice(f"{source.repo}: the split", "train", list(found))
+    if "train" not in found:
+        raise InputError(f"{source.repo} has no split 'train'; its splits are {', '.join(found)}")
     return found
 
 
@@ -182,34 +204,32 @@ def _columns(rows: Any, source: Source, title: str) -> dict[str, np.ndarray]:
     x, done, size = None, 0, 500
     for batch in track(kept.iter(size), title, total=-(-len(kept) // size), console=Console(stderr=True)):
         for image in batch[source.image]:
-            mode = "L" if image.mode in ("L", "1") else "RGB"
             if x is None:
-                first = mode
-                x = np.empty((len(kept), image.height, image.width, len(first)), np.uint8)
+                mode = "L" if image.mode in ("L", "1") else "RGB"
+                x = np.empty((len(kept), image.height, image.width, len(mode)), np.uint8)
             if (image.height, image.width) != x.shape[1:3]:
                 raise InputError(
                     f"{source.repo}: images must be of one size: {image.width} x {image.height} in row {done}, "
                     f"{x.shape[2]} x {x.shape[1]} before"
                 )
-            x[done] = np.asarray(image.convert(first)).reshape(x.shape[1:])
+            x[done] = np.asarray(image.convert(mode)).reshape(x.shape[1:])
             done += 1
         for part in out:
             out[part] += batch[named[part]]
     if x is None:
-        raise InputError(f"{source.repo}: the split of {title} is empty")
+        raise InputError(f"{title} is empty")
     return {"x": x} | {part: np.array(values) for part, values in out.items()}
 
 
-def _coded(keys: list[str], tensors: dict[str, np.ndarray]) -> None:
-    """Whatever names the classes or the writers, as numbers from 0; numbers that are such already stay."""
-    values = [tensors[key] for key in keys]
-    if not values:
+def _code(keys: list[str], tensors: dict[str, np.ndarray]) -> None:
+    """Whatever names the classes or the writers, as numbers from 0 without a gap, common to both splits."""
+    if not keys:
         return
-    if all(v.dtype.kind in "iu" and v.min() >= 0 for v in values):
-        codes = values
-    else:
-        _, code = np.unique(np.concatenate(values), return_inverse=True)
-        codes = np.split(code, np.cumsum([len(v) for v in values])[:-1])
+    values = [tensors[key] for key in keys]
+    if any(v.dtype.kind in "iu" and v.min() < 0 for v in values):
+        raise InputError(f"{keys[-1]} is below 0: the set has samples without a label")
+    _, code = np.unique(np.concatenate(values), return_inverse=True)
+    codes = np.split(code, np.cumsum([len(v) for v in values])[:-1])
     tensors |= {key: code.astype(np.int64) for key, code in zip(keys, codes, strict=True)}
 
 
@@ -228,16 +248,16 @@ def _divided(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {f"{split}.{part}": t[rows[split]] for split in rows for part, t in parts.items()}
 
 
-def _tensors(path: Path) -> dict[str, Tensor]:
+def _tensors(name: str) -> dict[str, Tensor]:
     """The content of a data file, held to its form."""
+    path = file(name)
     try:
         with safe_open(path, "pt") as content:
             found = {key: content.get_tensor(key) for key in content.keys()}  # noqa: SIM118 (no mapping)
     except (SafetensorError, OSError) as error:
-        raise InputError(f"{path} is truncated or no safetensors file ({error})") from None
-    form = {"x": (torch.uint8, 4), "y": (torch.int64, 1), "writer": (torch.int64, 1)}
+        raise InputError(f"{path} is truncated or no safetensors file ({error}); {_again(name)}") from None
     for split in ("train", "test"):
-        for part, (dtype, dimensions) in form.items():
+        for part, (dtype, dimensions) in FORM.items():
             key = f"{split}.{part}"
             if key not in found:
                 if part == "writer":
@@ -247,6 +267,13 @@ def _tensors(path: Path) -> dict[str, Tensor]:
             if t.dtype != dtype or t.ndim != dimensions or len(t) != len(found[f"{split}.x"]) or not len(t):
                 wanted = f"{dtype} with {dimensions} axes, one row an image"
                 raise InputError(f"{path}: {key} must be {wanted}: got {t.dtype} {tuple(t.shape)}")
+            if part != "x" and t.min() < 0:
+                raise InputError(f"{path}: {key} must not be negative: got {int(t.min())}")
+    shape = SHAPES.get(name, tuple(found["train.x"].shape[1:]))
+    for key in ("train.x", "test.x"):
+        if tuple(found[key].shape[1:]) != shape or shape[-1] not in (1, 3):
+            wanted = shape if shape[-1] in (1, 3) else "(height, width, 1 or 3)"
+            raise InputError(f"{path}: an image of {key} must be {wanted}: got {tuple(found[key].shape[1:])}")
     return found
 
 
@@ -266,4 +293,5 @@ def _ways(name: str) -> str:
 
 
 def _again(name: str) -> str:
-    return f"restore it, or stableair data prepare {name} --again"
+    command = f"stableair data prepare {name} --again" if name in NAMED else "delete it, and the next use makes it anew"
+    return f"restore it, or {command}"

@@ -171,7 +171,8 @@ def flwr(partitioner, **options) -> Partition:
         if train.writer is not None:
             columns["writer"] = train.writer.cpu().numpy()
         try:
-            rule = make(**{key: value for key, value in ours.items() if key in takes} | options)
+            given = {key: list(value) if isinstance(value, tuple) else value for key, value in options.items()}
+            rule = make(**{key: value for key, value in ours.items() if key in takes} | given)
             rule.dataset = Dataset.from_dict(columns)
             if rule.num_partitions != clients:
                 raise InputError(f"{partitioner} makes {rule.num_partitions} parts: set clients={rule.num_partitions}")

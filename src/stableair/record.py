@@ -30,7 +30,6 @@ except ImportError:  # Windows has no such locks
 import stableair
 from stableair.checks import InputError, whole
 from stableair.experiment import HOW, TYPES, Experiment, build
-from stableair.hub import LOADED
 from stableair.simulate import Overflow, Simulation, simulate
 from stableair.spec import PLUGINS
 from stableair.vector import State
@@ -147,7 +146,10 @@ def run(
         done = last.rounds if last else 0
         if folder and (done >= experiment.rounds or (rows and rows[-1].get("diverged"))):
             return load(folder)
-        sim, how = _engine(build(experiment), experiment, _past(folder) if done else [])
+        past = _past(folder) if done else []
+        sim, how = _engine(build(experiment), experiment, past)
+        if past and past[-1].get("data", sim.files) != sim.files:
+            raise InputError(f"{folder} was begun with other data files: {past[-1]['data']}, now {sim.files}")
         say(how)
         start = _restore(sim, last, folder)
         if folder and not folder.is_dir():
@@ -184,7 +186,7 @@ class _Log:
     def begin(self, experiment: Experiment, sim: Simulation, how: dict[str, Any]) -> None:
         if self.folder:
             past = _past(self.folder) if self.rows else []
-            here = [*past, _environment(sim.start.w.device, len(self.rows)) | how]
+            here = [*past, _environment(sim.start.w.device, len(self.rows)) | {"data": sim.files} | how]
             _replace(self.folder / ENVIRONMENT, (json.dumps(here, indent=2) + "\n").encode())
             if sim.labels is not None:
                 _replace(self.folder / CLIENTS, (json.dumps({"labels": sim.labels.tolist()}) + "\n").encode())
@@ -343,7 +345,6 @@ def _environment(device: torch.device, first_round: int) -> dict[str, Any]:
         "numpy": numpy.__version__,
         "scipy": scipy.__version__,
         "plugins": dict(PLUGINS),  # and the SHA-256 of each
-        "data": dict(LOADED),
     }
 
 

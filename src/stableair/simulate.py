@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,6 +35,7 @@ class Simulation:
     update: Update
     evaluate: Callable[[State], Metrics]
     labels: np.ndarray | None = None  # (n, classes), samples of each class at each client: for the record
+    files: dict[str, str] = field(default_factory=dict)  # the data files that were read and their SHA-256: likewise
 
 
 class Round(NamedTuple):

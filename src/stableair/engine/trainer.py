@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from stableair.checks import InputError
+from stableair.checks import InputError, Note
 from stableair.engine.stacked import Stacked, Tensors
 from stableair.local import Reference, Upload
 from stableair.vector import Layout, State, parameters
@@ -97,7 +97,7 @@ class StackedTrainer:
         if clients == 1:
             raise InputError("the device has too little memory for one client of this model; choose another device")
         self.chunk = clients // 2
-        warnings.warn(f"out of memory: {self.chunk} clients at a time from here on", stacklevel=2)
+        warnings.warn(f"out of memory: {self.chunk} clients at a time from here on", Note, stacklevel=2)
 
     def _worker(self, plan: Schedule) -> "_Worker":
         key = (plan.index.shape[1:], plan.even)
