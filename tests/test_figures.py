@@ -100,6 +100,7 @@ def test_the_measured_snr_stands_beside_the_papers(tmp_path, no_data):
 def test_a_threshold_for_each_point_is_an_option(tmp_path, no_data):
     _, runs, _ = made("fig4b", tmp_path, search_each=True)
     assert len(list(tmp_path.glob("search-*"))) == len(runs) == 4
+    assert all(f"C = {each[0].experiment.receiver[6:-1]}" in label for label, each in runs.items())
 
 
 def test_given_thresholds_are_taken_and_said(tmp_path, no_data):
@@ -107,20 +108,22 @@ def test_given_thresholds_are_taken_and_said(tmp_path, no_data):
     taken = [runs[method][0].settings["receiver"] for method in ("MAC", "GNC")]
     assert taken == ["mac(C=0.5)", "gnc(max_norm=7)"]
     assert not list(tmp_path.glob("search-*"))
-    assert "C = 0.5 was given, not searched" in figures.caption(plan, notes)
+    assert "C = 0.5 was given, not searched" in figures.caption(plan, runs, notes)
 
 
 def test_the_caption_tells_the_data_and_what_is_not_the_papers(tmp_path, no_data, data_folder, monkeypatch):
-    plan, _, notes = made("fig3a", tmp_path)
-    text = figures.caption(plan, notes)
+    plan, runs, notes = made("fig3a", tmp_path)
+    text = figures.caption(plan, runs, notes)
+    assert "Own settings: model=logistic()" in text
     assert "Smoke test on synthetic data of the same shape" in text
     assert "4 clients" in text
     assert "Not from the paper: 1 round; C = " in text
     assert "the best of 2 between 0.01 and 10 after 1 round on a validation split" in text
     monkeypatch.setenv(hub.VARIABLE, str(data_folder))
     assert figures.plan("fig3a", {}, smoke=True).base.data == "cifar10(train=80, test=60)"
-    full = figures.caption(figures.plan("fig3a", {}, seeds=3), [])
-    assert full.startswith("Data: cifar10. 50 clients")
+    full = figures.caption(figures.plan("fig3a", {}, seeds=3), runs, [])
+    assert full.startswith("Data: cifar10, 80 training samples. 50 clients")
+    assert "Own settings" not in full
     assert "seeds 0 to 2" in full
     assert "100 rounds" in full
 
@@ -145,6 +148,15 @@ def test_what_a_figure_sets_itself_cannot_be_set():
         figures.plan("fig4a", {"noise.alpha": 1.2})
     with pytest.raises(InputError, match="fig3a sets receiver"):
         figures.plan("fig3a", {"receiver": "none()"})
+    with pytest.raises(InputError, match="fig4c sets receiver"):
+        figures.plan("fig4c", {"receiver.C": 1})
+    with pytest.raises(InputError, match="fig3a sets evaluate"):
+        figures.plan("fig3a", {"evaluate": "validation"})
+    given = {"given": {"MAC": 1}}
+    useless = [("fig4c", given), ("fig4a", {"given": {"GNC": 1}}), ("fig3a", {"search_each": True})]
+    for name, how in [*useless, ("fig4a", given | {"search_each": True})]:
+        with pytest.raises(InputError, match=r"leave out its option|is for fig4a and fig4b"):
+            figures.plan(name, {}, **how)
     with pytest.raises(InputError, match="figure: 'fig3g' is unknown; did you mean"):
         figures.plan("fig3g", {})
 

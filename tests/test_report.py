@@ -79,8 +79,9 @@ def test_pairs_are_of_the_same_seeds_with_the_uncertainty_of_their_difference():
 
 
 def test_the_settled_accuracy_and_the_fluctuation_are_of_the_last_ten_rounds():
-    run = made([0.0] * 5 + [0.4, 0.6] * 5)
+    run = made([0.0] * 10 + [0.4, 0.6] * 5)
     assert run.settled("test/accuracy") == pytest.approx(0.5)
+    assert made([0.0, 0.2, 0.4, 0.6]).settled("test/accuracy") == pytest.approx(0.5), "half of a short run"
     assert run.fluctuation("test/accuracy") == pytest.approx((10 * 0.01 / 9) ** 0.5)
     assert made([0.5]).fluctuation("test/accuracy") is None
 

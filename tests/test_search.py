@@ -3,10 +3,11 @@ import json
 import pytest
 
 import stableair as sa
+import stableair.search
 from stableair import record
 from stableair.checks import InputError
 from stableair.data import dataset, synthetic
-from stableair.search import Choice, Range, search, space
+from stableair.search import Choice, Range, Result, Trial, search, space
 
 
 @pytest.mark.parametrize(
@@ -30,11 +31,20 @@ def test_what_a_word_means(text, meant):
         assert space("receiver.C", str(meant)) == meant, "and it can be written again"
 
 
-def test_a_whole_number_setting_is_searched_in_whole_numbers():
+def test_a_whole_number_setting_is_searched_in_whole_numbers(tiny, tmp_path):
     assert space("local_epochs", "1:9") == Range(1, 9, int=True)
+    found = search(tiny.with_(rounds=1), {"local_epochs": space("local_epochs", "1:3")}, tmp_path, trials=2)
+    assert all(type(t.values["local_epochs"]) is int for t in found.trials)
 
 
-@pytest.mark.parametrize("text", ["a:b", "1:2:lag", "2:1", "1:1", "0:1:log", "-1:1:log", "1:", ":2"])
+def test_a_setting_that_is_a_word_is_no_range():
+    assert space("device", "cuda:0") is None
+    assert space("blocks", "tensor,layer") == Choice(("tensor", "layer"))
+
+
+@pytest.mark.parametrize(
+    "text", ["a:b", "1:2:lag", "2:1", "1:1", "0:1:log", "-1:1:log", "1:", ":2", "1:1e400", "0.5:3:int", "0:3:log:int"]
+)
 def test_a_range_that_is_none(text):
     with pytest.raises(InputError, match=f"receiver.C={text}"):
         space("receiver.C", text)
@@ -87,9 +97,11 @@ def test_the_test_split_is_never_touched(tiny, tmp_path, registries):
         assert not any(key.startswith("test/") for key in sa.load(folder).rounds[0])
 
 
-def test_hopeless_trials_are_stopped_early(tiny, tmp_path):
+def test_hopeless_trials_are_stopped_early(tiny, tmp_path, monkeypatch):
+    tried = [(1.0,), (2.0,), (3.0,), (4.0,), (1e-9,), (1e-8,), (1e-7,)]
+    monkeypatch.setattr(stableair.search, "_spread", lambda *_: tried)
     base = noisy(tiny).with_(rounds=12)
-    found = search(base, {"receiver.C": Choice((1.0, 2.0, 3.0, 1e-9, 1e-8, 1e-7))}, tmp_path, trials=6)
+    found = search(base, {"receiver.C": Choice(tuple(c for (c,) in tried))}, tmp_path, trials=7)
     stopped = [t for t in found.trials if t.stopped]
     assert stopped
     assert all(t.values["receiver.C"] < 1e-3 for t in stopped)
@@ -141,6 +153,37 @@ def test_a_diverged_trial_scores_nothing_and_the_search_goes_on(tiny, tmp_path):
     found = search(base, {"noise.tau": Choice((0.01, 1e37))}, tmp_path, trials=2)
     scores = {t.values["noise.tau"]: t.score for t in found.trials}
     assert scores[1e37] == 0 < scores[0.01]
+
+
+def test_a_diverged_seed_is_no_early_stop(tiny, tmp_path):
+    base = tiny.with_(receiver="none()", rounds=3, noise="sas(alpha=0.5, tau=1e32)")
+    found = search(base, {"noise.tau": Choice((1e32, 1e33))}, tmp_path, trials=2, seeds=2)
+    assert not any(t.stopped for t in found.trials)
+    assert found.winner.score == 0
+
+
+def test_a_trial_that_cannot_be_computed_is_said_and_the_search_goes_on(tiny, tmp_path):
+    said = []
+    found = search(tiny, {"clients": Choice((5, 6000))}, tmp_path / "a", trials=2, say=said.append)
+    assert found.winner.values == {"clients": 5}
+    assert sum("failed: clients must be at most" in line for line in said) == 1
+    with pytest.raises(InputError, match="every trial failed; the first: clients must be"):
+        search(tiny, {"clients": Choice((7000, 6000))}, tmp_path / "b", trials=2)
+
+
+def test_choices_are_mixed_and_none_is_tried_twice(tiny, tmp_path):
+    spaces = {"blocks": Choice(("tensor", "layer", "model")), "batch_size": Choice((2, 5, 10))}
+    few = search(tiny.with_(rounds=1), spaces, tmp_path / "a", trials=4)
+    assert all(len({t.values[key] for t in few.trials}) > 1 for key in spaces)
+    many = search(tiny.with_(rounds=1), spaces, tmp_path / "b", trials=20)
+    assert len(many.trials) == len({tuple(t.values.values()) for t in many.trials}) == 9
+
+
+def test_a_best_value_at_the_end_of_its_range_is_told():
+    def found(value):
+        return Result(None, {"C": Range(0.01, 1, log=True)}, [Trial({"C": value}, 0.5, 1)])
+
+    assert [found(value).at_the_end for value in (0.01, 0.1, 1.0, 0.95)] == [["C"], [], ["C"], ["C"]]
 
 
 def test_several_parameters_of_several_parts(tiny, tmp_path):

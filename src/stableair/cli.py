@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import sys
 import warnings
@@ -235,17 +236,24 @@ def search(
     from stableair import search as the
     from stableair.experiment import from_words
 
-    split = [(word, word.partition("=")) for word in words]
-    spaces = {key: space for _, (key, _, text) in split if (space := the.space(key, text))}
-    base = from_words([word for word, (key, _, _) in split if key not in spaces])
+    pairs = [word.partition("=") for word in words]
+    if twice := {key for key, equals, _ in pairs if equals and [k for k, *_ in pairs].count(key) > 1}:
+        raise InputError(f"{', '.join(sorted(twice))} is given twice")
+    spaces = {key: space for key, _, text in pairs if (space := the.space(key, text))}
+    plain = [word for word, (key, *_) in zip(words, pairs, strict=True) if key not in spaces]
+    base = from_words(plain)
     if device:
         base = base.with_(device=device)
     folder = out or Path("runs") / f"search-{base.name}"
     with _stop_politely("the same command goes on from here"), _display(every_round=False) as watch:
         found = the.search(base, spaces, folder, trials=trials, seeds=seeds, watch=watch, say=_say)
-    changed = [f"'{key}={value}'" for key, value in found.winner.values.items()]
     print(f"best: {the.described(found.winner, base.rounds * seeds)}")
-    print(f"stableair run {' '.join(_quoted(w) for w, (key, _, _) in split if key not in spaces)} {' '.join(changed)}")
+    for key in found.at_the_end:
+        print(f"note: the best {key} is at the end of {found.spaces[key]}; the best may lie beyond")
+    again = ["stableair", "run", *plain, *(f"{key}={value}" for key, value in found.winner.values.items())]
+    for option, values in {"--plugin": plugin or [], "--data-dir": [data_dir], "--device": [device]}.items():
+        again += [word for value in values if value for word in (option, str(value))]
+    print(shlex.join(again))
     print(f"{folder / the.RESULT}\n{draw.save(draw.trials(found), folder / 'search.png')}")
 
 
@@ -253,17 +261,14 @@ def _say(line: str) -> None:
     print(line, flush=True)
 
 
-def _quoted(word: str) -> str:
-    import shlex
-
-    return shlex.quote(word)
-
-
 @app.command()
 def figure(
     name: Annotated[str, typer.Argument(help="fig2, fig3a to fig3f, fig4a to fig4c, interval.")],
     words: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings of your own.")] = None,
-    out: Annotated[Path, typer.Option(help="The folder for the picture and its runs.")] = Path("runs"),
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Where the picture and its runs go (default: runs, with --smoke runs/smoke)."),
+    ] = None,
     smoke: Annotated[bool, typer.Option("--smoke", help="The same figure, very small: about a minute.")] = False,
     rounds: Annotated[int | None, typer.Option(min=1, help="Communication rounds.")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Seeds; two or more give a band.")] = 1,
@@ -283,7 +288,10 @@ def figure(
     from stableair import plot as draw
     from stableair.experiment import settings_of
 
+    out = out or Path("runs/smoke" if smoke else "runs")
     if name in figures.DRAWINGS:
+        if words:
+            raise InputError(f"{name} takes no settings: got {' '.join(words)}")
         picture = figures.drawing(name)
     else:
         settings = settings_of(words or [])

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure as Picture
 
 from stableair import hub, plot, theory_plot
 from stableair.checks import InputError, choice
-from stableair.experiment import PRESETS, Experiment
+from stableair.experiment import HOW, PRESETS, Experiment
 from stableair.record import Run, run
 from stableair.search import Range, Result, search
 
@@ -88,6 +88,7 @@ class Plan(NamedTuple):
     search_rounds: int = SEARCH_ROUNDS
     given: dict[str, float] = {}  # noqa: RUF012 (thresholds by method, instead of a search)
     search_each: bool = False  # a C of its own for every curve of Fig. 4
+    own: dict[str, Any] = {}  # noqa: RUF012 (settings that are not the figure's)
 
 
 def plan(name: str, settings: dict[str, Any], *, smoke: bool = False, **how: Any) -> Plan:
@@ -96,14 +97,25 @@ def plan(name: str, settings: dict[str, Any], *, smoke: bool = False, **how: Any
     base = Experiment(**PRESETS[figure.preset]).with_(rounds=ROUNDS)
     if smoke:
         base = base.with_(**SMOKE, **_small(base.data))
-    for key in (figure.vary, *(["receiver"] if figure.vary != "receiver.C" else [])):
-        if key in settings:
+    for key in settings:
+        if key in (figure.vary, "evaluate") or key.partition(".")[0] == "receiver":
             raise InputError(f"{name} sets {key} for each of its curves: leave it out")
+    _fitting(name, how.get("given", {}), how.get("search_each", False))
     base = base.with_(**settings)
     budget = {"search_rounds": min(SEARCH_ROUNDS, base.rounds)}
     if smoke:
         budget = {"trials": SMOKE_TRIALS, "search_rounds": 1}
-    return Plan(figure, base, smoke=smoke, **budget | how)
+    own = {key: value for key, value in settings.items() if key not in HOW}
+    return Plan(figure, base, smoke=smoke, own=own, **budget | how)
+
+
+def _fitting(name: str, given: dict[str, float], search_each: bool) -> None:
+    """Refuse options that a figure has no use for."""
+    searched = [] if name == "fig4c" else ["MAC"] if name.startswith("fig4") else ["MAC", "GNC"]
+    if useless := [method for method in given if method not in searched]:
+        raise InputError(f"{name} searches no threshold of {useless[0]}: leave out its option")
+    if search_each and (name not in ("fig4a", "fig4b") or given):
+        raise InputError("--search-each is for fig4a and fig4b, and without --C")
 
 
 def _small(data: str) -> dict[str, str]:
@@ -125,7 +137,6 @@ def compute(how: Plan, folder: Path, watch: Watch, say: Say) -> tuple[dict[str, 
     What the folder has already is not computed again.
     """
     notes: list[str] = []
-    searches: dict[tuple, float] = {}
 
     def threshold(method: str, base: Experiment) -> Experiment:
         spec, key, space = SEARCHED[method]
@@ -135,13 +146,11 @@ def compute(how: Plan, folder: Path, watch: Watch, say: Say) -> tuple[dict[str, 
             return base.with_(**{key: how.given[method]})
         found = _searched(how, method, base, folder, watch, say)
         best = found.winner.values[key]
-        told = f"{key.partition('.')[2]} = {best:g}"
-        if told not in searches:
-            searches[told] = best
-            notes.append(
-                f"{told} is the best of {len(found.trials)} between {space.low:g} and {space.high:g} after "
-                f"{_count(how.search_rounds, 'round')} on a validation split"
-            )
+        where = ", at the end of its range" * bool(found.at_the_end)
+        notes.append(
+            f"{key.partition('.')[2]} = {best:g} is the best of {len(found.trials)} between {space.low:g} and "
+            f"{space.high:g} after {_count(how.search_rounds, 'round')} on a validation split, seed {base.seed}{where}"
+        )
         return base.with_(**{key: best})
 
     base, figure = how.base, how.figure
@@ -158,8 +167,12 @@ def compute(how: Plan, folder: Path, watch: Watch, say: Say) -> tuple[dict[str, 
         common = None if how.search_each else threshold("MAC", base)
         methods = {}
         for value in figure.values:
-            varied = (common or base).with_(**{figure.vary: value})
-            methods[_label(figure.vary, value)] = (common and varied) or threshold("MAC", varied)
+            label = _label(figure.vary, value)
+            if common:
+                methods[label] = common.with_(**{figure.vary: value})
+            else:
+                mine = threshold("MAC", base.with_(**{figure.vary: value}))
+                methods[f"{label}, C = {mine.receiver.partition('=')[2].rstrip(')')}"] = mine
     runs = {label: _runs(label, experiment, how.seeds, folder, watch) for label, experiment in methods.items()}
     return runs, notes
 
@@ -192,7 +205,8 @@ def draw(how: Plan, runs: dict[str, list[Run]], notes: list[str]) -> Picture:
     if how.figure.vary == "noise.tau":
         runs = {_with_snr(label, value, runs[label]): runs[label] for label, value in
                 zip(runs, how.figure.values, strict=True)}  # fmt: skip
-    return plot.curves(runs, how.figure.metric, how.figure.title, caption=caption(how, notes))
+    title = f"{how.figure.title}{', own settings' * bool(how.own)}{', smoke test' * how.smoke}"
+    return plot.curves(runs, how.figure.metric, title, caption=caption(how, runs, notes))
 
 
 def _with_snr(label: str, tau: float, runs: list[Run]) -> str:
@@ -201,22 +215,30 @@ def _with_snr(label: str, tau: float, runs: list[Run]) -> str:
     return f"{label}, SNR {average} dB (paper: {SNR[tau]} dB)"
 
 
-def caption(how: Plan, notes: list[str]) -> str:
+def caption(how: Plan, runs: dict[str, list[Run]], notes: list[str]) -> str:
     base, vary = how.base, how.figure.vary
     if how.smoke:
         kind = "synthetic data of the same shape" if base.data.startswith("synthetic") else base.data
         first = f"Smoke test on {kind}: the figure's form, not its result."
     else:
-        first = f"Data: {base.data}."
+        first = f"Data: {base.data}{_samples(runs)}."
     setup = [
         f"{base.clients} clients by {base.partition}",
+        base.model if base.model != "auto" else "the set's own model",
         f"{_count(base.local_epochs, 'local epoch')} of batch {base.batch_size} at lr {base.lr:g}",
         base.fading,
         f"{base.noise}{f' with {SYMBOL[vary]} varied' if vary.startswith('noise.') else ''}",
         f"seeds {base.seed} to {base.seed + how.seeds - 1}" if how.seeds > 1 else f"seed {base.seed}",
     ]
     ours = filter(None, [_count(base.rounds, "round"), *notes, how.figure.ours])
-    return f"{first} {', '.join(setup)}. Not from the paper: {'; '.join(ours)}."
+    changed = f" Own settings: {', '.join(f'{k}={v}' for k, v in how.own.items())}." if how.own else ""
+    return f"{first}{changed} {', '.join(setup)}. Not from the paper: {'; '.join(ours)}."
+
+
+def _samples(runs: dict[str, list[Run]]) -> str:
+    """How many training samples there were; a folder may hold a part of a set."""
+    counts = [sum(map(sum, one.labels)) for each in runs.values() for one in each if one.labels]
+    return f", {counts[0]:,} training samples" if counts else ""
 
 
 def _count(n: int, what: str) -> str:

@@ -77,8 +77,8 @@ class Run:
         return self.rounds[-1]["round"] if self.rounds and self.rounds[-1].get("diverged") else None
 
     def settled(self, metric: str) -> float:
-        """The mean of a metric over the last rounds; 0 for a run that diverged."""
-        last = self[metric][-LAST:]
+        """The mean of a metric over the last rounds, at most half of them; 0 for a run that diverged."""
+        last = self[metric][-min(LAST, max(1, len(self) // 2)) :]
         return 0.0 if self.diverged is not None else sum(last) / len(last)
 
     def fluctuation(self, metric: str) -> float | None:
@@ -97,8 +97,19 @@ class Run:
     @property
     def labels(self) -> list[list[int]] | None:
         """How many samples of each class each client holds, where the folder tells."""
-        path = self.folder and self.folder / CLIENTS
-        return _read_json(path, dict).get("labels") if path and path.exists() else None
+        try:
+            counts = _read_json(self.folder / CLIENTS, dict)["labels"] if self.folder else None
+            return [[int(n) for n in row] for row in counts] if counts else None
+        except (InputError, KeyError, TypeError, ValueError):
+            return None
+
+    @property
+    def environments(self) -> list[dict[str, Any]]:
+        """Where and how its rounds were computed, as far as the folder tells."""
+        try:
+            return [e for e in _past(self.folder) if isinstance(e, dict)]
+        except InputError:
+            return []
 
     def to_pandas(self) -> Any:
         """The rounds as a pandas DataFrame."""
@@ -411,6 +422,10 @@ def _read_rounds(folder: Path) -> list[dict]:
             row = json.loads(line)
             if row["round"] != number:
                 raise ValueError(f"round {row['round']} where round {number} belongs")
+            if odd := [key for key, v in row.items() if not isinstance(v, int | float | None)]:
+                raise ValueError(f"{odd[0]} is no number")
+            if rows and (row.keys() ^ rows[0].keys()) - {"diverged"}:
+                raise ValueError("it has other metrics than the first round")
         except (ValueError, TypeError, KeyError) as error:
             raise InputError(f"{path} is corrupted in line {number + 1}: {error}") from None
         rows.append(row)

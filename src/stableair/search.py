@@ -15,6 +15,7 @@ from stableair.checks import InputError, whole
 from stableair.experiment import TYPES, Experiment
 from stableair.record import EXPERIMENT, Run, load, run
 from stableair.spec import literal
+from stableair.streams import generator
 
 RESULT = "search.json"
 METRIC = "validation/accuracy"
@@ -40,7 +41,7 @@ class Range(NamedTuple):
         return round(value) if self.int else value
 
     def ends(self) -> tuple[float, float]:
-        return self.low, self.high
+        return (int(self.low), int(self.high)) if self.int else (self.low, self.high)
 
     def __str__(self) -> str:
         return f"{self.low:g}:{self.high:g}" + ":log" * self.log + ":int" * self.int
@@ -73,7 +74,8 @@ class Trial(NamedTuple):
     values: dict[str, Any]
     score: float
     rounds: int
-    stopped: bool  # early, because it was hopeless
+    stopped: bool = False  # early, because it was hopeless
+    failed: str = ""  # what kept it from being computed
 
 
 class Result(NamedTuple):
@@ -85,7 +87,15 @@ class Result(NamedTuple):
 
     @property
     def winner(self) -> Trial:
-        return max((t for t in self.trials if not t.stopped), key=lambda trial: trial.score)
+        return max((t for t in self.trials if not t.stopped and not t.failed), key=lambda trial: trial.score)
+
+    @property
+    def at_the_end(self) -> list[str]:
+        """The ranges whose best value is at one of their ends: there the best may lie beyond."""
+        return [
+            key for key, one in self.spaces.items()
+            if isinstance(one, Range) and not one.at(0.05) < self.winner.values[key] < one.at(0.95)
+        ]  # fmt: skip
 
     @property
     def best(self) -> Experiment:
@@ -94,6 +104,8 @@ class Result(NamedTuple):
 
 def space(key: str, text: str) -> Space | None:
     """The space that `0.01:10:log`, `1:9:int` or `a,b,c` stands for; None where the text is a plain value."""
+    if TYPES.get(key) is str and not re.fullmatch(r"[\w,]+", text):
+        return None  # such as device=cuda:0
     low, *rest = text.split(":")
     if rest and "(" not in text:
         high, *options = rest
@@ -102,6 +114,8 @@ def space(key: str, text: str) -> Space | None:
         found = Range(float(low), float(high), "log" in options, "int" in options or TYPES.get(key) is int)
         if not found.low < found.high or (found.log and found.low <= 0):
             raise InputError(f"{key}={text}: low must be below high{', and above 0 for log' * found.log}")
+        if found.int and not (found.low.is_integer() and found.high.is_integer()):
+            raise InputError(f"{key}={text}: its ends must be whole numbers")
         return found
     if "," in text and "(" not in text:
         return Choice(tuple(map(literal, text.split(","))))
@@ -109,7 +123,9 @@ def space(key: str, text: str) -> Space | None:
 
 
 def _number(text: str) -> bool:
-    return bool(re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", text.strip()))
+    """Whether it is a finite number, written as one."""
+    plain = re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", text.strip())
+    return bool(plain) and math.isfinite(float(text))
 
 
 def search(
@@ -139,6 +155,8 @@ def search(
     header = {"experiment": base.id(), "rounds": base.rounds, "trials": trials, "seeds": seeds}
     header |= {key: str(one) for key, one in spaces.items()}
     _refuse_another(folder, header)
+    if all(isinstance(one, Choice) for one in spaces.values()):
+        trials = min(trials, math.prod(len(one.values) for one in spaces.values()))  # more would repeat some
 
     even = trials - trials // 2
     sampler = optuna.samplers.TPESampler(seed=base.seed, n_startup_trials=even)
@@ -158,20 +176,26 @@ def search(
                 _play(one, folder / one.name, judge, watch(f"trial {number + 1}/{trials}", one.rounds))
         except optuna.TrialPruned:
             study.tell(trial, state=optuna.trial.TrialState.PRUNED)
+            found.append(Trial(values, judge.score, judge.rounds, stopped=True))
+        except InputError as error:  # such as a learning rate that overflows at once: the others may do
+            study.tell(trial, 0.0)
+            found.append(Trial(values, 0.0, judge.rounds, failed=str(error)))
         else:
             study.tell(trial, judge.score)
-        stopped = judge.rounds < base.rounds * seeds and not judge.diverged
-        found.append(Trial(values, judge.score, judge.rounds, stopped))
+            found.append(Trial(values, judge.score, judge.rounds))
         say(described(found[-1], base.rounds * seeds))
+    if all(trial.failed for trial in found):
+        raise InputError(f"every trial failed; the first: {found[0].failed}")
     result = Result(base.with_(evaluate="test"), spaces, found)
     _write(folder, header, result)
     return result
 
 
 def _spread(spaces: list[Space], n: int) -> list[tuple]:
-    """Where to begin: every combination of mere choices, else n points spread evenly over the spaces."""
+    """Where to begin: the combinations of mere choices, well mixed, else n points spread evenly over the spaces."""
     if all(isinstance(one, Choice) for one in spaces):
-        return list(product(*(one.values for one in spaces)))
+        every = list(product(*(one.values for one in spaces)))
+        return [every[i] for i in generator(0, "search").permutation(len(every)).tolist()]
     sequence = qmc.Halton(len(spaces), scramble=False)
     sequence.fast_forward(1)  # its first point is a corner
     shares = sequence.random(n)
@@ -181,6 +205,8 @@ def _spread(spaces: list[Space], n: int) -> list[tuple]:
 def described(trial: Trial, rounds: int) -> str:
     """A trial in one line."""
     values = "  ".join(f"{key}={value}" for key, value in trial.values.items())
+    if trial.failed:
+        return f"{values}  failed: {trial.failed}"
     early = f", stopped after {trial.rounds} of {rounds} rounds" if trial.stopped else ""
     return f"{values}  validation accuracy {trial.score:.4f}{early}"
 
@@ -192,7 +218,6 @@ class _Judge:
         self.trial, self.most = trial, rounds
         self.runs: list[Run] = []
         self.rounds = 0
-        self.diverged = False
 
     def begin(self, experiment: Experiment) -> None:
         self.runs.append(Run(experiment.to_dict(), []))
@@ -202,7 +227,6 @@ class _Judge:
         if row["round"] < len(current):
             return  # seen already: a run that was killed may repeat its last round
         current.rounds.append(row)
-        self.diverged = bool(row.get("diverged"))
         self.trial.report(self.score, self.rounds)
         self.rounds += 1
         if self.rounds < self.most and self.trial.should_prune():
@@ -232,6 +256,7 @@ def _play(experiment: Experiment, folder: Path, judge: _Judge, watch: Callable) 
 
 
 def _refuse_another(folder: Path, header: dict[str, Any]) -> None:
+    """Keep the folder to one search, from its beginning."""
     path = folder / RESULT
     if path.exists():
         try:
@@ -240,14 +265,18 @@ def _refuse_another(folder: Path, header: dict[str, Any]) -> None:
             raise InputError(
                 f"{path} is corrupted ({type(error).__name__}); delete it or choose another --out"
             ) from None
-        if there != header:
-            raise InputError(f"{folder} holds another search; choose another --out")
+        if different := [key for key in header | there if header.get(key) != there.get(key)]:
+            raise InputError(
+                f"{folder} holds another search, with another {', '.join(different)}; choose another --out"
+            )
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"search": header}, indent=2) + "\n")
 
 
 def _write(folder: Path, header: dict[str, Any], result: Result) -> None:
     rows = [trial._asdict() for trial in result.trials]
     content = {"search": header, "trials": rows, "best": result.winner._asdict()}
-    folder.mkdir(parents=True, exist_ok=True)
     (folder / RESULT).write_text(json.dumps(content, indent=2) + "\n")
 
 
