@@ -68,7 +68,7 @@ def test_pairs_are_of_the_same_seeds_with_the_uncertainty_of_their_difference():
         "b": [made([0.4], seed=0), made([0.5], seed=1), made([0.1], seed=8)],
         "c": [made([0.1], seed=8)],
     }
-    (ab, bc) = sorted(report.compare(groups, "test/accuracy"), key=lambda pair: pair.seeds, reverse=True)
+    ab, bc = sorted(report.compare(groups, "test/accuracy"), key=lambda pair: pair.seeds, reverse=True)
     assert (ab.better, ab.worse, ab.seeds) == ("a", "b", 2)
     assert ab.difference == pytest.approx(0.15)
     assert ab.error == pytest.approx(0.05)  # of 0.1 and 0.2
@@ -76,6 +76,42 @@ def test_pairs_are_of_the_same_seeds_with_the_uncertainty_of_their_difference():
     assert (bc.seeds, bc.error, bc.interval) == (1, None, None)
     turned = report.compare({"b": groups["b"], "a": groups["a"]}, "test/accuracy")
     assert turned == [ab], "the better one first, whatever the order"
+
+
+def test_runs_are_compared_over_the_rounds_that_both_have():
+    groups = {"long": [made([0.1, 0.2, 0.9, 0.9])], "short": [made([0.3, 0.4], receiver="none()")]}
+    (pair,) = report.compare(groups, "test/accuracy")
+    assert (pair.better, pair.difference) == ("short", pytest.approx(0.2))
+
+
+def test_only_what_learns_the_same_is_paired():
+    groups = {"a": [made([0.5])], "b": [made([0.9], clients=7)], "c": [made([0.7], **plot.IDEAL)]}
+    assert [(p.better, p.worse) for p in report.compare(groups, "test/accuracy")] == [("c", "a")]
+
+
+def test_a_copy_of_a_run_does_not_count_twice(tiny, tmp_path):
+    for name, rounds in (("a", 2), ("b", 3)):
+        sa.run(tiny.with_(rounds=rounds), tmp_path / name)
+    (run,), left_out = plot.find([tmp_path])
+    assert len(run) == 3
+    assert left_out == [f"{tmp_path / 'a'}: the same run as {tmp_path / 'b'}"]
+
+
+def test_odd_files_in_one_folder_do_not_break_the_page(tiny, tmp_path):
+    for i, (file, content) in enumerate(
+        [("environment.json", "[3]"), ("environment.json", '[{"data": null}]'), ("clients.json", '{"labels": 3}'),
+         ("clients.json", "{"), ("rounds.jsonl", '{"round": 0, "test/accuracy": "high"}\n')]
+    ):  # fmt: skip
+        sa.run(tiny.with_(rounds=1, seed=i), tmp_path / f"r{i}")
+        (tmp_path / f"r{i}" / file).write_text(content)
+    found, left_out = plot.find([tmp_path])
+    assert (len(found), len(left_out)) == (4, 1)
+    assert "test/accuracy is no number" in left_out[0]
+    assert "<h2>Results</h2>" in report.report(found, left_out)
+
+
+def test_survivors_are_counted():
+    assert report._spread([0.5, None, None]) == "0.5000 (1 of 3)"
 
 
 def test_the_settled_accuracy_and_the_fluctuation_are_of_the_last_ten_rounds():

@@ -22,10 +22,11 @@ AXES = {
     "test/accuracy": "test accuracy",
     "test/loss": "test loss",
     "validation/accuracy": "validation accuracy",
+    "validation/loss": "validation loss",
     "train/loss": "training loss",
     "channel/snr_db": "SNR in dB",
     "gradient/norm": "norm of the clean gradient",
-    "clip/fraction": "share of clipped entries",
+    "clip/fraction": "share of entries the receiver changed",
     "seconds": "seconds per round",
 }
 
@@ -40,15 +41,23 @@ def find(folders: Iterable[str | Path]) -> tuple[list[Run], list[str]]:
         if not here:
             raise InputError(f"{folder} holds no run: there is no {EXPERIMENT} in it or below it")
         runs |= {path.resolve(): path for path in here}
-    found, unreadable = [], []
+    found: dict[tuple, Run] = {}
+    left_out = []
     for path in runs.values():
         try:
-            found.append(load(path))
+            run = load(path)
         except InputError as error:
-            unreadable.append(str(error))
+            left_out.append(str(error))
+            continue
+        key = tuple((k, v) for k, v in run.settings.items() if k not in HOW)
+        if (twin := found.get(key)) and len(twin) >= len(run):
+            run, twin = twin, run  # of two copies of a run the longer one counts
+        if twin:
+            left_out.append(f"{twin.folder}: the same run as {run.folder}")
+        found[key] = run
     if not found:
-        raise InputError(f"none of the {len(unreadable)} runs can be read; the first: {unreadable[0]}")
-    return found, unreadable
+        raise InputError(f"none of the {len(left_out)} runs can be read; the first: {left_out[0]}")
+    return list(found.values()), left_out
 
 
 def recorded(runs: list[Run], metric: str) -> tuple[list[Run], list[Run]]:
@@ -96,14 +105,18 @@ def curves(
     figure = Figure(figsize=(6.4, 4.2), layout="constrained")
     axes = figure.subplots()
     widths = np.linspace(2.8, 1.4, len(groups))  # where two lines coincide, both are seen
-    for (name, runs), width in zip(groups.items(), widths, strict=True):
+    longest = 1
+    for i, ((name, runs), width) in enumerate(zip(groups.items(), widths, strict=True)):
         mean, spread = mean_and_spread(runs, metric)
         rounds = np.arange(len(mean))
+        longest = max(longest, len(rounds))
+        style = ("-", "--", ":", "-.")[i // 10 % 4]  # after ten colours they come again
         ended = [run.diverged for run in runs if run.diverged is not None]
         seeds = {run.settings["seed"] for run in runs}
         text = name + (f" ({len(seeds)} seeds)" if len(seeds) > 1 else "")
         text += f", diverged at round {', '.join(map(str, sorted(set(ended))))}" if ended else ""
-        (line,) = axes.plot(rounds, mean, label=text, linewidth=width, marker="o" if len(rounds) == 1 else None)
+        marker = "o" if len(rounds) == 1 else None
+        (line,) = axes.plot(rounds, mean, style, label=text, linewidth=width, marker=marker)
         if len(runs) > 1:
             axes.fill_between(rounds, mean - spread, mean + spread, color=line.get_color(), alpha=0.2, linewidth=0)
         for k in ended:
@@ -111,6 +124,8 @@ def curves(
                 axes.plot(k - 1, mean[k - 1], "x", color=line.get_color(), markersize=9, markeredgewidth=2.5)
     axes.set_xlabel("communication round")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if longest == 1:
+        axes.set_xlim(-0.9, 0.9)
     axes.set_ylabel(AXES.get(metric, metric))
     low, high = axes.dataLim.intervaly
     blown_up = metric.endswith(("/loss", "/norm")) and 0 < low < high / 100  # must not flatten the others
@@ -124,6 +139,7 @@ def curves(
     else:
         figure.legend(**key, title_fontsize="small", loc="outside lower center")
         figure.set_figheight(4.2 + 0.2 * len(groups))
+        figure.set_figwidth(max(6.4, 1 + 0.075 * max(map(len, groups))))  # room for the longest name
     if caption:
         lines = textwrap.wrap(caption, 112)
         figure.set_figheight(figure.get_figheight() + 0.13 * len(lines))

@@ -1,10 +1,10 @@
 """One HTML page from run folders: curves, tables and a paired comparison. It needs no network and no server."""
 
 import html
-import json
 import math
 import statistics
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import combinations, cycle
 from pathlib import Path
@@ -16,7 +16,7 @@ import stableair
 from stableair.checks import InputError
 from stableair.experiment import HOW, TYPES
 from stableair.plot import AXES, FEW, label, mean_and_spread
-from stableair.record import ENVIRONMENT, LAST, Run
+from stableair.record import LAST, Run
 
 CURVES = "{split}/accuracy", "{split}/loss", "channel/snr_db", "clip/fraction"
 COLOURS = (
@@ -29,6 +29,9 @@ table { border-collapse: collapse; margin: .6rem 0; } th, td { padding: .25rem .
 th { text-align: left; } td.n { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
 .scroll { overflow-x: auto; } .note { color: #555; } code { background: #f4f4f4; padding: 0 .2rem; }
 """
+
+
+ALIKE = "data", "partition", "clients", "model", "evaluate"  # what two settings must share to be paired
 
 
 class Paired(NamedTuple):
@@ -49,8 +52,10 @@ def report(runs: list[Run], left_out: Sequence[str] = ()) -> str:
     shown = [run for run in runs if run.rounds and accuracy in run.rounds[0]]
     if not shown:
         raise InputError("none of these runs has a complete round with an accuracy; there is nothing to report")
-    rest = [run for run in runs if run not in shown]
-    others = [f"{run.folder}: " + (f"no {accuracy}" if run.rounds else "no complete round") for run in rest]
+    rest = [run for run in runs if not run.rounds or accuracy not in run.rounds[0]]
+    others = [f"{run.folder}: no complete round" for run in rest if not run.rounds]
+    if searched := [run for run in rest if run.rounds]:
+        others.append(f"{len(searched)} runs with no {accuracy}, such as {searched[0].folder} (trials of a search?)")
     groups = label(shown)
     names = list(groups)
     title = f"stableair: {len(shown)} run{'s' * (len(shown) > 1)}, {len(groups)} setting{'s' * (len(groups) > 1)}"
@@ -108,7 +113,8 @@ def _spread(values: Sequence[float | None], digits: int = 4) -> str:
     if not there:
         return "–"
     mean = f"{statistics.fmean(there):.{digits}f}"
-    return mean if len(there) == 1 else f"{mean} ± {statistics.stdev(there):.{digits}f}"
+    spread = "" if len(there) == 1 else f" ± {statistics.stdev(there):.{digits}f}"
+    return mean + spread + (f" ({len(there)} of {len(values)})" if len(there) < len(values) else "")
 
 
 def _results(groups: dict[str, list[Run]], accuracy: str) -> str:
@@ -125,23 +131,39 @@ def _results(groups: dict[str, list[Run]], accuracy: str) -> str:
             f"at round {', '.join(map(str, ended))}" if ended else "no",
         ]
 
-    head = "", "seeds", "rounds", f"final {AXES[accuracy]}", "best", f"last {LAST}, mean", "fluctuation", "diverged"
-    note = f"Mean ± standard deviation over the seeds. Fluctuation: standard deviation over a run's last {LAST} rounds."
+    head = "", "seeds", "rounds", f"final {AXES[accuracy]}", "best", "settled", "fluctuation", "diverged"
+    note = (
+        "Mean ± standard deviation over the seeds that did not diverge. Settled: the mean over a run's last "
+        f"{LAST} rounds, or over half of them where there are fewer than {2 * LAST}. Fluctuation: the standard "
+        f"deviation over its last {LAST} rounds, which for a run that still learns holds its trend as well."
+    )
     return _table(head, (row(*item) for item in groups.items())) + f"<p class=note>{note}</p>"
 
 
 def compare(groups: dict[str, list[Run]], accuracy: str) -> list[Paired]:
-    """Every two groups: the difference of the accuracy over the last rounds, seed by seed, the better one first."""
-    by_seed = {name: {run.settings["seed"]: run.settled(accuracy) for run in runs} for name, runs in groups.items()}
+    """Every two groups that learn the same from the same data: how far the first lies above the second.
+
+    Seed by seed, by the accuracy over the last of the rounds that both have.
+    """
     pairs = []
-    for one, other in combinations(by_seed, 2):
-        common = sorted(by_seed[one].keys() & by_seed[other].keys())
-        differences = [by_seed[one][seed] - by_seed[other][seed] for seed in common]
+    for one, other in combinations(groups, 2):
+        if any(groups[one][0].settings[key] != groups[other][0].settings[key] for key in ALIKE):
+            continue
+        seeds = [{run.settings["seed"]: run for run in groups[name]} for name in (one, other)]
+        differences = []
+        for seed in sorted(seeds[0].keys() & seeds[1].keys()):
+            mine, theirs = (_cut(each[seed], min(len(each[seed]) for each in seeds)) for each in seeds)
+            differences.append(mine.settled(accuracy) - theirs.settled(accuracy))
         if sum(differences) < 0:
             one, other, differences = other, one, [-d for d in differences]
         if differences:
             pairs.append(Paired(one, other, *_uncertain(differences)))
     return sorted(pairs, key=lambda pair: -pair.difference)
+
+
+def _cut(run: Run, rounds: int) -> Run:
+    """The first rounds of a run; one that diverged stays so."""
+    return run if run.diverged is not None else replace(run, rounds=run.rounds[:rounds])
 
 
 def _uncertain(differences: list[float]) -> tuple[int, float, float | None, tuple[float, float] | None]:
@@ -170,10 +192,13 @@ def _comparison(groups: dict[str, list[Run]], accuracy: str) -> str:
         return [pair.better, pair.worse, pair.seeds, points, *spread]
 
     note = (
-        f"How many points the mean {AXES[accuracy]} over the last {LAST} rounds of the first lies above the second's, "
-        "seed by seed: the same seed means the same data, fading, noise and batches. A run that diverged counts as 0."
+        f"How many points the {AXES[accuracy]} of the first lies above the second's, seed by seed: the mean over the "
+        f"last {LAST} of the rounds that both have, or over half of them where there are fewer than {2 * LAST}. Paired "
+        "are settings with the same data, clients and model; the same seed gives them the same batches, and the same "
+        "fading and noise where these settings agree. A run that diverged counts as 0. An interval that holds 0 "
+        "decides nothing, and of many intervals some miss by chance."
     )
-    head = "better", "worse", "seeds", "difference", "standard error", "95 % interval"
+    head = "first", "second", "seeds", "difference", "standard error", "95 % interval"
     return f"<p class=note>{note}</p>" + _table(head, map(row, pairs))
 
 
@@ -189,16 +214,12 @@ def _settings(names: list[str], settings: list[dict[str, Any]]) -> str:
 def _places(runs: list[Run]) -> str:
     rows = {}
     for run in runs:
-        try:
-            content = json.loads((run.folder / ENVIRONMENT).read_text()) if run.folder else []
-        except (OSError, ValueError):
-            content = []
-        for e in content:
-            data = ", ".join(f"{file} {digest[:12]}" for file, digest in e.get("data", {}).items())
-            key = (*(str(e.get(k, "")) for k in ("device", "stableair", "torch", "python")), data)
+        for e in run.environments:
+            data = ", ".join(f"{file} {str(digest)[:12]}" for file, digest in (e.get("data") or {}).items())
+            key = (*(str(e.get(k, "")) for k in ("device", "engine", "precision", "stableair", "torch")), data)
             rows.setdefault(key, []).append(run)
     table = ([*key, len({id(run) for run in mine})] for key, mine in rows.items())
-    return _table(("device", "stableair", "torch", "Python", "data files and SHA-256", "runs"), table)
+    return _table(("device", "engine", "precision", "stableair", "torch", "data files and SHA-256", "runs"), table)
 
 
 def _curves(groups: dict[str, list[Run]], metrics: Sequence[str]) -> str:
@@ -218,7 +239,8 @@ def _curves(groups: dict[str, list[Run]], metrics: Sequence[str]) -> str:
         positive = [v for v in values if v > 0]
         if metric.endswith("/loss") and positive and max(positive) > 100 * min(positive):
             figure.update_yaxes(type="log", **place)  # a run that blew up must not flatten the others
-        figure.update_xaxes(title="communication round", **place)
+        longest = max(len(run) for runs in groups.values() for run in runs)
+        figure.update_xaxes(title="communication round", dtick=1 if longest < 10 else None, **place)
     named: set[str] = set()
     for trace in figure.data:  # the first line of a group stands for it in the legend
         trace.showlegend = trace.name in groups and trace.name not in named
@@ -236,7 +258,8 @@ def _line(figure: Any, place: dict, name: str, runs: list[Run], metric: str, col
     there = np.flatnonzero(~np.isnan(mean))
     x, y = there.tolist(), mean[there].tolist()
     if len(runs) > 1:
-        low, high = (mean[there] - spread[there]).tolist(), (mean[there] + spread[there]).tolist()
+        floor = mean[there] / 10 if metric.endswith("/loss") else -np.inf  # a band below 0 has no place on a log axis
+        low, high = np.maximum(mean[there] - spread[there], floor).tolist(), (mean[there] + spread[there]).tolist()
         figure.add_scatter(
             x=x + x[::-1], y=high + low[::-1], fill="toself", fillcolor=colour, opacity=0.2, mode="lines",
             line={"width": 0}, hoverinfo="skip", legendgroup=name, **place,

@@ -3,12 +3,14 @@
 None is imported unless it is asked for, and none is started before there is a round to tell of.
 """
 
+import hashlib
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from stableair.checks import InputError, choice
+from stableair.checks import InputError, Note, choice
 from stableair.experiment import Experiment
 
 Log = Callable[[dict[str, float], int], None]  # (metrics, round)
@@ -37,8 +39,8 @@ def wandb(experiment: Experiment, folder: Path) -> Iterator[Log]:
     import wandb
 
     with wandb.init(
-        project="stableair", name=experiment.name, id=experiment.name, resume="allow", config=experiment.to_dict(),
-        dir=folder,
+        project="stableair", name=experiment.name, id=_identity(experiment, folder), resume="allow",
+        config=experiment.to_dict(), dir=folder,
     ) as run:  # fmt: skip
         yield lambda metrics, k: run.log(metrics, step=k)
 
@@ -48,12 +50,17 @@ def mlflow(experiment: Experiment, folder: Path) -> Iterator[Log]:
     import mlflow
 
     mlflow.set_experiment("stableair")
-    tag = {"stableair": experiment.name}
-    past = mlflow.search_runs(filter_string=f"tags.stableair = '{experiment.name}'", output_format="list")
+    tag = {"stableair": _identity(experiment, folder)}
+    past = mlflow.search_runs(filter_string=f"tags.stableair = '{tag['stableair']}'", output_format="list")
     with mlflow.start_run(past[0].info.run_id if past else None, run_name=experiment.name, tags=tag):
         if not past:
             mlflow.log_params(experiment.to_dict())
         yield lambda metrics, k: mlflow.log_metrics(metrics, step=k)
+
+
+def _identity(experiment: Experiment, folder: Path) -> str:
+    """The same for a run and its resumption, another for the same experiment in another folder."""
+    return f"{experiment.name}-{hashlib.blake2b(str(folder.resolve()).encode(), digest_size=4).hexdigest()}"
 
 
 TRACKERS: dict[str, Tracker] = {"tensorboard": tensorboard, "wandb": wandb, "mlflow": mlflow}
@@ -75,9 +82,11 @@ def track(kind: str | None, experiment: Experiment, folder: Path) -> Iterator[Ca
                 if not logs:
                     logs.append(stack.enter_context(tracker(experiment, folder)))
                 logs[0](numbers, row["round"])
-            except Exception as error:  # whatever a service or its client comes up with
+            except Exception as error:  # whatever a service or its client comes up with: the run is worth more
                 what = str(error).partition("\n")[0]
-                raise InputError(f"tracker {kind} failed in round {row['round']}: {what}") from error
+                text = f"tracker {kind} failed in round {row['round']}: {what}; the run goes on without it"
+                warnings.warn(text, Note, stacklevel=2)
+                logs[:] = [lambda metrics, k: None]
 
         yield on_round
 
