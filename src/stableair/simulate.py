@@ -69,7 +69,7 @@ def finite(uploads: Iterable[Upload], k: int) -> Iterator[Upload]:
     """The uploads of round k as they come; the first that is not finite is an error with its client's name."""
     for upload in uploads:
         for what, rows in zip(("update", "norm buffer", "loss"), upload[1:], strict=True):
-            good = rows.reshape(len(upload.clients), -1).isfinite().all(dim=1)
+            good = rows.reshape(len(upload.clients), -1).sum(1, dtype=torch.float64).isfinite()  # as every entry is
             if not good.all():
                 raise Overflow(k, int(upload.clients[int((~good).nonzero()[0])]), what)
         yield upload

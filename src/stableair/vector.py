@@ -58,13 +58,13 @@ def _buffers(module: nn.Module) -> list[Tensor]:
 
 
 def _flat(tensors: Iterable[Tensor]) -> Tensor:
-    parts = [t.detach().reshape(-1) for t in tensors]
-    return torch.cat(parts) if parts else torch.zeros(0)
+    return torch.cat([t.detach().reshape(-1) for t in tensors])
 
 
 def state(module: nn.Module) -> State:
     """A copy of the module's parameters and norm buffers as two flat vectors."""
-    return State(_flat(module.parameters()), _flat(_buffers(module)))
+    w = _flat(module.parameters())
+    return State(w, _flat([w[:0], *_buffers(module)]))  # a module without buffers has none on the same device
 
 
 def _views(tensors: list[Tensor], v: Tensor) -> Iterable[tuple[Tensor, Tensor]]:

@@ -37,10 +37,10 @@ def choose(sim: Simulation, engine: str, precision: str = "auto", chunk: int = 0
     if engine == "fast" and obstacle:
         raise InputError(f"engine fast cannot take this model: {obstacle}; engine=auto takes the next best")
     precision = "fp32" if precision == "auto" else precision  # as exact as the reference, until it is told otherwise
-    if obstacle or (engine == "auto" and place == "cpu"):
+    if obstacle or engine == "auto":  # auto stays with the reference until a benchmark and its resumption say otherwise
         if precision != "fp32":
             raise InputError(f"precision {precision} needs the fast engine: {obstacle or 'engine=fast'}")
-        why = obstacle or "on a CPU, one client after the other"
+        why = obstacle or "one client after the other; engine=fast trains them side by side"
         return Choice("reference", "fp32", min(chunk or sim.train.chunk, sim.n), why)
     if precision != "fp32" and place == "cpu":
         raise InputError(f"precision must be fp32 on a CPU: got {precision}")

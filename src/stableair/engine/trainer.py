@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -131,7 +132,7 @@ class _Worker:
         self.graph: Any = None
 
     def __call__(self, state: State, plan: Schedule, clients: list[int]) -> Upload:
-        with _matmul(self.tf32):
+        with _arithmetic(self.tf32):
             if self.device.type == "cuda" and self.graph is None:
                 self._capture(state, plan)
             self._load(state)
@@ -186,15 +187,14 @@ class _Worker:
             self._step()
 
 
-class _matmul:
-    """TF32 or full float32 in matrix products and convolutions, for a while."""
-
-    def __init__(self, tf32: bool):
-        self.tf32 = tf32
-
-    def __enter__(self) -> None:
-        self.before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = self.tf32
-
-    def __exit__(self, *_: object) -> None:
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = self.before
+@contextmanager
+def _arithmetic(tf32: bool) -> Iterator[None]:
+    """TF32 or full float32 in matrix products and convolutions; and the same sums in the same order every time."""
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic
+    matmul.allow_tf32 = cudnn.allow_tf32 = tf32
+    cudnn.deterministic = True  # a resumed run equals an uninterrupted one
+    try:
+        yield
+    finally:
+        matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic = before
