@@ -10,6 +10,9 @@ from stableair import hub
 from stableair.experiment import Experiment
 from stableair.spec import REGISTRIES
 
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # kernels are interpreted where there is no GPU; read when Triton is imported
+
 settings.register_profile("stableair", deadline=None, derandomize=True, max_examples=50)
 settings.load_profile("stableair")
 

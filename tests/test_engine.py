@@ -22,11 +22,12 @@ from stableair.engine.stacked import Stacked, Unsupported
 from stableair.engine.trainer import StackedTrainer, schedule
 from stableair.experiment import build
 from stableair.local import Reference
-from stableair.models import model
+from stableair.models import ResNet, model
 from stableair.simulate import simulate
 from stableair.vector import state
 
-MODELS = ["logistic()", "mlp(width=5, depth=2)", "cnn(width=7)", "resnet18()", "resnet18(norm=group)"]
+MODELS = ["logistic()", "mlp(width=5, depth=2)", "cnn(width=7)", "batch", "group"]
+NORMS = {"batch": nn.BatchNorm2d, "group": lambda channels: nn.GroupNorm(4, channels)}
 
 
 def reference(module, data, sizes, device="cpu", **changes):
@@ -37,7 +38,10 @@ def reference(module, data, sizes, device="cpu", **changes):
 
 
 def built(spec, shape=(3, 8, 8), classes=3):
+    """A network of the registry, or with the name of a norm a small ResNet that has it."""
     torch.manual_seed(0)
+    if spec in NORMS:
+        return ResNet(shape[0], (1, 2), classes, NORMS[spec], first=8)
     return model.one(spec)()(shape, classes)
 
 
@@ -76,7 +80,7 @@ def test_any_sizes_chunks_and_batches(sizes, batch, chunk, epochs):
 
 def test_a_masked_batch_norm_is_exactly_each_clients_own():
     """In float64, where nothing hides in rounding: gradients and running statistics, down to a single sample."""
-    module, sizes, b = built("resnet18()", (3, 16, 16)).double(), [5, 3, 1, 0], 5
+    module, sizes, b = built("batch", (3, 16, 16)).double(), [5, 3, 1, 0], 5
     n, x, y = len(sizes), torch.randn(len(sizes), 5, 3, 16, 16).double(), torch.randint(3, (len(sizes), 5))
     weight = torch.zeros(n, b).double()
     for row, size in enumerate(sizes):

@@ -82,15 +82,17 @@ def _image(name: str, shape: tuple[int, ...], least: int) -> tuple[int, int, int
 class ResNet(nn.Module):
     """He et al. (2016) with the stem that fits images of 32 x 32; parameters named as in torchvision."""
 
-    def __init__(self, channels: int, depths: tuple[int, ...], classes: int, norm: Callable[[int], nn.Module]):
+    def __init__(
+        self, channels: int, depths: tuple[int, ...], classes: int, norm: Callable[[int], nn.Module], first: int = 64
+    ):
         super().__init__()
-        self.conv1 = nn.Conv2d(channels, 64, 3, padding=1, bias=False)
-        self.bn1 = norm(64)
-        width = 64
+        self.conv1 = nn.Conv2d(channels, first, 3, padding=1, bias=False)
+        self.bn1 = norm(first)
+        self.stages, width = len(depths), first
         for stage, depth in enumerate(depths):
             blocks = []
             for i in range(depth):
-                out, stride = 64 << stage, 2 if stage and not i else 1
+                out, stride = first << stage, 2 if stage and not i else 1
                 blocks.append(Block(width, out, stride, norm))
                 width = out
             setattr(self, f"layer{stage + 1}", nn.Sequential(*blocks))
@@ -101,7 +103,8 @@ class ResNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.relu(self.bn1(self.conv1(x)))
-        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        for stage in range(self.stages):
+            x = getattr(self, f"layer{stage + 1}")(x)
         return self.fc(x.mean((2, 3)))
 
 

@@ -76,7 +76,8 @@ class StackedTrainer:
     precision: str
     chunk: int
     compile: bool = False
-    _workers: dict[tuple, "_Worker"] = field(default_factory=dict)
+    kernels: bool = False  # whether the network has kernels of its own here
+    _workers: dict[tuple, "Worker"] = field(default_factory=dict)
 
     def __call__(self, state: State, k: int) -> Iterator[Upload]:
         left = sorted(range(len(self.reference.parts)), key=lambda n: -len(self.reference.parts[n]))
@@ -100,58 +101,107 @@ class StackedTrainer:
         self.chunk = clients // 2
         warnings.warn(f"out of memory: {self.chunk} clients at a time from here on", Note, stacklevel=2)
 
-    def _worker(self, plan: Schedule) -> "_Worker":
+    def _worker(self, plan: Schedule) -> "Worker":
         key = (plan.index.shape[1:], plan.even)
         if key not in self._workers:
-            self._workers[key] = _Worker(self, *plan.index.shape[1:], even=plan.even)
+            self._workers[key] = self._new(*plan.index.shape[1:], plan.even)
         return self._workers[key]
 
+    def _new(self, n: int, b: int, even: bool) -> "Worker":
+        """By hand where there are kernels for the network, else stacked."""
+        if even and self.kernels:
+            from stableair.engine.resnet import ResNetWorker
 
-class _Worker:
-    """The memory and the step of N clients with batches of B; on a GPU the step is captured once and replayed."""
+            return ResNetWorker(self.reference, self.precision, n, b)
+        return StackedWorker(self.reference, self.precision, n, b, self.program, even, self.compile)
 
-    def __init__(self, trainer: StackedTrainer, n: int, b: int, even: bool):
-        self.reference, self.program, self.even = trainer.reference, trainer.program, even
-        self.layout, self.norms = parameters(self.reference.module), buffers(self.reference.module)
-        self.device = self.reference.parts[0].device
-        master = next(self.reference.module.parameters()).dtype
-        self.dtype = torch.bfloat16 if trainer.precision == "bf16" else master
-        self.tf32 = trainer.precision == "tf32"
-        self.p = {name: torch.empty(n, *shape, dtype=master, device=self.device).requires_grad_()
-                  for name, shape in zip(self.layout.names, self.layout.shapes, strict=True)}  # fmt: skip
-        self.stats: Tensors = {name: torch.empty(n, *shape, dtype=master, device=self.device)
-                               for name, shape in zip(self.norms.names, self.norms.shapes, strict=True)}  # fmt: skip
-        data = self.reference.data
+
+class Worker:
+    """The memory of N clients with batches of B, and a round in it; on a GPU the step is captured once and replayed."""
+
+    def __init__(self, reference: Reference, precision: str, n: int, b: int):
+        self.reference, self.lr = reference, reference.lr
+        self.layout, self.norms = parameters(reference.module), buffers(reference.module)
+        self.device = reference.parts[0].device
+        master = next(reference.module.parameters()).dtype
+        self.dtype = torch.bfloat16 if precision == "bf16" else master
+        self.tf32 = precision == "tf32"
+
+        def stack(layout: Layout) -> Tensors:
+            each = zip(layout.names, layout.shapes, strict=True)
+            return {name: torch.empty(n, *shape, dtype=master, device=self.device) for name, shape in each}
+
+        self.p, self.stats = stack(self.layout), stack(self.norms)
+        data = reference.data
         self.mean, self.std = (torch.tensor(t, device=self.device).view(-1, 1, 1) for t in (data.mean, data.std))
         self.index = torch.zeros(n, b, dtype=torch.int64, device=self.device)
         self.weight = torch.zeros(n, b, dtype=master, device=self.device)
         self.loss = torch.zeros(n, dtype=master, device=self.device)
-        self.forward: Callable[..., Tensor] = self._loss
-        if trainer.compile:
-            self.forward = torch.compile(self._loss, dynamic=False)
         self.graph: Any = None
 
     def __call__(self, state: State, plan: Schedule, clients: list[int]) -> Upload:
         with _arithmetic(self.tf32):
             if self.device.type == "cuda" and self.graph is None:
                 self._capture(state, plan)
-            self._load(state)
+            self.load(state)
             for index, weight in zip(plan.index, plan.weight, strict=True):
                 self.index.copy_(index)
                 self.weight.copy_(weight)
-                self.graph.replay() if self.graph else self._step()
+                self.graph.replay() if self.graph else self.step()
         rows = torch.cat([p.detach().flatten(1) for p in self.p.values()], 1)
         update = torch.sub(state.w, rows, out=rows).mul_(self.reference.scale)
         stats = torch.cat([rows[:, :0], *(s.flatten(1) for s in self.stats.values())], 1)
         return Upload(torch.tensor(clients), update, stats, self.loss / plan.steps)
 
-    def _load(self, state: State) -> None:
+    @torch.no_grad()
+    def load(self, state: State) -> None:
         """Give every client the broadcast model."""
+        for tensors, layout, flat in ((self.p, self.layout, state.w), (self.stats, self.norms, state.stats)):
+            for t, part in zip(tensors.values(), layout.split(flat), strict=True):
+                t.copy_(part.view(t.shape[1:]).expand_as(t))
+        self.loss.zero_()
+
+    def step(self) -> None:
+        """One local step of every client, on the samples of `index`."""
+        raise NotImplementedError
+
+    def _capture(self, state: State, plan: Schedule) -> None:
+        """Warm up on a stream of its own, then record the step; what it did to the weights is overwritten."""
+        self.load(state)
+        self.index.copy_(plan.index[0])
+        self.weight.copy_(plan.weight[0])
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                self.step()
+        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.synchronize()
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.step()
+
+
+class StackedWorker(Worker):
+    """Any module that can be stacked; a weight of zero on all of its samples leaves a client as it is."""
+
+    def __init__(
+        self, reference: Reference, precision: str, n: int, b: int, program: Stacked, even: bool, compile: bool
+    ):
+        super().__init__(reference, precision, n, b)
+        self.program, self.even = program, even
+        for p in self.p.values():
+            p.requires_grad_()
+        self.forward: Callable[..., Tensor] = torch.compile(self._loss, dynamic=False) if compile else self._loss
+
+    def step(self) -> None:
+        data = self.reference.data
+        x = ((data.train.x[self.index].float() - self.mean) / self.std).to(self.dtype)
+        loss = self.forward(self.p, self.stats, x, data.train.y[self.index], self.weight)
+        grads = torch.autograd.grad(loss.sum(), list(self.p.values()))
         with torch.no_grad():
-            for tensors, layout, flat in ((self.p, self.layout, state.w), (self.stats, self.norms, state.stats)):
-                for t, part in zip(tensors.values(), layout.split(flat), strict=True):
-                    t.copy_(part.view(t.shape[1:]).expand_as(t))
-            self.loss.zero_()
+            torch._foreach_add_(list(self.p.values()), grads, alpha=-self.lr)
+            self.loss.add_(loss)
 
     def _loss(self, parameters: Tensors, buffers: Tensors, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
         """Each client's mean loss over its batch: (N,)."""
@@ -159,32 +209,6 @@ class _Worker:
         logits = self.program(parameters, buffers, x, mask).to(weight.dtype)
         each = F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none")
         return (each.view_as(weight) * weight).sum(1)
-
-    def _step(self) -> None:
-        """One local step of every client; a weight of zero on all of its samples leaves a client as it is."""
-        data = self.reference.data
-        x = ((data.train.x[self.index].float() - self.mean) / self.std).to(self.dtype)
-        loss = self.forward(self.p, self.stats, x, data.train.y[self.index], self.weight)
-        grads = torch.autograd.grad(loss.sum(), list(self.p.values()))
-        with torch.no_grad():
-            torch._foreach_add_(list(self.p.values()), grads, alpha=-self.reference.lr)
-            self.loss.add_(loss)
-
-    def _capture(self, state: State, plan: Schedule) -> None:
-        """Warm up on a stream of its own, then record the step; what it did to the weights is overwritten."""
-        self._load(state)
-        self.index.copy_(plan.index[0])
-        self.weight.copy_(plan.weight[0])
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(3):
-                self._step()
-        torch.cuda.current_stream().wait_stream(side)
-        torch.cuda.synchronize()
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            self._step()
 
 
 @contextmanager

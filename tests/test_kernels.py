@@ -1,0 +1,133 @@
+"""The kernels against a plain transcription in torch: on a GPU where there is one, else in Triton's interpreter."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+from stableair.data import synthetic
+from stableair.engine import kernels
+from stableair.engine.kernels import Norm
+from stableair.engine.resnet import ResNetWorker, fits
+from stableair.engine.trainer import schedule
+from stableair.local import Reference
+from stableair.models import ResNet
+from stableair.vector import state
+
+PLACE = "cuda" if torch.cuda.is_available() else "cpu"
+CASES = [  # N, B, H, W, C, O, K, stride, pad: sides, channels and rows that fill no tile, and several tiles
+    (2, 3, 8, 8, 16, 32, 3, 1, 1),
+    (2, 3, 8, 8, 3, 20, 3, 1, 1),
+    (2, 2, 8, 6, 20, 33, 3, 2, 1),
+    (3, 2, 8, 8, 16, 24, 1, 2, 0),
+    (1, 10, 4, 4, 40, 70, 3, 1, 1),
+]
+
+
+def drawn(*shape):
+    return torch.randn(*shape, device=PLACE)
+
+
+def convolved(x, w, stride, pad):
+    """One client after the other, in torch."""
+    each = [
+        F.conv2d(a.permute(0, 3, 1, 2), b.permute(0, 3, 1, 2), None, stride, pad) for a, b in zip(x, w, strict=True)
+    ]
+    return torch.stack(each).permute(0, 1, 3, 4, 2)
+
+
+def near(a, b, tolerance=1e-5):
+    assert a.shape == b.shape
+    assert (a - b).norm() <= tolerance * b.norm()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_convolution_and_the_sums_for_its_norm(case):
+    n, b, h, w, c, o, k, stride, pad = case
+    x, weight = drawn(n, b, h, w, c), drawn(n, o, k, k, c)
+    y, part = kernels.forward(x, weight, stride, pad)
+    expected = convolved(x, weight, stride, pad)
+    near(y, expected)
+    near(part.sum(1), torch.stack([expected.sum((1, 2, 3)), expected.square().sum((1, 2, 3))], 1), 1e-4)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_gradient_of_the_input_and_what_else_flows_there(case):
+    n, b, h, w, c, o, k, stride, pad = case
+    x, weight = drawn(n, b, h, w, c).requires_grad_(), drawn(n, o, k, k, c)
+    y = convolved(x, weight, stride, pad)
+    dy, more = torch.randn_like(y), drawn(n, b, h, w, c)
+    (expected,) = torch.autograd.grad(y, x, dy)
+    near(kernels.input_gradient(dy, weight, (h, w), stride, pad), expected)
+    near(kernels.input_gradient(dy, weight, (h, w), stride, pad, add=more), expected + more)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_step_on_the_weights_and_their_copy(case):
+    n, b, h, w, c, o, k, stride, pad = case
+    x, weight = drawn(n, b, h, w, c), drawn(n, o, k, k, c).requires_grad_()
+    y = convolved(x, weight, stride, pad)
+    dy = torch.randn_like(y)
+    (slope,) = torch.autograd.grad(y, weight, dy)
+    new, copy = weight.detach().clone(), weight.detach().bfloat16()
+    kernels.descend(dy, x, new, copy, 0.1, stride, pad)
+    near(new, weight.detach() - 0.1 * slope)
+    near(copy.float(), new, 0.01)
+    assert not torch.equal(copy, weight.detach().bfloat16()), "the copy moved along"
+
+
+@pytest.mark.parametrize("rest", ["nothing", "a shortcut", "a shortcut with a norm"])
+def test_norm_relu_and_shortcut_there_and_back(rest):
+    n, shape, c = 2, (3, 5, 4), 20
+    y, aside = drawn(n, *shape, c).requires_grad_(), drawn(n, *shape, c)
+    gamma, beta, running = (1 + drawn(n, c) / 4).requires_grad_(), drawn(n, c).requires_grad_(), drawn(2, n, c).abs()
+    norm = Norm(gamma.detach().clone(), beta.detach().clone(), *running.clone())
+    expected, want_mean, want_var = [], *running.clone()
+    for i in range(n):
+        flat = y[i].flatten(0, 2)
+        expected.append(F.batch_norm(flat, want_mean[i], want_var[i], gamma[i], beta[i], True, 0.1, 1e-5).view_as(y[i]))
+    expected = torch.stack(expected)
+    part = torch.stack([y.detach().sum((1, 2, 3)), y.detach().square().sum((1, 2, 3))], 1)[:, None]
+    moments = kernels.settle(part, norm, 60, 0.1, 1e-5)
+    near(norm.running_mean, want_mean)
+    near(norm.running_var, want_var)
+    affine = (drawn(n, c), drawn(n, c))
+    if rest == "nothing":
+        a, out = kernels.normalise(y.detach(), moments[2:]), F.relu(expected)
+    elif rest == "a shortcut":
+        a, out = kernels.normalise(y.detach(), moments[2:], aside), F.relu(expected + aside)
+    else:
+        a = kernels.normalise(y.detach(), moments[2:], aside, affine)
+        scale, shift = (t[:, None, None, None] for t in affine)
+        out = F.relu(expected + scale * aside + shift)
+    near(a, out)
+    da = torch.randn_like(a)
+    dy, dgamma, dbeta = torch.autograd.grad(out, (y, gamma, beta), da)
+    sums = kernels.descend_norm(kernels.gather(da, a, y.detach(), moments), norm, 0.5)
+    near(norm.gamma, gamma.detach() - 0.5 * dgamma)
+    near(norm.beta, beta.detach() - 0.5 * dbeta)
+    near(kernels.spread(da, a, y.detach(), moments, sums), dy, 1e-4)
+    masked = da.clone()
+    kernels.gather(masked, a, y.detach(), moments, store=True)
+    assert torch.equal(masked, da * (a > 0))
+
+
+def test_a_residual_network_by_hand_is_the_references():
+    torch.manual_seed(0)
+    module = ResNet(3, (1, 2), 4, nn.BatchNorm2d, first=16).to(PLACE)
+    data = synthetic(samples=16, classes=4, shape=(3, 8, 8)).to(PLACE)
+    parts = [part.to(PLACE) for part in torch.arange(16).split(8)]
+    slow = Reference(module, data, parts, epochs=1, batch_size=4, lr=0.05, payload="gradient", seed=1)
+    start = state(module)
+    got = ResNetWorker(slow, "fp32", 2, 4)(start, schedule(slow, 0, [0, 1]), [0, 1])
+    (expected,) = slow(start, 0)
+    for a, b in zip(got[1:], expected[1:], strict=True):
+        near(a, b, 1e-4)
+
+
+def test_which_networks_have_kernels():
+    assert fits(ResNet(3, (1,), 4, nn.BatchNorm2d))
+    assert not fits(ResNet(3, (1,), 4, lambda c: nn.GroupNorm(2, c)))
+    assert not fits(nn.Linear(1, 1))
