@@ -1,9 +1,11 @@
 """The fast engine against the slow truth: each client's upload, then whole trajectories."""
 
 import copy
+import os
 import shutil
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import stableair as sa
+import stableair.engine
 from stableair.checks import InputError
 from stableair.data import synthetic
 from stableair.engine import Choice, accelerate, choose
@@ -172,33 +175,101 @@ def test_what_cannot_be_stacked_is_named(module, said):
         Stacked(module)
     data = synthetic(samples=8, classes=3, shape=(3, 8, 8))
     sim = replace(build(sa.Experiment(device="cpu")), train=reference(module, data, [8]), n=1)
+    assert choose(sim, "auto")[::3] == ("reference", choose(sim, "auto").why)
     assert said in choose(sim, "auto").why
     with pytest.raises(InputError, match=f"engine fast cannot take this model: {said}"):
         choose(sim, "fast")
 
 
-def test_what_is_chosen_and_what_is_refused(tiny):
+def test_what_is_chosen_on_a_cpu(tiny, monkeypatch):
+    monkeypatch.setattr(stableair.engine, "_cores", lambda: 2)
     sim = build(tiny)
-    assert choose(sim, "auto")[:3] == ("reference", "fp32", 5)
+    assert choose(sim, "auto")[:3] == ("stacked", "fp32", 5)
     assert choose(sim, "fast", chunk=2)[:3] == ("stacked", "fp32", 2)
-    assert isinstance(accelerate(sim, choose(sim, "auto")).train, Reference)
+    middle = replace(sim, start=sim.start._replace(w=torch.empty(6_600_000)))
+    assert choose(middle, "auto", rounds=1).engine == "reference", "not worth the start of the processes"
+    assert choose(middle, "auto", rounds=1000).engine == "processes"
+    large = replace(sim, start=sim.start._replace(w=torch.empty(11_000_000)))
+    assert choose(large, "auto", rounds=1000).engine == "reference"
+    assert choose(large, "fast").engine == "processes"
+    monkeypatch.setattr(stableair.engine, "_cores", lambda: 1)
+    assert choose(middle, "auto", rounds=1000).engine == "reference"
+
+
+def test_what_is_refused(tiny):
+    sim = build(tiny)
     for engine in ("auto", "fast"):
-        with pytest.raises(InputError, match="precision"):
+        with pytest.raises(InputError, match="precision must be fp32 on a CPU: got bf16"):
             choose(sim, engine, "bf16")
     with pytest.raises(InputError, match="needs a simulation with the reference trainer"):
         accelerate(accelerate(sim))
 
 
+def test_processes_do_what_the_loop_does_bit_for_bit(tiny):
+    sim = build(tiny.with_(partition="dirichlet_by_class(1)"))
+    crew = accelerate(sim, Choice("processes", "fp32", 2, "")).train
+    for k in (0, 3):
+        slow, fast = uploads(replace(sim.train, chunk=2), sim.start, k), uploads(crew, sim.start, k)
+        assert all(torch.equal(a, b) for a, b in zip(slow, fast, strict=True))
+    assert [len(u.clients) for u in crew(sim.start, 0)] == [2, 2, 1]
+
+
+def test_what_a_worker_refuses_reaches_the_parent(tiny):
+    sim = build(tiny)
+    module = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.BatchNorm1d(3))
+    single = replace(sim.train, module=module, parts=[torch.arange(4), torch.arange(1)])
+    with pytest.raises(InputError, match="round 2: client 1 cannot train: Expected more than 1 value per channel"):
+        list(accelerate(replace(sim, train=single, n=2), Choice("processes", "fp32", 2, "")).train(state(module), 2))
+
+
+PARENT = """
+import sys, stableair as sa
+from dataclasses import replace
+from stableair.engine import Choice, accelerate
+from stableair.experiment import build
+if __name__ == "__main__":
+    e = sa.Experiment(data="synthetic(samples=20, shape=(1, 2, 2))", clients=2, device="cpu")
+    sim = accelerate(build(e), Choice("processes", "fp32", 2, ""))
+    list(sim.train(sim.start, 0))
+    print(*[member.pid for member in sim.train._crew.members], flush=True)
+    if sys.argv[1] == "stay":
+        sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("end", ["leave", "killed"])
+def test_the_workers_end_with_their_parent(tmp_path, end):
+    (tmp_path / "parent.py").write_text(PARENT)
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    words = [sys.executable, str(tmp_path / "parent.py"), "stay" if end == "killed" else "go"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env) as parent:
+        workers = [int(pid) for pid in parent.stdout.readline().split()]
+        assert len(workers) >= 1
+        if end == "killed":
+            parent.kill()
+        parent.wait(timeout=30)
+    deadline = time.monotonic() + 20
+    while any(_alive(pid) for pid in workers):
+        assert time.monotonic() < deadline, "a worker outlived its parent"
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
 def test_a_run_says_how_it_is_computed_and_a_resumed_one_goes_on_so(tiny, tmp_path):
     told = []
-    fast = tiny.with_(engine="fast", chunk=2)
-    sa.run(fast.with_(rounds=2), tmp_path / "a", say=told.append)
+    slow = tiny.with_(engine="reference", chunk=2)
+    sa.run(slow.with_(rounds=2), tmp_path / "a", say=told.append)
     resumed = sa.run(tiny, tmp_path / "a", resume=True, say=told.append)  # engine=auto would be another one here
-    assert [(how["engine"], how["chunk"]) for how in told] == [("stacked", 2)] * 2
-    whole = sa.run(fast)
+    assert [(how["engine"], how["chunk"]) for how in told] == [("reference", 2)] * 2
+    whole = sa.run(slow)
     assert torch.equal(resumed.state.w, whole.state.w)
     assert resumed["test/loss"] == whole["test/loss"]
-    assert [e["engine"] for e in record_of(tmp_path / "a")] == ["stacked", "stacked"]
+    assert [e["engine"] for e in record_of(tmp_path / "a")] == ["reference", "reference"]
 
 
 def record_of(folder):

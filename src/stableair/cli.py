@@ -497,7 +497,7 @@ def theory(
 def demo(
     out: Annotated[Path, typer.Option(help="The folder for demo.png, demo.json and runs/demo.")] = Path("."),
 ) -> None:
-    """The paper's four methods on the embedded data: a table, demo.png and demo.json in one to two minutes."""
+    """The paper's four methods on the embedded data: a table, demo.png and demo.json in about half a minute."""
     from rich.console import Console
     from rich.table import Table
 

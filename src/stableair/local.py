@@ -73,23 +73,26 @@ class Reference:
             losses.append(loss.detach())
         return (state.w - local.w).mul_(self.scale), local.stats, torch.stack(losses).mean()
 
-    def __call__(self, state: State, k: int) -> Iterator[Upload]:
+    def train(self, state: State, k: int, clients: Tensor) -> Upload:
+        """The uploads of some clients in round k."""
         counters = [(b, b.clone()) for b in self.module.buffers() if not b.is_floating_point()]  # batches seen
-        for clients in torch.arange(len(self.parts)).split(self.chunk):
-            with _threads_for(len(state.w)), _own_randomness(state.w.device), full_precision():
-                self.module.train()
-                rows = []
-                for n in clients.tolist():
-                    torch.manual_seed(generator(self.seed, "dropout", k, n).key[0])  # for models that draw themselves
+        with threads_for(len(state.w)), _own_randomness(state.w.device), full_precision():
+            self.module.train()
+            rows = []
+            for n in clients.tolist():
+                torch.manual_seed(generator(self.seed, "dropout", k, n).key[0])  # for models that draw by themselves
+                try:
+                    rows.append(self.client(state, k, n))
+                except ValueError as error:  # such as batch norm over a single sample
+                    raise InputError(f"round {k}: client {n} cannot train: {error}") from error
+                finally:
                     for counter, first in counters:
                         counter.copy_(first)
-                    try:
-                        rows.append(self.client(state, k, n))
-                    except ValueError as error:  # such as batch norm over a single sample
-                        raise InputError(f"round {k}: client {n} cannot train: {error}") from error
-            yield Upload(clients, *(torch.stack(column) for column in zip(*rows, strict=True)))
-        for counter, first in counters:
-            counter.copy_(first)
+        return Upload(clients, *(torch.stack(column) for column in zip(*rows, strict=True)))
+
+    def __call__(self, state: State, k: int) -> Iterator[Upload]:
+        for clients in torch.arange(len(self.parts)).split(self.chunk):
+            yield self.train(state, k, clients)
 
 
 def _own_randomness(device: torch.device) -> AbstractContextManager[None]:
@@ -109,8 +112,8 @@ def full_precision() -> Iterator[None]:
 
 
 @contextmanager
-def _threads_for(entries: int) -> Iterator[None]:
-    """One thread while the model is small: starting a second takes longer than its share of the work."""
+def threads_for(entries: int) -> Iterator[None]:
+    """One thread while the work is small: starting a second takes longer than its share of it."""
     before = torch.get_num_threads()
     torch.set_num_threads(1 if entries < SMALL else before)
     try:

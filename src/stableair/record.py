@@ -254,20 +254,23 @@ def _past(folder: Path | None) -> list[dict[str, Any]]:
 def _engine(sim: Simulation, experiment: Experiment, past: list[dict]) -> tuple[Simulation, dict[str, Any]]:
     """The simulation as the engine of choice computes it; a run that has begun goes on as it began."""
     e = experiment
-    before = past[-1] if past else {}
-    chunk = e.chunk or before.get("chunk", 0)
+    plain = {"engine": "reference", "precision": "fp32", "chunk": sim.train.chunk}
+    if e.engine == "reference":
+        return sim, plain | {"why": "as asked for"}
     try:
-        from stableair.engine import accelerate, choose
+        from stableair.engine import Choice, accelerate, choose
     except ModuleNotFoundError as error:  # the engine is a leaf: without it all works, slowly
         if error.name != "stableair.engine":
             raise
         if e.engine == "fast":
             raise InputError("engine fast is not there: this installation has no stableair.engine") from None
-        return sim, {"engine": "reference", "precision": "fp32", "chunk": sim.train.chunk, "why": "there is no other"}
-    if e.engine == "reference" or (e.engine == "auto" and before.get("engine") == "reference"):
-        return sim, {"engine": "reference", "precision": "fp32", "chunk": sim.train.chunk, "why": "as asked for"}
-    precision = before.get("precision", e.precision) if e.precision == "auto" else e.precision
-    how = choose(sim, "fast" if before.get("engine") == "stacked" else e.engine, precision, chunk)
+        return sim, plain | {"why": "there is no other"}
+    how = choose(sim, e.engine, e.precision, e.chunk, e.rounds)
+    if past and e.engine == e.precision == "auto" and not e.chunk:
+        before = past[-1]
+        same_kind = (before.get("device") == "cpu") == (sim.start.w.device.type == "cpu")
+        if same_kind and plain.keys() <= before.keys():
+            how = Choice(*(before[key] for key in plain), why="as it began")
     return accelerate(sim, how), how._asdict()
 
 

@@ -34,6 +34,7 @@ class Stacked:
         for node in self.traced.graph.nodes:
             self._check(node)
         self.normalises = any(isinstance(m, nn.BatchNorm2d) for m in self.modules.values())
+        self.convolves = any(isinstance(m, nn.Conv2d) for m in self.modules.values())
 
     def _check(self, node: fx.Node) -> None:
         if node.op == "call_module":

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from stableair.checks import InputError, Note
 from stableair.engine.stacked import Stacked, Tensors
-from stableair.local import Reference, Upload
+from stableair.local import SMALL, Reference, Upload, threads_for
 from stableair.vector import Layout, State, parameters
 
 PRECISIONS = "fp32", "tf32", "bf16"
@@ -137,10 +137,11 @@ class Worker:
         self.index = torch.zeros(n, b, dtype=torch.int64, device=self.device)
         self.weight = torch.zeros(n, b, dtype=master, device=self.device)
         self.loss = torch.zeros(n, dtype=master, device=self.device)
+        self.entries = sum(p[0].numel() for p in self.p.values())
         self.graph: Any = None
 
     def __call__(self, state: State, plan: Schedule, clients: list[int]) -> Upload:
-        with _arithmetic(self.tf32):
+        with _arithmetic(self.tf32), threads_for(self.entries):
             if self.device.type == "cuda" and self.graph is None:
                 self._capture(state, plan)
             self.load(state)
@@ -190,6 +191,8 @@ class StackedWorker(Worker):
     ):
         super().__init__(reference, precision, n, b)
         self.program, self.even = program, even
+        if program.convolves:
+            self.entries = SMALL  # convolutions are work enough for all threads
         for p in self.p.values():
             p.requires_grad_()
         self.forward: Callable[..., Tensor] = torch.compile(self._loss, dynamic=False) if compile else self._loss
