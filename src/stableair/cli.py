@@ -494,6 +494,33 @@ def theory(
 
 
 @app.command()
+def bench(
+    workload: Annotated[str, typer.Argument(help="digits, cnn or resnet18.")] = "digits",
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds to time, after one that warms up.")] = 5,
+    peers: Annotated[Path | None, typer.Option(help="bench/peers: time other simulators too, on the digits.")] = None,
+    scaling: Annotated[
+        bool, typer.Option("--scaling", help="Over the number of clients and the size instead.")
+    ] = False,
+    record: Annotated[Path | None, typer.Option(help="Append the table to this file.")] = None,
+) -> None:
+    """Compare every way to compute a round with the reference, then time them in one run."""
+    from stableair.checks import choice
+    from stableair.engine import bench as the
+
+    choice("workload", workload, the.WORKLOADS)
+    if peers and (workload != "digits" or not (peers / "work.py").exists()):
+        raise InputError("--peers needs the workload digits and the folder bench/peers of the source")
+    if scaling:
+        text = the.scaling((10, 100, 1000), ("mlp(width=200)", "mlp(width=2000)"), rounds, _say)
+    else:
+        rows = the.measure(the.WORKLOADS[workload], rounds, _say)
+        text = the.table(workload, rows + (the.peers(peers, rounds, _say) if peers else []))
+        print(text)
+    if record:
+        print(the.append(record, text))
+
+
+@app.command()
 def demo(
     out: Annotated[Path, typer.Option(help="The folder for demo.png, demo.json and runs/demo.")] = Path("."),
 ) -> None:

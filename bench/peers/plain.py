@@ -1,0 +1,30 @@
+"""A plain loop in PyTorch, as most research code has it: one client after the other, an optimiser each."""
+
+import copy
+import time
+
+import torch
+from torch.nn import functional as F
+from work import network, read, tell
+
+work = read()
+torch.set_num_threads(1)  # more are slower for a network this small
+server, seconds = network(work), []
+for _ in range(work.rounds + 1):
+    begin = time.perf_counter()
+    total = [torch.zeros_like(p) for p in server.parameters()]
+    for part in work.parts:
+        client = copy.deepcopy(server)
+        optimiser = torch.optim.SGD(client.parameters(), lr=work.lr)
+        for _ in range(work.epochs):
+            for batch in part[torch.randperm(len(part))].split(work.batch):
+                optimiser.zero_grad()
+                F.cross_entropy(client(work.x[batch]), work.y[batch]).backward()
+                optimiser.step()
+        for t, p in zip(total, client.parameters(), strict=True):
+            t += p.detach() / len(work.parts)
+    with torch.no_grad():
+        for p, t in zip(server.parameters(), total, strict=True):
+            p.copy_(t)
+    seconds.append(time.perf_counter() - begin)
+tell(seconds, server, work)

@@ -1,0 +1,96 @@
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from stableair import cli
+from stableair.checks import InputError
+from stableair.engine import bench
+from stableair.engine.trainer import StackedTrainer
+from stableair.local import Upload
+
+PEERS = Path(__file__).parent.parent / "bench" / "peers"
+
+
+def test_every_mode_is_compared_and_timed(tiny):
+    said = []
+    rows = bench.measure(tiny, 2, said.append)
+    assert [row.name for row in rows] == ["reference, fp32", "stacked, fp32", "processes, fp32"]
+    assert all(len(row.seconds) == 2 and min(row.seconds) > 0 for row in rows)
+    assert len(said) == 3
+
+
+def test_a_mode_that_does_something_else_is_not_timed(tiny, monkeypatch):
+    real = StackedTrainer.__call__
+
+    def wrong(self, state, k):
+        for upload in real(self, state, k):
+            yield Upload(upload.clients, upload.update * 1.1, *upload[2:])
+
+    monkeypatch.setattr(StackedTrainer, "__call__", wrong)
+    with pytest.raises(InputError, match=r"stacked, fp32 does not do what the reference does: .* 0.1 apart"):
+        bench.measure(tiny, 1, lambda line: None)
+
+
+def test_the_table_has_ratios_of_its_own_run():
+    rows = [bench.Row("reference", [0.4, 0.2, 0.3], None), bench.Row("fast", [0.1], 1.5)]
+    lines = bench.table("digits", rows).splitlines()
+    assert "commit " in lines[0]
+    assert "50 clients" in lines[0]
+    assert lines[-2:] == [
+        "| reference | 3 | 0.3000 | 0.2000 to 0.4000 | 1.00 |  |",
+        "| fast | 1 | 0.1000 | 0.1000 to 0.1000 | 3.00 | 1.5 GiB |",
+    ]
+
+
+def test_the_plain_loop_runs_and_what_is_not_installed_is_said(tmp_path):
+    for name in ("plain.py", "work.py"):
+        (tmp_path / name).write_text((PEERS / name).read_text())
+    said = []
+    (row,) = bench.peers(tmp_path, 2, said.append)
+    assert (row.name, len(row.seconds)) == ("plain", 2)
+    assert [line.split(":")[0] for line in said] == ["plain", "flower", "pfl_research"]
+    assert float(said[0].rpartition(" ")[2]) > 0.3, "and it learns"
+
+
+def test_a_peer_that_fails_is_named(tmp_path, monkeypatch):
+    (tmp_path / "plain.py").write_text("raise SystemExit('no such thing')")
+    with pytest.raises(InputError, match="plain failed: no such thing"):
+        bench.peers(tmp_path, 1, lambda line: None)
+
+
+def test_scaling_says_what_was_chosen():
+    text = bench.scaling((2, 3), ("logistic()",), 1, lambda line: None)
+    assert [line.split(" | ")[2:4] for line in text.splitlines()[2:]] == [
+        ["2", "stacked, 2 at a time"], ["3", "stacked, 3 at a time"],
+    ]  # fmt: skip
+
+
+def test_the_command_prints_and_records(tmp_path, monkeypatch, capsys, tiny):
+    monkeypatch.setitem(bench.WORKLOADS, "digits", tiny)
+    (tmp_path / "records.md").write_text("# Records\n")
+    words = ["stableair", "bench", "--rounds", "1", "--record", str(tmp_path / "records.md")]
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    assert stop.value.code == 0
+    assert "| stacked, fp32 | 1 |" in capsys.readouterr().out
+    assert (tmp_path / "records.md").read_text().startswith("# Records\n\n20")
+
+
+def test_the_exported_work_is_the_experiments(tmp_path, monkeypatch):
+    import numpy as np
+
+    stored = np.load(bench._exported(bench.WORKLOADS["digits"], tmp_path / "w.npz"))
+    assert sorted(stored["order"].tolist()) == list(range(1437))
+    assert (stored["x"].shape, len(stored["sizes"]), stored["x"].max()) == ((1437, 64), 50, 1)
+    monkeypatch.setattr(sys, "argv", ["", str(tmp_path / "w.npz"), "3"])
+    monkeypatch.syspath_prepend(str(PEERS))
+    import work
+
+    read = work.read()
+    flat = torch.cat([p.flatten() for p in work.network(read).parameters()])
+    assert torch.equal(flat, torch.from_numpy(stored["start"]))
+    assert json.dumps(read.rounds) == "3"
