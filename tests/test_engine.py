@@ -183,12 +183,14 @@ def test_what_cannot_be_stacked_is_named(module, said):
 
 def test_what_is_chosen_on_a_cpu(tiny, monkeypatch):
     monkeypatch.setattr(stableair.engine, "_cores", lambda: 2)
-    sim = build(tiny)
+    sim = build(tiny.with_(batch_size=1))  # twelve samples and five epochs a client: sixty steps
     assert choose(sim, "auto")[:3] == ("stacked", "fp32", 5)
     assert choose(sim, "fast", chunk=2)[:3] == ("stacked", "fp32", 2)
     middle = replace(sim, start=sim.start._replace(w=torch.empty(6_600_000)))
     assert choose(middle, "auto", rounds=1).engine == "reference", "not worth the start of the processes"
     assert choose(middle, "auto", rounds=1000).engine == "processes"
+    quick = replace(middle, train=replace(sim.train, epochs=1, batch_size=6))
+    assert choose(quick, "auto", rounds=10**6).engine == "reference", "too few steps to hand an update over for"
     large = replace(sim, start=sim.start._replace(w=torch.empty(11_000_000)))
     assert choose(large, "auto", rounds=1000).engine == "reference"
     assert choose(large, "fast").engine == "processes"

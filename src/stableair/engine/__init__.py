@@ -17,6 +17,7 @@ __all__ = ["PRECISIONS", "Choice", "Unsupported", "accelerate", "choose"]
 
 LARGE = 10_000_000  # entries from which a CPU's threads work together better on one client than each on its own
 WORTH = 10_000_000_000  # entries times local steps in a run that repay the seconds it takes to start the processes
+FEW = 10  # local steps of a client below which handing its update over takes longer than the steps
 CLIENTS = 50  # to stack on a CPU; more gain nothing
 
 
@@ -58,11 +59,12 @@ def _obstacle(sim: Simulation) -> str:
 
 def _on_cpu(sim: Simulation, engine: str, chunk: int, rounds: int, obstacle: str) -> Choice:
     entries, cores = len(sim.start.w), _cores()
-    steps = rounds * sum(sim.train.epochs * -(-len(part) // sim.train.batch_size) for part in sim.train.parts)
+    steps = sum(sim.train.epochs * -(-len(part) // sim.train.batch_size) for part in sim.train.parts)  # in a round
     if not obstacle and entries < SMALL:
         return Choice("stacked", "fp32", min(chunk or CLIENTS, sim.n), "a small model, the clients side by side")
     chunk = min(chunk or sim.train.chunk, sim.n)
-    if cores > 1 and (engine == "fast" or (SMALL <= entries < LARGE and steps * entries > WORTH)):
+    worth = entries < LARGE and steps >= FEW * sim.n and rounds * steps * entries > WORTH
+    if cores > 1 and (engine == "fast" or (entries >= SMALL and worth)):
         return Choice("processes", "fp32", chunk, f"one process on each of {cores} cores")
     return Choice("reference", "fp32", chunk, obstacle or "one client after the other")
 

@@ -26,7 +26,12 @@ from stableair.simulate import Simulation, simulate
 
 SET_UPS = {
     "digits": {},
-    "cnn": {"data": "synthetic(samples=500, shape=(1, 28, 28), classes=62)", "model": "cnn()", "local_epochs": 1},
+    "cnn": {
+        "data": "synthetic(samples=1000, shape=(1, 28, 28), classes=62)",
+        "model": "cnn()",
+        "local_epochs": 1,
+        "clients": 10,
+    },
     "resnet18": {"data": "synthetic(samples=1000, shape=(3, 32, 32))", "model": "resnet18()", "local_epochs": 1},
 }
 WORKLOADS = {name: Experiment(**IDEAL, **settings) for name, settings in SET_UPS.items()}
