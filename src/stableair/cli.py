@@ -175,7 +175,8 @@ def _summary(result: Any, split: str) -> str:
         kept = "; the last good checkpoint is kept" if result.diverged else ""
         return f"{result.folder}: diverged at round {result.diverged}{kept}"
     accuracy = result[f"{split}/accuracy"]
-    return f"{result.folder}: {len(result)} rounds, {split} accuracy {accuracy[-1]:.4f} (best {max(accuracy):.4f})"
+    done = f"{len(result)} round{'s' * (len(result) > 1)}"
+    return f"{result.folder}: {done}, {split} accuracy {accuracy[-1]:.4f} (best {max(accuracy):.4f})"
 
 
 def _figures(row: dict[str, Any]) -> str:
