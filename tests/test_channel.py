@@ -171,3 +171,17 @@ def test_middleton_class_a_is_its_mixture():
 def test_bad_arguments(registry, text):
     with pytest.raises(InputError, match="must be"):
         registry.one(text)()
+
+
+def test_noise_on_the_sum_is_divided_by_the_number_of_clients_too():
+    payloads = torch.randn(4, 6)
+    on = {}
+    for where in ("mean", "sum"):
+        channel = Channel(fading.one("unit()")(), noise.one("gaussian(std=2)")(), 3, where)
+        fade = channel.draw(4, 6, seed=0, k=1)
+        got = channel.superpose([Upload(torch.arange(4), payloads, torch.zeros(4, 0), torch.zeros(4))], fade)
+        on[where] = fade, got.g
+    torch.testing.assert_close(on["sum"][0].xi, on["mean"][0].xi / 4)
+    torch.testing.assert_close(on["sum"][0].pilot, on["mean"][0].pilot / 4)
+    summed = payloads.double().sum(0) + on["mean"][0].xi
+    torch.testing.assert_close(on["sum"][1], (summed / 4).float())

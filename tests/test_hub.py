@@ -80,6 +80,7 @@ def test_a_set_is_prepared_once_with_its_pixels_and_labels(cifar_like, empty, mo
     assert sorted(p.name for p in empty.iterdir()) == ["cifar10.json", "cifar10.safetensors"]
     monkeypatch.setattr(hub, "_fetch", lambda *_: pytest.fail("fetched twice"))
     dataset.one("cifar10")()
+    assert hub.prepare("cifar10", hub.NAMED["cifar10"]) == empty / "cifar10.safetensors"
     assert dict(data.files) == {"cifar10.safetensors": about["sha256"]}
 
 

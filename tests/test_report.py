@@ -53,7 +53,7 @@ def test_the_page_says_what_the_runs_say(page, runs):
 def test_an_unreadable_run_is_said_and_text_is_escaped(page):
     assert "broken/experiment.json is corrupted" in page
     assert "{<b>" not in page
-    assert "&lt;" in report.report([made([0.5], receiver="mac(C=1)")], ["<b>"])
+    assert "<li>&lt;b&gt;</li>" in report.report([made([0.5], receiver="mac(C=1)")], ["<b>"])
 
 
 def test_nothing_is_loaded_from_elsewhere(page):

@@ -16,6 +16,7 @@ from stableair.local import Upload
 from stableair.spec import Registry
 from stableair.streams import Generator, generator
 
+NOISE_ON = "mean", "sum"
 Fading = Callable[[int, Generator], Tensor]  # (n, source) -> (n,) float64, amplitudes
 Noise = Callable[[int, Generator], Tensor]  # (d, source) -> (d,) float32
 
@@ -48,12 +49,15 @@ class Channel:
     fading: Fading
     noise: Noise
     pilots: int = 0  # symbols a round in which no client sends
+    noise_on: str = "mean"  # the interference hits the mean, as in Eq. (3), or the sum, and is then divided by N too
 
     def draw(self, n: int, d: int, seed: int, k: int, device: torch.device | str = "cpu") -> Fade:
         """h_{n,k} and xi_k, a function of (seed, k) alone."""
         h = shaped("fading", self.fading(n, generator(seed, "fading", k)), n).double().to(device)
         xi = shaped("noise", self.noise(d, generator(seed, "noise", k, device=device)), d).float()
         pilot = self.noise(self.pilots, generator(seed, "pilot", k, device=device)) if self.pilots else None
+        if self.noise_on == "sum":
+            xi, pilot = xi / n, None if pilot is None else pilot / n
         return Fade(h, xi, pilot)
 
     def superpose(self, uploads: Iterable[Upload], fade: Fade) -> Received:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from stableair import vector
-from stableair.channel import Channel, fading, noise
+from stableair.channel import NOISE_ON, Channel, fading, noise
 from stableair.checks import InputError, choice, nearest, positive, whole
 from stableair.data import dataset, hold_out
 from stableair.local import CHUNK, PAYLOADS, Reference
@@ -85,6 +85,7 @@ class Experiment:
     blocks: str = "tensor"  # what an entry-wise receiver works on: each tensor, each layer, or the whole model
     fading: str = "rayleigh(mean=1)"
     noise: str = "sas(alpha=1.5, tau=0.1)"
+    noise_on: str = "mean"  # of the clients' payloads, as in Eq. (3), or their "sum", before the division by N
     receiver: str = "mac(C=1)"
     server: str = "sgd()"
     evaluate: str = "test"  # or "validation": a fifth of the training data is held out and the test data stay unseen
@@ -101,6 +102,7 @@ class Experiment:
         self._set("lr", positive("lr", self.lr))
         choice("payload", self.payload, PAYLOADS)
         choice("blocks", self.blocks, vector.BLOCKS)
+        choice("noise_on", self.noise_on, NOISE_ON)
         choice("evaluate", self.evaluate, ["test", "validation"])
         choice("engine", self.engine, ["auto", "reference", "fast"])
         choice("precision", self.precision, ["auto", "fp32", "tf32", "bf16"])
@@ -289,7 +291,7 @@ def build(experiment: Experiment) -> Simulation:
             seed=e.seed,
             chunk=e.chunk or CHUNK,
         ),
-        channel=Channel(fading.one(e.fading)(), noise.one(e.noise)(), pilots),
+        channel=Channel(fading.one(e.fading)(), noise.one(e.noise)(), pilots, e.noise_on),
         receive=assemble(e.receiver, layout, e.blocks),
         update=update(),
         evaluate=evaluator(module, data, e.evaluate),

@@ -36,6 +36,7 @@ from stableair.vector import State
 
 EXPERIMENT, ENVIRONMENT, CLIENTS = "experiment.json", "environment.json", "clients.json"
 ROUNDS, CHECKPOINT = "rounds.jsonl", "checkpoint.pt"
+LATER = {"precision": "auto", "noise_on": "mean"}  # settings that the first runs did not have yet
 LAST = 10  # rounds to average over: the accuracy of a method that suffers jumps from round to round
 
 
@@ -126,7 +127,7 @@ def load(folder: str | Path) -> Run:
     if not (folder / EXPERIMENT).is_file():
         raise InputError(f"{folder} holds no run: there is no {EXPERIMENT} in it")
     settings = _read_json(folder / EXPERIMENT, dict)
-    settings = {key: value for key, value in Experiment().to_dict().items() if key in HOW} | settings
+    settings = LATER | settings
     if missing := [key for key in TYPES if not isinstance(settings.get(key), str | int | float)]:
         raise InputError(f"{folder / EXPERIMENT} is corrupted: no {', '.join(missing)}")
     return Run(settings, _read_rounds(folder), folder)
