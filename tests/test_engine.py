@@ -105,6 +105,16 @@ def test_a_masked_batch_norm_is_exactly_each_clients_own():
                 torch.testing.assert_close(buffers[name][row], buffer, rtol=1e-6, atol=1e-7)
 
 
+def test_a_client_that_has_finished_does_not_overflow_in_a_deep_network():
+    torch.manual_seed(0)
+    module = ResNet(3, (3, 3, 3), 3, nn.BatchNorm2d, first=4)
+    slow = reference(module, synthetic(samples=18, classes=3, shape=(3, 16, 16)), [16, 2], epochs=1, lr=1e-3)
+    start = state(module)
+    for got, expected in zip(uploads(stacked(slow), start), uploads(slow, start), strict=True):
+        assert got.isfinite().all()
+        torch.testing.assert_close(got[1], expected[1], rtol=0.05, atol=0.05)
+
+
 def test_the_schedule_is_the_references_batches():
     slow = reference(built("logistic()"), synthetic(samples=24, classes=3, shape=(3, 8, 8)), [9, 4, 11])
     plan = schedule(slow, 5, [2, 0, 1])

@@ -228,3 +228,15 @@ def test_building_leaves_torchs_generator_alone():
     before = torch.get_rng_state()
     build(Experiment(model="mlp(3)"))
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_bare_name_takes_its_arguments_from_dotted_keys():
+    e = Experiment().with_(noise="gaussian", **{"noise.std": 1.5})
+    assert e.noise == "gaussian(std=1.5)"
+    e = from_words(["receiver=gnc", "receiver.max_norm=3", "receiver.blocks=tensor", "data=cifar10", "data.train=50"])
+    assert (e.receiver, e.data) == ("gnc(max_norm=3, blocks=tensor)", "cifar10(train=50)")
+    assert from_words(["noise=sas(tau=2)", "noise.alpha=1.2"]).noise == "sas(alpha=1.2, tau=2)"
+    with pytest.raises(sa.InputError, match="none has no argument 'tau'"):
+        from_words(["noise=none", "noise.tau=3"])
+    with pytest.raises(sa.InputError, match="missing a required argument: 'std'"):
+        from_words(["noise=gaussian"])

@@ -20,7 +20,7 @@ from stableair.partition import divide, labels, partition
 from stableair.receiver import assemble, receiver
 from stableair.server import server
 from stableair.simulate import Simulation, evaluator
-from stableair.spec import Call, Registry, literal
+from stableair.spec import Call, Registry, literal, written
 from stableair.streams import generator
 
 SPECS: dict[str, Registry] = {
@@ -130,11 +130,16 @@ class Experiment:
         'sas(alpha=1.5, tau=0.5)'
         """
         plain = {key: value for key, value in settings.items() if "." not in key}
+        dotted = {tuple(key.split(".", 1)): value for key, value in settings.items() if "." in key}
         known(plain)
+        for name in [name for name, text in plain.items() if name in SPECS and str(text).isidentifier()]:
+            mine = {argument: value for (owner, argument), value in dotted.items() if owner == name}
+            if mine:  # noise=gaussian noise.std=1: a bare name gets its arguments first
+                plain[name] += f"({', '.join(f'{argument}={written(value)}' for argument, value in mine.items())})"
+                dotted = {key: value for key, value in dotted.items() if key[0] != name}
         changed = replace(self, **plain)
-        for key, value in settings.items():
-            if "." in key:
-                changed = changed._with_argument(*key.split(".", 1), value)
+        for (name, argument), value in dotted.items():
+            changed = changed._with_argument(name, argument, value)
         return changed
 
     def _with_argument(self, name: str, argument: str, value: Any) -> "Experiment":

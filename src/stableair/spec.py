@@ -59,7 +59,7 @@ class Call:
     def __str__(self) -> str:
         if self.bare and not self.arguments:
             return self.entry.name
-        return f"{self.entry.name}({', '.join(f'{k}={_written(v)}' for k, v in self.arguments.items())})"
+        return f"{self.entry.name}({', '.join(f'{k}={written(v)}' for k, v in self.arguments.items())})"
 
     @property
     def parameters(self) -> dict[str, inspect.Parameter]:
@@ -238,9 +238,10 @@ def _same(a: Any, b: Any) -> bool:
     return type(a) is type(b) and a == b if isinstance(a, bool) or isinstance(b, bool) else a == b
 
 
-def _written(value: Any) -> str:
+def written(value: Any) -> str:
+    """A value as it stands in a spec."""
     if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
         value = int(value)  # mac(C=1.0) and mac(C=1) are one experiment
     if isinstance(value, str) and value.isidentifier() and value.lower() not in ("inf", "nan", "true", "false", "none"):
         return value
-    return f"({', '.join(map(_written, value))}{',' * (len(value) == 1)})" if isinstance(value, tuple) else repr(value)
+    return f"({', '.join(map(written, value))}{',' * (len(value) == 1)})" if isinstance(value, tuple) else repr(value)

@@ -123,7 +123,7 @@ def _batch_norm(layer: nn.BatchNorm2d, x: Tensor, n: int, own: Tensors, mask: Te
     there = mask.t()[:, :, None, None, None]
     count = mask.sum(1)[:, None] * apart[0, 0, 0].numel()  # (N, 1)
     mean = (apart * there).sum((0, 3, 4)) / count.clamp(min=1)  # (N, C)
-    centred = (apart - mean[:, :, None, None]) * there
+    centred = (apart - mean[:, :, None, None]) * there  # zero where there is no sample: it must not grow
     var = centred.square().sum((0, 3, 4)) / count.clamp(min=1)
     with torch.no_grad():
         share = (layer.momentum * (count > 0)).to(mean.dtype)
@@ -133,7 +133,7 @@ def _batch_norm(layer: nn.BatchNorm2d, x: Tensor, n: int, own: Tensors, mask: Te
     scale = scale if weight is None else scale * weight
     out = centred * scale[:, :, None, None]
     out = out if bias is None else out + bias[:, :, None, None]
-    return (out * there).flatten(1, 2).to(x.dtype)  # what is no sample stays zero: it must not grow from layer to layer
+    return out.flatten(1, 2).to(x.dtype)
 
 
 def _group_norm(layer: nn.GroupNorm, x: Tensor, n: int, own: Tensors, mask: Tensor | None) -> Tensor:
