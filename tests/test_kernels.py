@@ -10,8 +10,9 @@ pytest.importorskip("triton", reason="Triton is not installed")
 from stableair.data import synthetic
 from stableair.engine import kernels
 from stableair.engine.kernels import Norm
-from stableair.engine.resnet import ResNetWorker, fits
-from stableair.engine.trainer import schedule
+from stableair.engine.resnet import fits
+from stableair.engine.stacked import Stacked
+from stableair.engine.trainer import StackedTrainer
 from stableair.local import Reference
 from stableair.models import ResNet
 from stableair.vector import state
@@ -114,17 +115,21 @@ def test_norm_relu_and_shortcut_there_and_back(rest):
     assert torch.equal(masked, da * (a > 0))
 
 
-def test_a_residual_network_by_hand_is_the_references():
+@pytest.mark.parametrize("sizes", [[8, 8], [8, 5]], ids=["by hand", "unequal, so stacked"])
+def test_a_residual_network_is_the_references(sizes):
     torch.manual_seed(0)
     module = ResNet(3, (1, 2), 4, nn.BatchNorm2d, first=16).to(PLACE)
     data = synthetic(samples=16, classes=4, shape=(3, 8, 8)).to(PLACE)
-    parts = [part.to(PLACE) for part in torch.arange(16).split(8)]
-    slow = Reference(module, data, parts, epochs=1, batch_size=4, lr=0.05, payload="gradient", seed=1)
+    parts = [part.to(PLACE) for part in torch.arange(sum(sizes)).split(sizes)]
+    slow = Reference(module, data, parts, epochs=1, batch_size=4, lr=0.02, payload="gradient", seed=1)
     start = state(module)
-    got = ResNetWorker(slow, "fp32", 2, 4)(start, schedule(slow, 0, [0, 1]), [0, 1])
-    (expected,) = slow(start, 0)
+    fast = StackedTrainer(slow, Stacked(module), "fp32", 2, kernels=True)
+    ((got,), (expected,)) = fast(start, 0), slow(start, 0)
     for a, b in zip(got[1:], expected[1:], strict=True):
-        near(a, b, 1e-4)
+        near(a, b, 1e-3)
+    assert [type(worker).__name__ for worker in fast._workers.values()] == [
+        "ResNetWorker" if sizes[0] == sizes[1] else "StackedWorker"
+    ]
 
 
 def test_which_networks_have_kernels():

@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import NamedTuple
 
 import torch
@@ -24,7 +25,7 @@ CLIENTS = 50  # to stack on a CPU; more gain nothing
 class Choice(NamedTuple):
     """How a run is computed, and why so; a resumed run is computed the same way."""
 
-    engine: str  # "reference", "stacked" or "processes"
+    engine: str  # "reference", "stacked", "kernels" or "processes"
     precision: str
     chunk: int
     why: str
@@ -92,4 +93,17 @@ def accelerate(sim: Simulation, how: Choice | None = None, *, compile: bool = Fa
             return replace(sim, train=plain)
         case "processes":
             return replace(sim, train=ProcessTrainer(plain, min(_cores(), how.chunk)))
-    return replace(sim, train=StackedTrainer(plain, Stacked(plain.module), how.precision, how.chunk, compile))
+    by_hand = how.engine == "kernels"
+    if by_hand and not has_kernels(sim):
+        raise InputError("engine kernels is for our ResNets with batch norm, and needs Triton")
+    program = Stacked(plain.module)
+    return replace(sim, train=StackedTrainer(plain, program, how.precision, how.chunk, compile, by_hand))
+
+
+def has_kernels(sim: Simulation) -> bool:
+    """Whether there are kernels of our own for the model."""
+    if not find_spec("triton"):
+        return False
+    from stableair.engine.resnet import fits
+
+    return fits(sim.train.module)

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from stableair.checks import InputError
-from stableair.engine import Choice, accelerate, choose
+from stableair.engine import Choice, accelerate, choose, has_kernels
 from stableair.engine.stacked import Stacked, Unsupported
 from stableair.experiment import Experiment, build
 from stableair.plot import IDEAL
@@ -61,6 +61,8 @@ def modes(sim: Simulation) -> Iterator[Choice]:
         return
     for precision in ("fp32",) if cpu else ("fp32", "tf32", "bf16"):
         yield Choice("stacked", precision, min(n, 50), "")
+    for precision in ("tf32", "bf16") if not cpu and has_kernels(sim) else ():
+        yield Choice("kernels", precision, min(n, 50), "")
     if cpu:
         yield Choice("processes", "fp32", min(n, 10), "")
 
