@@ -34,6 +34,7 @@ def test_the_commands_run(page, monkeypatch, tmp_path, capsys, registries):
         (tmp_path / "my_rule.py").write_text(rule)
     typed = [line for text in blocks(page, "sh") for line in text.splitlines() if line.startswith("stableair ")]
     typed += re.findall(r"`(stableair run [^`]*my_rule.py)`", page.read_text())
+    assert typed
     for line in typed:
         words = shlex.split(line, comments=True)
         if words[1] == "figure" and words[2] in figures.FIGURES:  # its own tests make it at its own size

@@ -8,6 +8,7 @@ import pytest
 import stableair as sa
 from stableair import cli, figures, hub, record
 from stableair.checks import InputError
+from stableair.experiment import IDEAL
 
 SMALL = {"model": "logistic()"}  # the networks themselves are for the slow tests
 
@@ -51,14 +52,14 @@ def test_the_four_methods(name, tmp_path, no_data):
     plan, runs, notes = made(name, tmp_path)
     assert texts(figures.draw(plan, runs, notes)) == ["Ideal", "MAC", "GNC", "Noisy"]
     settings = {label: one.settings for label, (one,) in runs.items()}
-    assert {k: settings["Ideal"][k] for k in figures.IDEAL} == figures.IDEAL
+    assert {k: settings["Ideal"][k] for k in IDEAL} == IDEAL
     assert settings["Noisy"]["receiver"] == "none()"
     for method in ("MAC", "GNC"):
         spec = figures.SEARCHED[method][0]
         best = [json.loads(p.read_text())["best"] for p in tmp_path.glob(f"search-*-{method.lower()}-*/search.json")]
         assert len(best) == 1
         assert settings[method]["receiver"] == str(plan.base.with_(receiver=spec).with_(**best[0]["values"]).receiver)
-    others = {label: {k: v for k, v in s.items() if k not in figures.IDEAL} for label, s in settings.items()}
+    others = {label: {k: v for k, v in s.items() if k not in IDEAL} for label, s in settings.items()}
     assert all(other == others["MAC"] for other in others.values()), "nothing else differs"
     assert {s["evaluate"] for s in settings.values()} == {"test"}
 

@@ -6,13 +6,15 @@ import json
 import numpy as np
 import pytest
 import torch
-from datasets import ClassLabel, Dataset, Features, Image, Value
 from PIL import Image as Picture
 from safetensors.numpy import save_file
 
 from stableair import hub
 from stableair.checks import InputError, Note
 from stableair.data import dataset, stored
+
+pytest.importorskip("datasets", reason="the hub's library is not installed")
+from datasets import ClassLabel, Dataset, Features, Image, Value
 
 
 @pytest.fixture

@@ -371,8 +371,8 @@ def test_ctrl_c_and_sigterm_end_after_a_consistent_write(tiny, tmp_path, sent, c
 
 
 def test_a_file_is_replaced_whole(tmp_path, monkeypatch):
-    record._replace(tmp_path / "file", b"old")
+    record.write_whole(tmp_path / "file", b"old")
     monkeypatch.setattr(os, "fsync", lambda descriptor: (_ for _ in ()).throw(OSError("disk full")))
     with pytest.raises(OSError, match="disk full"):
-        record._replace(tmp_path / "file", b"new")
+        record.write_whole(tmp_path / "file", b"new")
     assert (tmp_path / "file").read_bytes() == b"old"

@@ -6,6 +6,7 @@ import pytest
 
 import stableair as sa
 from stableair import plot, report
+from stableair.experiment import IDEAL
 from stableair.record import Run
 
 
@@ -22,7 +23,7 @@ def runs(tmp_path_factory):
     for seed in (0, 1):
         sa.run(base.with_(seed=seed), folder / f"mac{seed}")
         sa.run(base.with_(seed=seed, receiver="gnc(max_norm=1)"), folder / f"gnc{seed}")
-    sa.run(base.with_(**plot.IDEAL), folder / "ideal")
+    sa.run(base.with_(**IDEAL), folder / "ideal")
     sa.run(base.with_(receiver="none()", noise="sas(alpha=0.5, tau=1e30)"), folder / "diverged")
     (folder / "broken").mkdir()
     (folder / "broken" / "experiment.json").write_text("{<b>")
@@ -85,7 +86,7 @@ def test_runs_are_compared_over_the_rounds_that_both_have():
 
 
 def test_only_what_learns_the_same_is_paired():
-    groups = {"a": [made([0.5])], "b": [made([0.9], clients=7)], "c": [made([0.7], **plot.IDEAL)]}
+    groups = {"a": [made([0.5])], "b": [made([0.9], clients=7)], "c": [made([0.7], **IDEAL)]}
     assert [(p.better, p.worse) for p in report.compare(groups, "test/accuracy")] == [("c", "a")]
 
 

@@ -31,6 +31,7 @@ KINDS = "receivers", "noises", "fadings", "partitions", "models", "data", "serve
 DataDir = Annotated[
     Path | None, typer.Option(help="Where the data files are (default: $STABLEAIR_DATA, else the user's cache).")
 ]
+Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1, ...")]
 Plugin = Annotated[list[Path] | None, typer.Option(help="A Python file that registers components of your own.")]
 
 
@@ -99,7 +100,7 @@ def run(
     out: Annotated[Path | None, typer.Option(help="The run's folder (default: one under runs/ with its name).")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Run seed, seed+1, ..., each in a folder of its own.")] = 1,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the last complete round.")] = False,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = None,
+    device: Device = None,
     engine: Annotated[str | None, typer.Option(help="auto, reference or fast.")] = None,
     checkpoint_every: Annotated[int, typer.Option(min=1, help="Rounds between two checkpoints.")] = 1,
     track: Annotated[str | None, typer.Option(help="Tell a tracker as well: tensorboard, wandb or mlflow.")] = None,
@@ -226,7 +227,7 @@ def search(
     trials: Annotated[int, typer.Option(min=1, help="How many values to try.")] = 12,
     seeds: Annotated[int, typer.Option(min=1, help="Seeds each value is judged over.")] = 1,
     out: Annotated[Path | None, typer.Option(help="The search's folder (default: one under runs/).")] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = None,
+    device: Device = None,
     data_dir: DataDir = None,
     plugin: Plugin = None,
 ) -> None:
@@ -278,7 +279,7 @@ def figure(
     c: Annotated[float | None, typer.Option("--C", help="MAC's threshold, instead of searching it.")] = None,
     max_norm: Annotated[float | None, typer.Option(help="GNC's threshold, instead of searching it.")] = None,
     search_each: Annotated[bool, typer.Option("--search-each", help="Fig. 4: a searched C for every curve.")] = False,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = None,
+    device: Device = None,
     data_dir: DataDir = None,
     plugin: Plugin = None,
 ) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from stableair.experiment import PRESETS, Experiment
+from stableair.experiment import IDEAL, PRESETS, Experiment
 from stableair.record import LAST, Run, run
 
 GRID = {"mac": ("mac(C={})", (0.5, 1, 2, 4)), "gnc": ("gnc(max_norm={})", (30, 100, 300, 1000))}
@@ -34,7 +34,7 @@ def demo(folder: Path, say: Callable[[str], None], watch: Callable[[str, int], C
         return base.with_(receiver=spec.format(best))
 
     methods = {
-        "ideal": base.with_(fading="unit()", noise="none()", receiver="none()"),
+        "ideal": base.with_(**IDEAL),
         "mac": tuned("mac"),
         "gnc": tuned("gnc"),
         "noisy": base.with_(receiver="none()"),

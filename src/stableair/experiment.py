@@ -30,6 +30,7 @@ SPECS: dict[str, Registry] = {
 HOW = "rounds", "device", "engine", "precision", "chunk"  # how far and on what it is computed: no part of what it is
 VALIDATION = 0.2  # share of the training data that evaluate="validation" holds out
 
+IDEAL = {"fading": "unit()", "noise": "none()", "receiver": "none()"}  # the paper's upper bound
 PRESETS: dict[str, dict[str, Any]] = {
     "digits": {"data": "digits"},
     "digits-noniid": {"partition": "dirichlet(beta=0.3)"},

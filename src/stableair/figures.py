@@ -9,13 +9,12 @@ from matplotlib.figure import Figure as Picture
 
 from stableair import hub, plot, theory_plot
 from stableair.checks import InputError, choice
-from stableair.experiment import HOW, PRESETS, Experiment
+from stableair.experiment import HOW, IDEAL, PRESETS, Experiment
 from stableair.record import Run, run
 from stableair.search import Range, Result, search
 
 ROUNDS = 100  # the paper names no number
 TRIALS, SEARCH_ROUNDS = 12, 20  # the budget of a threshold, the same for MAC and GNC
-IDEAL = plot.IDEAL
 SEARCHED = {  # what is searched of each rule, and where
     "MAC": ("mac(C=0.13)", "receiver.C", Range(0.01, 10, log=True)),
     "GNC": ("gnc(max_norm=100)", "receiver.max_norm", Range(1, 10_000, log=True)),

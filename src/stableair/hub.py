@@ -122,9 +122,7 @@ def prepare(name: str, source: Source, again: bool = False) -> Path:
     sets = _fetch(name, source)
     test = next((key for key in TESTS if key in sets), None)
     tensors = {}
-    for split, rows in {"train": sets["train"], "test": sets[test] if test else None}.items():
-        if rows is None:
-            continue
+    for split, rows in [("train", sets["train"]), *([("test", sets[test])] if test else [])]:
         tensors |= {f"{split}.{part}": t for part, t in _columns(rows, source, f"{source.repo} {split}").items()}
     for part in ("y", "writer"):
         _code([key for key in (f"train.{part}", f"test.{part}") if key in tensors], tensors)

@@ -76,7 +76,7 @@ class Reference:
     def train(self, state: State, k: int, clients: Tensor) -> Upload:
         """The uploads of some clients in round k."""
         counters = [(b, b.clone()) for b in self.module.buffers() if not b.is_floating_point()]  # batches seen
-        with threads_for(len(state.w)), _own_randomness(state.w.device), full_precision():
+        with threads_for(len(state.w)), _own_randomness(state.w.device), products():
             self.module.train()
             rows = []
             for n in clients.tolist():
@@ -101,10 +101,10 @@ def _own_randomness(device: torch.device) -> AbstractContextManager[None]:
 
 
 @contextmanager
-def full_precision() -> Iterator[None]:
-    """Float32 as it says: on a GPU convolutions would otherwise round their inputs to TF32."""
+def products(tf32: bool = False) -> Iterator[None]:
+    """How products of float32 round on a GPU: as float32 says, where convolutions would else take TF32, or as TF32."""
     before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
     try:
         yield
     finally:

@@ -12,11 +12,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from stableair.checks import InputError, nearest
-from stableair.experiment import HOW, TYPES
+from stableair.experiment import HOW, IDEAL, TYPES
 from stableair.record import EXPERIMENT, Run, load
 from stableair.search import Result
 
-IDEAL = {"fading": "unit()", "noise": "none()", "receiver": "none()"}
 FEW = 20  # classes that can be told apart by colour
 AXES = {
     "test/accuracy": "test accuracy",

@@ -126,8 +126,7 @@ def load(folder: str | Path) -> Run:
     folder = Path(folder)
     if not (folder / EXPERIMENT).is_file():
         raise InputError(f"{folder} holds no run: there is no {EXPERIMENT} in it")
-    settings = _read_json(folder / EXPERIMENT, dict)
-    settings = LATER | settings
+    settings = LATER | _read_json(folder / EXPERIMENT, dict)
     if missing := [key for key in TYPES if not isinstance(settings.get(key), str | int | float)]:
         raise InputError(f"{folder / EXPERIMENT} is corrupted: no {', '.join(missing)}")
     return Run(settings, _read_rounds(folder), folder)
@@ -199,13 +198,13 @@ class _Log:
         if self.folder:
             past = _past(self.folder) if self.rows else []
             here = [*past, _environment(sim.start.w.device, len(self.rows)) | {"data": sim.files} | how]
-            _replace(self.folder / ENVIRONMENT, (json.dumps(here, indent=2) + "\n").encode())
+            write_whole(self.folder / ENVIRONMENT, (json.dumps(here, indent=2) + "\n").encode())
             if sim.labels is not None:
-                _replace(self.folder / CLIENTS, (json.dumps({"labels": sim.labels.tolist()}) + "\n").encode())
+                write_whole(self.folder / CLIENTS, (json.dumps({"labels": sim.labels.tolist()}) + "\n").encode())
             if self.fresh:
                 (self.folder / CHECKPOINT).unlink(missing_ok=True)
-            _replace(self.folder / ROUNDS, "".join(map(_line, self.rows)).encode())
-            _replace(self.folder / EXPERIMENT, experiment.to_json().encode())
+            write_whole(self.folder / ROUNDS, "".join(map(_line, self.rows)).encode())
+            write_whole(self.folder / EXPERIMENT, experiment.to_json().encode())
         self.clock = time.perf_counter()
 
     def add(self, row: dict[str, Any]) -> None:
@@ -380,10 +379,10 @@ def _save(folder: Path, checkpoint: Checkpoint, check: bool) -> None:
                 "the state_dict of the receiver or the server rule cannot be saved: "
                 "it may hold tensors, numbers, text, lists and dicts alone"
             ) from None
-    _replace(folder / CHECKPOINT, file.getbuffer())
+    write_whole(folder / CHECKPOINT, file.getbuffer())
 
 
-def _replace(path: Path, content: bytes | memoryview) -> None:
+def write_whole(path: Path, content: bytes | memoryview) -> None:
     """Write a file whole: whoever reads it, whenever, sees the old content or the new."""
     temporary = path.with_name(f".{path.name}.tmp")
     with open(temporary, "wb") as file:

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from matplotlib import colormaps
+from matplotlib.colors import to_hex
 
 import stableair
 from stableair.checks import InputError
@@ -19,15 +21,13 @@ from stableair.plot import AXES, FEW, label, mean_and_spread
 from stableair.record import LAST, Run
 
 CURVES = "{split}/accuracy", "{split}/loss", "channel/snr_db", "clip/fraction"
-COLOURS = (
-    "#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f", "#bcbd22", "#17becf",
-)  # fmt: skip
+COLOURS = [to_hex(colour) for colour in colormaps["tab10"].colors]
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 1100px; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2.2rem; }
 table { border-collapse: collapse; margin: .6rem 0; } th, td { padding: .25rem .8rem; border-bottom: 1px solid #ddd; }
 th { text-align: left; } td.n { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
-.scroll { overflow-x: auto; } .note { color: #555; } code { background: #f4f4f4; padding: 0 .2rem; }
+.scroll { overflow-x: auto; } .note { color: #555; }
 """
 
 

@@ -13,7 +13,7 @@ from scipy.stats import qmc
 
 from stableair.checks import InputError, whole
 from stableair.experiment import TYPES, Experiment
-from stableair.record import EXPERIMENT, Run, load, run
+from stableair.record import EXPERIMENT, Run, load, run, write_whole
 from stableair.spec import literal
 from stableair.streams import generator
 
@@ -271,13 +271,13 @@ def _refuse_another(folder: Path, header: dict[str, Any]) -> None:
             )
         return
     folder.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"search": header}, indent=2) + "\n")
+    write_whole(path, (json.dumps({"search": header}, indent=2) + "\n").encode())
 
 
 def _write(folder: Path, header: dict[str, Any], result: Result) -> None:
     rows = [trial._asdict() for trial in result.trials]
     content = {"search": header, "trials": rows, "best": result.winner._asdict()}
-    (folder / RESULT).write_text(json.dumps(content, indent=2) + "\n")
+    write_whole(folder / RESULT, (json.dumps(content, indent=2) + "\n").encode())
 
 
 def _optuna() -> Any:

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from stableair.channel import Channel, Fade, Received, shaped
 from stableair.checks import InputError
 from stableair.data import Dataset
-from stableair.local import Trainer, Upload, full_precision
+from stableair.local import Trainer, Upload, products
 from stableair.receiver import Receiver
 from stableair.server import Update
 from stableair.vector import Layout, State, attach
@@ -106,7 +106,7 @@ def evaluator(module: nn.Module, data: Dataset, name: str = "test", batch: int =
         attach(module, state)
         module.eval()
         hits = loss = 0.0
-        with torch.no_grad(), full_precision():
+        with torch.no_grad(), products():
             for x, y in zip(data.test.x.split(batch), data.test.y.split(batch), strict=True):
                 output = module(data.inputs(x))
                 hits += (output.argmax(1) == y).sum().item()

@@ -1,4 +1,4 @@
-"""Pictures of the theory: the clipping decision interval, the efficacy curves, and Theorem 1 against a simulation."""
+"""Pictures of the theory: MAC step by step, the clipping interval, the efficacy curves, Theorem 1 and a simulation."""
 
 import math
 

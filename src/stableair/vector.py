@@ -36,7 +36,8 @@ class Layout(NamedTuple):
 
 
 def _layout(blocks: Iterable[tuple[str, tuple[int, ...]]]) -> Layout:
-    names, shapes = zip(*blocks, strict=True)
+    blocks = tuple(blocks)
+    names, shapes = (tuple(block[i] for block in blocks) for i in (0, 1))
     return Layout(names, shapes, tuple(accumulate(map(prod, shapes), initial=0)))
 
 
@@ -50,6 +51,11 @@ class State(NamedTuple):
 def parameters(module: nn.Module) -> Layout:
     """The blocks of a module's parameter vector, one per parameter tensor."""
     return _layout((name, tuple(p.shape)) for name, p in module.named_parameters())
+
+
+def buffers(module: nn.Module) -> Layout:
+    """The blocks of a module's vector of norm buffers."""
+    return _layout((name, tuple(b.shape)) for name, b in module.named_buffers() if b.is_floating_point())
 
 
 def _buffers(module: nn.Module) -> list[Tensor]:

@@ -81,7 +81,7 @@ def _fitting(sim: Simulation) -> int:
     return max(1, int(0.6 * free) // each)
 
 
-def accelerate(sim: Simulation, how: Choice | None = None, *, compile: bool = False) -> Simulation:
+def accelerate(sim: Simulation, how: Choice | None = None) -> Simulation:
     """An equal simulation whose clients train side by side."""
     if not isinstance(sim.train, Reference):
         raise InputError("accelerate needs a simulation with the reference trainer")
@@ -97,7 +97,7 @@ def accelerate(sim: Simulation, how: Choice | None = None, *, compile: bool = Fa
     if by_hand and not has_kernels(sim):
         raise InputError("engine kernels is for our ResNets with batch norm, and needs Triton")
     program = Stacked(plain.module)
-    return replace(sim, train=StackedTrainer(plain, program, how.precision, how.chunk, compile, by_hand))
+    return replace(sim, train=StackedTrainer(plain, program, how.precision, how.chunk, by_hand))
 
 
 def has_kernels(sim: Simulation) -> bool:

@@ -20,8 +20,7 @@ import torch
 from stableair.checks import InputError
 from stableair.engine import Choice, accelerate, choose, has_kernels
 from stableair.engine.stacked import Stacked, Unsupported
-from stableair.experiment import Experiment, build
-from stableair.plot import IDEAL
+from stableair.experiment import IDEAL, Experiment, build
 from stableair.simulate import Simulation, simulate
 
 SET_UPS = {
@@ -82,13 +81,9 @@ def measure(experiment: Experiment, rounds: int, say: Callable[[str], None]) -> 
             raise InputError(f"{what} does not do what the reference does: its first uploads are {apart:.2g} apart")
         if torch.cuda.is_available():
             torch.cuda.reset_peak_memory_stats()
-        seconds, begin = [], time.perf_counter()
-        for done in simulate(sim, sim.start, rounds + 1):
-            _wait(done.state.w)
-            seconds.append(time.perf_counter() - begin)
-            begin = time.perf_counter()
-        memory = torch.cuda.max_memory_allocated() / 2**30 if done.state.w.is_cuda else None
-        rows.append(Row(f"{how.engine}, {how.precision}", seconds[1:], memory))
+        seconds = timed(sim, rounds)
+        memory = torch.cuda.max_memory_allocated() / 2**30 if sim.start.w.is_cuda else None
+        rows.append(Row(f"{how.engine}, {how.precision}", seconds, memory))
         say(f"{rows[-1].name}: {rows[-1].median:.4f} s a round, first uploads {apart:.1g} from the reference's")
     return rows
 
@@ -99,9 +94,15 @@ def _shortened(sim: Simulation) -> Simulation:
     return replace(sim, train=few, n=len(few.parts))
 
 
-def _wait(t: torch.Tensor) -> None:
-    if t.is_cuda:
-        torch.cuda.synchronize()
+def timed(sim: Simulation, rounds: int) -> list[float]:
+    """The seconds of each round, after one that warms up."""
+    seconds, begin = [], time.perf_counter()
+    for _ in simulate(sim, sim.start, rounds + 1):
+        if sim.start.w.is_cuda:
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - begin)
+        begin = time.perf_counter()
+    return seconds[1:]
 
 
 def peers(folder: Path, rounds: int, say: Callable[[str], None]) -> list[Row]:
@@ -169,14 +170,11 @@ def scaling(counts: tuple[int, ...], models: tuple[str, ...], rounds: int, say: 
             e = Experiment(data=f"synthetic(samples={20 * n})", model=model, clients=n, local_epochs=1, **IDEAL)
             sim = build(e)
             how = choose(sim, "auto", rounds=rounds)
-            seconds, begin = [], time.perf_counter()
-            for done in simulate(accelerate(sim, how), sim.start, rounds + 1):
-                _wait(done.state.w)
-                seconds.append(time.perf_counter() - begin)
-                begin = time.perf_counter()
-            most = torch.cuda.max_memory_allocated() / 2**30 if done.state.w.is_cuda else (
-                resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)  # fmt: skip
-            figures = f"{statistics.median(seconds[1:]):.3f} | {most:.1f} GiB"
+            seconds = timed(accelerate(sim, how), rounds)
+            most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # kB to GiB
+            if sim.start.w.is_cuda:
+                most = torch.cuda.max_memory_allocated() / 2**30
+            figures = f"{statistics.median(seconds):.3f} | {most:.1f} GiB"
             lines.append(f"| {model} | {len(sim.start.w):,} | {n} | {how.engine}, {how.chunk} at a time | {figures} |")
             say(lines[-1])
     return "\n".join(lines)

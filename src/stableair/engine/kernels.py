@@ -30,9 +30,9 @@ class Moments(NamedTuple):
     shift: Tensor
 
 
-def tiles(rows: int, columns: int) -> tuple[int, int]:
-    """The tile of a matrix product: as large as the matrix fills, as a power of two from 16 on."""
-    return min(128, max(16, triton.next_power_of_2(rows))), min(64, max(16, triton.next_power_of_2(columns)))
+def side(length: int, most: int = 64) -> int:
+    """The side of a tile: as long as there is something to fill it, a power of two from 16 on."""
+    return min(most, max(16, triton.next_power_of_2(length)))
 
 
 @triton.jit
@@ -73,16 +73,11 @@ def forward(x: Tensor, w: Tensor, stride: int, pad: int, precision: str = "ieee"
     o, k = w.shape[1], w.shape[2]
     p, q = ((side + 2 * pad - k) // stride + 1 for side in (h, width))
     y = x.new_empty(n, b, p, q, o)
-    bm, bn = tiles(b * p * q, o)
+    bm, bn = side(b * p * q, 128), side(o)
     grid = triton.cdiv(b * p * q, bm), triton.cdiv(o, bn), n
     part = torch.empty(n, grid[0], 2, o, device=x.device, dtype=torch.float32)
-    _forward[grid](x, w, y, part, b, h, width, p, q, c, o, k, stride, pad, bm, bn, _depth(c), precision)
+    _forward[grid](x, w, y, part, b, h, width, p, q, c, o, k, stride, pad, bm, bn, side(c), precision)
     return y, part
-
-
-def _depth(channels: int) -> int:
-    """How many channels a step of a product takes."""
-    return min(64, max(16, triton.next_power_of_2(channels)))
 
 
 @triton.jit
@@ -128,10 +123,10 @@ def input_gradient(
     n, b, p, q, o = dy.shape
     k, c = w.shape[2], w.shape[4]
     dx = dy.new_empty(n, b, *shape, c)
-    bm, bn = tiles(b * shape[0] * shape[1], c)
+    bm, bn = side(b * shape[0] * shape[1], 128), side(c)
     grid = triton.cdiv(b * shape[0] * shape[1], bm), triton.cdiv(c, bn), n
     more = dx if add is None else add
-    _input_gradient[grid](dy, w, dx, more, b, *shape, p, q, c, o, k, stride, pad, add is not None, bm, bn, _depth(o),
+    _input_gradient[grid](dy, w, dx, more, b, *shape, p, q, c, o, k, stride, pad, add is not None, bm, bn, side(o),
                           precision)  # fmt: skip
     return dx
 
@@ -176,11 +171,11 @@ def descend(
     n, b, p, q, o = dy.shape
     _, _, h, width, c = x.shape
     k = w.shape[2]
-    bm, bn = min(64, max(16, triton.next_power_of_2(o))), min(64, max(16, triton.next_power_of_2(c)))
+    bm, bn = side(o), side(c)
     grid = triton.cdiv(o, bm) * triton.cdiv(c, bn), k * k, n
     target = w if copy is None else copy
     _descend[grid](dy, x, w, target, lr, b, h, width, p, q, c, o, k, stride, pad, copy is not None, bm, bn,
-                   min(64, max(16, triton.next_power_of_2(b * p * q))), precision)  # fmt: skip
+                   side(b * p * q), precision)  # fmt: skip
 
 
 @triton.jit
@@ -210,11 +205,24 @@ def normalise(y: Tensor, affine: tuple[Tensor, Tensor], rest: Tensor | None = No
     n, c = y.shape[0], y.shape[-1]
     rows = y[0].numel() // c
     out = torch.empty_like(y)
-    block = min(64, max(16, triton.next_power_of_2(c)))
+    block = side(c)
     grid = triton.cdiv(rows, 64), triton.cdiv(c, block), n
     kind = 0 if rest is None else 1 if rest_affine is None else 2
     _normalise[grid](y, *affine, y if rest is None else rest, *(rest_affine or affine), out, rows, c, kind, 64, block)
     return out
+
+
+@triton.jit
+def _back(da, a, y, mean, rstd, n, m, c, M: tl.constexpr, C: tl.constexpr, RELU: tl.constexpr):
+    """g = da where a > 0, and the normalised y, of a tile."""
+    kept, known = (m < M)[:, None] & (c < C)[None, :], c < C
+    place = n * M * C + m[:, None] * C + c[None, :]
+    g = tl.load(da + place, mask=kept, other=0.0).to(tl.float32)
+    if RELU:
+        g = tl.where(tl.load(a + place, mask=kept, other=0.0) > 0, g, 0.0)
+    centred = tl.load(y + place, mask=kept, other=0.0).to(tl.float32)
+    centred -= tl.load(mean + n * C + c, mask=known, other=0.0)[None, :]
+    return g, centred * tl.load(rstd + n * C + c, mask=known, other=0.0)[None, :]
 
 
 @triton.jit
@@ -227,12 +235,7 @@ def _gather(
     m, c = tl.program_id(0) * BM + tl.arange(0, BM), tl.program_id(1) * BC + tl.arange(0, BC)
     kept, known = (m < M)[:, None] & (c < C)[None, :], c < C
     place = n * M * C + m[:, None] * C + c[None, :]
-    value = tl.load(da + place, mask=kept, other=0.0).to(tl.float32)
-    if RELU:
-        value = tl.where(tl.load(a + place, mask=kept, other=0.0) > 0, value, 0.0)
-    centred = tl.load(y + place, mask=kept, other=0.0).to(tl.float32)
-    centred -= tl.load(mean + n * C + c, mask=known, other=0.0)[None, :]
-    hat = centred * tl.load(rstd + n * C + c, mask=known, other=0.0)[None, :]
+    value, hat = _back(da, a, y, mean, rstd, n, m, c, M, C, RELU)
     if STORE:
         tl.store(g + place, value.to(g.dtype.element_ty), mask=kept)
     part += (n * tl.num_programs(0) + tl.program_id(0)) * 2 * C + c
@@ -243,7 +246,7 @@ def _gather(
 def gather(da: Tensor, a: Tensor | None, y: Tensor, moments: Moments, store: bool = False) -> Tensor:
     """Each tile's sums of g = da where a > 0, and of g yhat: (N, tiles, 2, C); `store` puts g into da."""
     n, c = y.shape[0], y.shape[-1]
-    rows, block = y[0].numel() // c, min(64, max(16, triton.next_power_of_2(c)))
+    rows, block = y[0].numel() // c, side(c)
     grid = triton.cdiv(rows, 128), triton.cdiv(c, block), n
     part = torch.empty(n, grid[0], 2, c, device=y.device, dtype=torch.float32)
     mask = da if a is None else a
@@ -261,12 +264,7 @@ def _spread(
     m, c = tl.program_id(0) * BM + tl.arange(0, BM), tl.program_id(1) * BC + tl.arange(0, BC)
     kept, known = (m < M)[:, None] & (c < C)[None, :], c < C
     place = n * M * C + m[:, None] * C + c[None, :]
-    value = tl.load(g + place, mask=kept, other=0.0).to(tl.float32)
-    if RELU:
-        value = tl.where(tl.load(a + place, mask=kept, other=0.0) > 0, value, 0.0)
-    centred = tl.load(y + place, mask=kept, other=0.0).to(tl.float32)
-    centred -= tl.load(mean + n * C + c, mask=known, other=0.0)[None, :]
-    hat = centred * tl.load(rstd + n * C + c, mask=known, other=0.0)[None, :]
+    value, hat = _back(g, a, y, mean, rstd, n, m, c, M, C, RELU)
     first = tl.load(sums + n * 2 * C + c, mask=known, other=0.0)[None, :] / M
     second = tl.load(sums + n * 2 * C + C + c, mask=known, other=0.0)[None, :] / M
     out = (value - first - hat * second) * tl.load(factor + n * C + c, mask=known, other=0.0)[None, :]
@@ -276,7 +274,7 @@ def _spread(
 def spread(g: Tensor, a: Tensor | None, y: Tensor, moments: Moments, sums: Tensor) -> Tensor:
     """The second half of batch norm's gradient; with `a`, g is masked by a > 0 first."""
     n, c = y.shape[0], y.shape[-1]
-    rows, block = y[0].numel() // c, min(64, max(16, triton.next_power_of_2(c)))
+    rows, block = y[0].numel() // c, side(c)
     dy = torch.empty_like(y)
     grid = triton.cdiv(rows, 128), triton.cdiv(c, block), n
     mask = g if a is None else a
@@ -285,18 +283,25 @@ def spread(g: Tensor, a: Tensor | None, y: Tensor, moments: Moments, sums: Tenso
 
 
 @triton.jit
+def _added(part, n, c, C: tl.constexpr, TILES: tl.constexpr, BC: tl.constexpr):
+    """The tiles' two sums added up, in the same order always."""
+    first, second = tl.zeros((BC,), tl.float32), tl.zeros((BC,), tl.float32)
+    for tile in range(TILES):
+        at = part + (n * TILES + tile) * 2 * C + c
+        first += tl.load(at, mask=c < C, other=0.0)
+        second += tl.load(at + C, mask=c < C, other=0.0)
+    return first, second
+
+
+@triton.jit
 def _settle(
     part, gamma, beta, running_mean, running_var, mean, rstd, scale, shift, momentum, eps, M: tl.constexpr,
     C: tl.constexpr, TILES: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """Mean and variance from the tiles' sums, added in the same order always; the running ones; and scale and shift."""
+    """Mean and variance from the tiles' sums; the running ones; and the norm as scale and shift."""
     n, c = tl.program_id(1).to(tl.int64), tl.program_id(0) * BC + tl.arange(0, BC)
     known = c < C
-    first, second = tl.zeros((BC,), tl.float32), tl.zeros((BC,), tl.float32)
-    for tile in range(TILES):
-        at = part + (n * TILES + tile) * 2 * C + c
-        first += tl.load(at, mask=known, other=0.0)
-        second += tl.load(at + C, mask=known, other=0.0)
+    first, second = _added(part, n, c, C, TILES, BC)
     average = first / M
     variance = tl.maximum(second / M - average * average, 0.0)
     inverse = 1.0 / tl.sqrt(variance + eps)
@@ -325,11 +330,7 @@ def _descend_norm(part, gamma, beta, sums, lr, C: tl.constexpr, TILES: tl.conste
     """The tiles' sums added up, and a step of SGD on gamma and beta, whose gradients they are."""
     n, c = tl.program_id(1).to(tl.int64), tl.program_id(0) * BC + tl.arange(0, BC)
     known = c < C
-    first, second = tl.zeros((BC,), tl.float32), tl.zeros((BC,), tl.float32)
-    for tile in range(TILES):
-        at = part + (n * TILES + tile) * 2 * C + c
-        first += tl.load(at, mask=known, other=0.0)
-        second += tl.load(at + C, mask=known, other=0.0)
+    first, second = _added(part, n, c, C, TILES, BC)
     tl.store(sums + n * 2 * C + c, first, mask=known)
     tl.store(sums + n * 2 * C + C + c, second, mask=known)
     at = n * C + c

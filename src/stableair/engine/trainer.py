@@ -1,10 +1,9 @@
 """All clients of a chunk trained together: one stacked step for each local step, on a GPU as one captured graph."""
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from math import prod
 from typing import Any
 
 import torch
@@ -13,19 +12,10 @@ from torch.nn import functional as F
 
 from stableair.checks import InputError, Note
 from stableair.engine.stacked import Stacked, Tensors
-from stableair.local import SMALL, Reference, Upload, threads_for
-from stableair.vector import Layout, State, parameters
+from stableair.local import SMALL, Reference, Upload, products, threads_for
+from stableair.vector import Layout, State, buffers, parameters
 
 PRECISIONS = "fp32", "tf32", "bf16"
-
-
-def buffers(module: torch.nn.Module) -> Layout:
-    """The norm buffers of a module, as `vector.state` lays them out."""
-    named = [(name, tuple(b.shape)) for name, b in module.named_buffers() if b.is_floating_point()]
-    offsets = [0]
-    for _, shape in named:
-        offsets.append(offsets[-1] + prod(shape))
-    return Layout(tuple(name for name, _ in named), tuple(shape for _, shape in named), tuple(offsets))
 
 
 @dataclass(frozen=True)
@@ -75,7 +65,6 @@ class StackedTrainer:
     program: Stacked
     precision: str
     chunk: int
-    compile: bool = False
     kernels: bool = False  # whether the network has kernels of its own here
     _workers: dict[tuple, "Worker"] = field(default_factory=dict)
 
@@ -113,7 +102,7 @@ class StackedTrainer:
             from stableair.engine.resnet import ResNetWorker
 
             return ResNetWorker(self.reference, self.precision, n, b)
-        return StackedWorker(self.reference, self.precision, n, b, self.program, even, self.compile)
+        return StackedWorker(self.reference, self.precision, n, b, self.program, even)
 
 
 class Worker:
@@ -141,7 +130,7 @@ class Worker:
         self.graph: Any = None
 
     def __call__(self, state: State, plan: Schedule, clients: list[int]) -> Upload:
-        with _arithmetic(self.tf32), threads_for(self.entries):
+        with products(self.tf32), _same_every_time(), threads_for(self.entries):
             if self.device.type == "cuda" and self.graph is None:
                 self._capture(state, plan)
             self.load(state)
@@ -186,21 +175,18 @@ class Worker:
 class StackedWorker(Worker):
     """Any module that can be stacked; a weight of zero on all of its samples leaves a client as it is."""
 
-    def __init__(
-        self, reference: Reference, precision: str, n: int, b: int, program: Stacked, even: bool, compile: bool
-    ):
+    def __init__(self, reference: Reference, precision: str, n: int, b: int, program: Stacked, even: bool):
         super().__init__(reference, precision, n, b)
         self.program, self.even = program, even
         if program.convolves:
             self.entries = SMALL  # convolutions are work enough for all threads
         for p in self.p.values():
             p.requires_grad_()
-        self.forward: Callable[..., Tensor] = torch.compile(self._loss, dynamic=False) if compile else self._loss
 
     def step(self) -> None:
         data = self.reference.data
         x = ((data.train.x[self.index].float() - self.mean) / self.std).to(self.dtype)
-        loss = self.forward(self.p, self.stats, x, data.train.y[self.index], self.weight)
+        loss = self._loss(self.p, self.stats, x, data.train.y[self.index], self.weight)
         grads = torch.autograd.grad(loss.sum(), list(self.p.values()))
         with torch.no_grad():
             torch._foreach_add_(list(self.p.values()), grads, alpha=-self.lr)
@@ -215,13 +201,10 @@ class StackedWorker(Worker):
 
 
 @contextmanager
-def _arithmetic(tf32: bool) -> Iterator[None]:
-    """TF32 or full float32 in matrix products and convolutions; and the same sums in the same order every time."""
-    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic
-    matmul.allow_tf32 = cudnn.allow_tf32 = tf32
-    cudnn.deterministic = True  # a resumed run equals an uninterrupted one
+def _same_every_time() -> Iterator[None]:
+    """Sums in the same order always: a resumed run equals an uninterrupted one."""
+    before, torch.backends.cudnn.deterministic = torch.backends.cudnn.deterministic, True
     try:
         yield
     finally:
-        matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic = before
+        torch.backends.cudnn.deterministic = before
