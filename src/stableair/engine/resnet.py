@@ -1,7 +1,7 @@
 """The ResNets by hand: forward, backward and update of every client in the kernels of `kernels.py`.
 
-The same work as the stacked way, without its slices, layout changes and stored weight gradients. For batch norm and
-full batches; anything else is stacked.
+The same work as the stacked way, without its slices, layout changes and stored weight gradients. For batch norm;
+anything else is stacked.
 """
 
 from collections.abc import Iterator
@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from stableair.engine import kernels
-from stableair.engine.kernels import Moments, Norm
+from stableair.engine.kernels import Behind, Moments, Norm
 from stableair.engine.trainer import Worker
 from stableair.local import Reference
-from stableair.models import ResNet
+from stableair.models import Block, ResNet
 from stableair.vector import State
 
 DOT = {"fp32": "ieee", "tf32": "tf32", "bf16": "ieee"}  # how products of float32 round; of bfloat16 they are exact
@@ -35,6 +35,11 @@ class Conv(NamedTuple):
     def read(self) -> Tensor:
         return self.weight if self.copy is None else self.copy
 
+    def first(self, m: int) -> "Conv":
+        """That of the first m clients, in the same memory."""
+        copy = None if self.copy is None else self.copy[:m]
+        return self._replace(weight=self.weight[:m], copy=copy, norm=Norm(*(t[:m] for t in self.norm)))
+
 
 class Layer(NamedTuple):
     """What the backward pass needs of a convolution: its input, its output and the moments of its norm."""
@@ -50,7 +55,7 @@ def fits(module: nn.Module) -> bool:
 
 
 class ResNetWorker(Worker):
-    """The memory and the step of N clients with full batches of B."""
+    """The memory and the step of N clients with batches of up to B."""
 
     def __init__(self, reference: Reference, precision: str, n: int, b: int):
         super().__init__(reference, precision, n, b)
@@ -58,9 +63,9 @@ class ResNetWorker(Worker):
         self.images = reference.data.train.x.permute(0, 2, 3, 1).contiguous()  # as they are stored, where from a file
         self.stem = self._conv("conv1", "bn1")
         self.blocks = [
-            tuple(self._conv(f"{name}.{conv}", f"{name}.{norm}") for conv, norm in _pairs(block))
+            [self._conv(f"{name}.{conv}", f"{name}.{norm}") for conv, norm in _pairs(block)]
             for name, block in module.named_modules()
-            if type(block).__name__ == "Block"
+            if isinstance(block, Block)
         ]
         self.head = self.p["fc.weight"], self.p["fc.bias"]
 
@@ -87,76 +92,78 @@ class ResNetWorker(Worker):
                 conv.copy.copy_(conv.weight)
 
     @torch.no_grad()
-    def step(self) -> None:
-        """One local step of every client."""
-        x = ((self.images[self.index].float() - self.mean.flatten()) / self.std.flatten()).to(self.dtype)
-        layers = [self._forward(self.stem, x)]
-        a = kernels.normalise(layers[0].y, layers[0].moments[2:])
-        entries, outputs = [], [a]
-        for first, second, *shortcut in self.blocks:
+    def step(self, m: int) -> None:
+        index, weight = self.index[:m], self.weight[:m]
+        self.samples = (weight > 0).sum(1, dtype=torch.int32)
+        stem, blocks = self.stem.first(m), [[conv.first(m) for conv in block] for block in self.blocks]
+        x = ((self.images[index].float() - self.mean.flatten()) / self.std.flatten()).to(self.dtype)
+        start = self._forward(stem, x)
+        a = kernels.normalise(start.y, start.moments[2:])
+        passed, behind = [], [Behind([start[1:]], a)]
+        for first, second, *shortcut in blocks:
             one = self._forward(first, a)
             two = self._forward(second, kernels.normalise(one.y, one.moments[2:]))
             aside = self._forward(shortcut[0], a) if shortcut else None
             rest, affine = (aside.y, aside.moments[2:]) if aside else (a, None)
             a = kernels.normalise(two.y, two.moments[2:], rest, affine)
-            entries.append((one, two, aside))
-            outputs.append(a)
-        da = self._classify(a)
-        for block, (one, two, aside), out in zip(self.blocks[::-1], entries[::-1], outputs[:0:-1], strict=True):
-            da = self._back(block, one, two, aside, out, da)
-        part = kernels.gather(da, outputs[0], layers[0].y, layers[0].moments)
-        sums = kernels.descend_norm(part, self.stem.norm, self.lr)
-        self._update(self.stem, kernels.spread(da, outputs[0], layers[0].y, layers[0].moments, sums), x)
+            passed.append((one, two, aside))
+            behind.append(Behind([layer[1:] for layer in (two, aside) if layer], a))
+        g, parts = self._classify(behind.pop(), index, weight)
+        for block, layers in zip(blocks[::-1], passed[::-1], strict=True):
+            g, parts = self._back(block, layers, g, parts, behind.pop())
+        self._update(stem, start, self._before(stem, start, g, parts[0]))
 
     def _forward(self, conv: Conv, x: Tensor) -> Layer:
-        y, part = kernels.forward(x, conv.read, conv.stride, conv.pad, self.dot)
-        rows = y[0].numel() // y.shape[-1]
-        return Layer(x, y, kernels.settle(part, conv.norm, rows, conv.momentum, conv.eps))
+        y, part = kernels.forward(x, conv.read, self.samples, conv.stride, conv.pad, self.dot)
+        pixels = y.shape[2] * y.shape[3]
+        return Layer(x, y, kernels.settle(part, conv.norm, self.samples, pixels, conv.momentum, conv.eps))
 
-    def _classify(self, a: Tensor) -> Tensor:
-        """Pool, classify, and send the gradient of the mean cross-entropy back: the gradient of a."""
-        weight, bias = self.head
-        n, b, h, w, c = a.shape
+    def _classify(self, top: Behind, index: Tensor, share: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Pool, classify, take a step, and send the gradient of the mean cross-entropy back behind the last relu."""
+        a, (weight, bias) = top.a, (t[: len(index)] for t in self.head)
         features = a.float().mean((2, 3))  # (N, B, C)
         logits = torch.baddbmm(bias[:, None], features, weight.transpose(1, 2))
-        y = self.reference.data.train.y[self.index]
+        y = self.reference.data.train.y[index]
         chances = logits.log_softmax(2)
-        self.loss.sub_(chances.gather(2, y[..., None]).mean((1, 2)))
-        slope = (chances.exp() - nn.functional.one_hot(y, logits.shape[2])) / b
-        back = (slope @ weight) / (h * w)
+        self.loss[: len(index)].sub_((chances.gather(2, y[..., None]).squeeze(2) * share).sum(1))
+        slope = (chances.exp() - nn.functional.one_hot(y, logits.shape[2])) * share[..., None]
+        back = (slope @ weight) / (a.shape[2] * a.shape[3])
         weight.baddbmm_(slope.transpose(1, 2), features, alpha=-self.lr)
         bias.sub_(slope.sum(1), alpha=self.lr)
-        return back[:, :, None, None].expand(n, b, h, w, c).to(self.dtype).contiguous()
+        da = back[:, :, None, None].expand_as(a).to(self.dtype).contiguous()
+        each = [kernels.gather(da, a, y, moments) for y, moments in top.layers]
+        return each[0][0], [part for _, part in each]
 
     def _back(
-        self, block: tuple[Conv, ...], one: Layer, two: Layer, aside: Layer | None, out: Tensor, da: Tensor
-    ) -> Tensor:
-        """The gradient of a block's input from that of its output, and a step on everything in it."""
-        first, second, *shortcut = block
-        part = kernels.gather(da, out, two.y, two.moments, store=True)  # da is now g: what both branches get
-        dy = kernels.spread(da, None, two.y, two.moments, kernels.descend_norm(part, second.norm, self.lr))
-        inner = self._through(second, dy, two.x)
-        self._update(second, dy, two.x)
-        more = da
-        if aside:
-            part = kernels.gather(da, None, aside.y, aside.moments)
-            dy = kernels.spread(da, None, aside.y, aside.moments, kernels.descend_norm(part, shortcut[0].norm, self.lr))
-            more = self._through(shortcut[0], dy, aside.x)
-            self._update(shortcut[0], dy, aside.x)
-        part = kernels.gather(inner, two.x, one.y, one.moments)
-        dy = kernels.spread(inner, two.x, one.y, one.moments, kernels.descend_norm(part, first.norm, self.lr))
-        back = self._through(first, dy, one.x, add=more)
-        self._update(first, dy, one.x)
-        return back
+        self, block: list[Conv], layers: tuple[Layer, Layer, Layer | None], g: Tensor, parts: list[Tensor],
+        behind: Behind,
+    ) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
+        """From the gradient behind a block's last relu to that behind its input, with a step on all that is passed."""
+        (first, second, *shortcut), (one, two, aside) = block, layers
+        inner, (part,) = self._through(second, two, g, parts[0], behind=Behind([one[1:]]))
+        more = self._through(shortcut[0], aside, g, parts[1])[0] if aside else g
+        return self._through(first, one, inner, part, more, behind)
 
-    def _through(self, conv: Conv, dy: Tensor, x: Tensor, add: Tensor | None = None) -> Tensor:
-        return kernels.input_gradient(dy, conv.read, x.shape[2:4], conv.stride, conv.pad, add, self.dot)
+    def _through(
+        self, conv: Conv, layer: Layer, g: Tensor, part: Tensor, add: Tensor | None = None, behind: Behind | None = None
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Back through a norm and its convolution; then both take their step."""
+        dy = self._before(conv, layer, g, part)
+        size = layer.x.shape[2:4]
+        out = kernels.input_gradient(dy, conv.read, size, conv.stride, conv.pad, add, behind, self.dot)
+        self._update(conv, layer, dy)
+        return out
 
-    def _update(self, conv: Conv, dy: Tensor, x: Tensor) -> None:
-        kernels.descend(dy, x, conv.weight, conv.copy, self.lr, conv.stride, conv.pad, self.dot)
+    def _before(self, conv: Conv, layer: Layer, g: Tensor, part: Tensor) -> Tensor:
+        """The gradient of a norm's input from that of its output; the norm takes its step."""
+        sums = kernels.descend_norm(part, conv.norm, self.lr)
+        return kernels.spread(g, layer.y, layer.moments, sums, self.samples)
+
+    def _update(self, conv: Conv, layer: Layer, dy: Tensor) -> None:
+        kernels.descend(dy, layer.x, conv.weight, conv.copy, self.lr, conv.stride, conv.pad, self.dot)
 
 
-def _pairs(block: nn.Module) -> list[tuple[str, str]]:
+def _pairs(block: Block) -> list[tuple[str, str]]:
     """The convolutions of a block and their norms, by name."""
     own = [("conv1", "bn1"), ("conv2", "bn2")]
     return own if isinstance(block.downsample, nn.Identity) else [*own, ("downsample.0", "downsample.1")]

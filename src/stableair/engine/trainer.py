@@ -3,8 +3,7 @@
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -24,31 +23,34 @@ class Schedule:
 
     index: Tensor  # (T, N, B) int64, the samples
     weight: Tensor  # (T, N, B), 1 / (samples in the batch), 0 where there is no sample
-    steps: Tensor  # (N,), how many steps each client takes
+    steps: list[int]  # how many steps each client takes
+    even: bool  # whether every client has a full batch in every step
 
     @property
-    def even(self) -> bool:
-        """Whether every client has a full batch in every step."""
-        return bool((self.weight > 0).all())
+    def active(self) -> list[int]:
+        """After how many clients, in each step, there is none that still has one to take."""
+        last = torch.zeros(len(self.index), dtype=torch.int64)
+        for row, steps in enumerate(self.steps):
+            last[:steps] = row + 1
+        return last.tolist()
 
 
-def schedule(reference: Reference, k: int, clients: list[int]) -> Schedule:
-    """The batches of the reference trainer, side by side."""
+def schedule(reference: Reference, k: int, clients: list[int], place: torch.device | str = "cpu") -> Schedule:
+    """The batches of the reference trainer, side by side; laid out on the host, where that is quick."""
     each = [reference.batches(k, n) for n in clients]
-    place = reference.parts[0].device
     steps = max(map(len, each))
     size = max(len(batch) for batches in each for batch in batches[:1])
-    index = torch.zeros(len(clients), steps * size, dtype=torch.int64, device=place)
-    weight = torch.zeros(len(clients), steps * size, device=place)
+    index = torch.zeros(len(clients), steps * size, dtype=torch.int64)
+    weight = torch.zeros(len(clients), steps * size)
     for row, (n, batches) in enumerate(zip(clients, each, strict=True)):
         lengths = torch.tensor([len(batch) for batch in batches])
         start = torch.arange(len(batches)) * size
-        where = (start.repeat_interleave(lengths) + _within(lengths)).to(place)
+        where = start.repeat_interleave(lengths) + _within(lengths)
         index[row, where] = reference.parts[n][torch.cat(batches)]
-        weight[row, where] = (1 / lengths.float()).repeat_interleave(lengths).to(place)
-    shape = len(clients), steps, size
-    index, weight = (t.view(shape).transpose(0, 1).contiguous() for t in (index, weight))
-    return Schedule(index, weight, torch.tensor([len(batches) for batches in each], device=place))
+        weight[row, where] = (1 / lengths.float()).repeat_interleave(lengths)
+    shape, even = (len(clients), steps, size), bool((weight > 0).all())
+    index, weight = (t.view(shape).transpose(0, 1).contiguous().to(place) for t in (index, weight))
+    return Schedule(index, weight, [len(batches) for batches in each], even)
 
 
 def _within(lengths: Tensor) -> Tensor:
@@ -68,12 +70,15 @@ class StackedTrainer:
     kernels: bool = False  # whether the network has kernels of its own here
     _workers: dict[tuple, "Worker"] = field(default_factory=dict)
 
+    def __post_init__(self):
+        self.host = replace(self.reference, parts=[part.cpu() for part in self.reference.parts])
+
     def __call__(self, state: State, k: int) -> Iterator[Upload]:
         left = sorted(range(len(self.reference.parts)), key=lambda n: -len(self.reference.parts[n]))
         while left:  # those with many samples together, so that few wait for the others
             mine = left[: self.chunk]
             try:
-                plan = schedule(self.reference, k, mine)
+                plan = schedule(self.host, k, mine, state.w.device)
                 upload = self._worker(plan)(state, plan, mine)
             except torch.cuda.OutOfMemoryError:
                 self._halve(len(mine))
@@ -98,7 +103,7 @@ class StackedTrainer:
 
     def _new(self, n: int, b: int, even: bool) -> "Worker":
         """By hand where there are kernels for the network, else stacked."""
-        if even and self.kernels:
+        if self.kernels:
             from stableair.engine.resnet import ResNetWorker
 
             return ResNetWorker(self.reference, self.precision, n, b)
@@ -127,21 +132,23 @@ class Worker:
         self.weight = torch.zeros(n, b, dtype=master, device=self.device)
         self.loss = torch.zeros(n, dtype=master, device=self.device)
         self.entries = sum(p[0].numel() for p in self.p.values())
-        self.graph: Any = None
+        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
 
     def __call__(self, state: State, plan: Schedule, clients: list[int]) -> Upload:
+        sizes = plan.active
         with products(self.tf32), _same_every_time(), threads_for(self.entries):
-            if self.device.type == "cuda" and self.graph is None:
-                self._capture(state, plan)
+            if self.device.type == "cuda":
+                sizes = [_room(m, len(clients)) for m in sizes]
+                self._capture(state, plan, sizes)
             self.load(state)
-            for index, weight in zip(plan.index, plan.weight, strict=True):
+            for index, weight, m in zip(plan.index, plan.weight, sizes, strict=True):
                 self.index.copy_(index)
                 self.weight.copy_(weight)
-                self.graph.replay() if self.graph else self.step()
+                self.graphs[m].replay() if self.graphs else self.step(m)
         rows = torch.cat([p.detach().flatten(1) for p in self.p.values()], 1)
         update = torch.sub(state.w, rows, out=rows).mul_(self.reference.scale)
         stats = torch.cat([rows[:, :0], *(s.flatten(1) for s in self.stats.values())], 1)
-        return Upload(torch.tensor(clients), update, stats, self.loss / plan.steps)
+        return Upload(torch.tensor(clients), update, stats, self.loss / torch.tensor(plan.steps, device=self.device))
 
     @torch.no_grad()
     def load(self, state: State) -> None:
@@ -151,25 +158,33 @@ class Worker:
                 t.copy_(part.view(t.shape[1:]).expand_as(t))
         self.loss.zero_()
 
-    def step(self) -> None:
-        """One local step of every client, on the samples of `index`."""
+    def step(self, m: int) -> None:
+        """One local step of the first m clients, on the samples of `index`."""
         raise NotImplementedError
 
-    def _capture(self, state: State, plan: Schedule) -> None:
-        """Warm up on a stream of its own, then record the step; what it did to the weights is overwritten."""
-        self.load(state)
-        self.index.copy_(plan.index[0])
-        self.weight.copy_(plan.weight[0])
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(3):
-                self.step()
-        torch.cuda.current_stream().wait_stream(side)
-        torch.cuda.synchronize()
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            self.step()
+    def _capture(self, state: State, plan: Schedule, sizes: list[int]) -> None:
+        """Warm up on a stream of its own, then record the steps that are not; the next load undoes what they did."""
+        for m in sorted(set(sizes) - self.graphs.keys(), reverse=True):  # the largest makes room for the others
+            self.load(state)
+            self.index.copy_(plan.index[0])
+            self.weight.copy_(plan.weight[0])
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                for _ in range(2):
+                    self.step(m)
+            torch.cuda.current_stream().wait_stream(side)
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=next(iter(self.graphs.values())).pool() if self.graphs else None):
+                self.step(m)
+            self.graphs[m] = graph
+
+
+def _room(m: int, n: int) -> int:
+    """The least of n, 3/4 n, n/2, 3/8 n, ... that holds m clients: few graphs, and little work for nobody."""
+    sizes = [-(-n * share // 64) for share in (64, 48, 32, 24, 16, 12, 8, 6, 4, 3, 2, 1)]
+    return min(size for size in sizes if size >= m)
 
 
 class StackedWorker(Worker):
@@ -180,17 +195,17 @@ class StackedWorker(Worker):
         self.program, self.even = program, even
         if program.convolves:
             self.entries = SMALL  # convolutions are work enough for all threads
-        for p in self.p.values():
-            p.requires_grad_()
 
-    def step(self) -> None:
-        data = self.reference.data
-        x = ((data.train.x[self.index].float() - self.mean) / self.std).to(self.dtype)
-        loss = self._loss(self.p, self.stats, x, data.train.y[self.index], self.weight)
-        grads = torch.autograd.grad(loss.sum(), list(self.p.values()))
+    def step(self, m: int) -> None:
+        data, index = self.reference.data, self.index[:m]
+        p = {name: t[:m].requires_grad_() for name, t in self.p.items()}
+        stats = {name: t[:m] for name, t in self.stats.items()}
+        x = ((data.train.x[index].float() - self.mean) / self.std).to(self.dtype)
+        loss = self._loss(p, stats, x, data.train.y[index], self.weight[:m])
+        grads = torch.autograd.grad(loss.sum(), list(p.values()))
         with torch.no_grad():
-            torch._foreach_add_(list(self.p.values()), grads, alpha=-self.lr)
-            self.loss.add_(loss)
+            torch._foreach_add_(list(p.values()), grads, alpha=-self.lr)
+            self.loss[:m].add_(loss)
 
     def _loss(self, parameters: Tensors, buffers: Tensors, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
         """Each client's mean loss over its batch: (N,)."""
