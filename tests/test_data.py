@@ -1,9 +1,10 @@
 import pytest
 import torch
+from torch.nn import functional as F
 
 from components import EXAMPLES
 from stableair.checks import InputError
-from stableair.data import dataset, digits, hold_out, synthetic
+from stableair.data import dataset, digits, hold_out, moved, synthetic
 
 
 @pytest.mark.parametrize("spec", EXAMPLES["data"])
@@ -57,3 +58,14 @@ def test_synthetic_can_be_learnt_and_knows_its_writers():
 def test_bad_arguments(text):
     with pytest.raises(InputError, match="must be"):
         dataset.one(text)()
+
+
+def test_a_moved_image_is_a_crop_of_the_padded_one():
+    x = torch.randint(1, 256, (6, 2, 5, 7), dtype=torch.uint8)
+    moves = torch.tensor([(0, 0, 0), (2, -1, 0), (-4, 4, 0), (0, 0, 1), (3, 2, 1), (-1, -3, 1)])
+    for image, (down, right, mirrored), got in zip(x, moves.tolist(), moved(x, moves), strict=True):
+        padded = F.pad(image, (4, 4, 4, 4))
+        crop = padded[:, 4 - down : 9 - down, 4 - right : 11 - right]
+        assert torch.equal(got, crop.flip(-1) if mirrored else crop)
+    assert moved(x, moves).dtype == torch.uint8
+    assert torch.equal(moved(x.view(2, 3, 2, 5, 7), moves.view(2, 3, 3)).flatten(0, 1), moved(x, moves))

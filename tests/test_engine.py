@@ -74,6 +74,15 @@ def test_every_upload_is_the_references(spec, sizes):
     agree(slow, stacked(slow), state(slow.module))
 
 
+@pytest.mark.parametrize("sizes", [[8, 8, 8], [9, 4, 2]], ids=["equal", "unequal"])
+def test_crop_and_flip_are_the_references(sizes):
+    data = synthetic(samples=sum(sizes), classes=3, shape=(3, 16, 16))
+    slow = reference(built("cnn(width=8)", (3, 16, 16)).double(), data, sizes, augment="crop_flip")
+    plain = replace(slow, augment="none")
+    agree(slow, stacked(slow), state(slow.module))
+    assert not torch.equal(uploads(slow, state(slow.module))[0], uploads(plain, state(slow.module))[0])
+
+
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(1, 5), st.integers(1, 6), st.integers(1, 3))
 def test_any_sizes_chunks_and_batches(sizes, batch, chunk, epochs):
     data = synthetic(samples=sum(sizes), classes=3, shape=(1, 4, 4))
@@ -171,25 +180,78 @@ def test_a_users_own_network():
     agree(slow, stacked(slow), state(slow.module))
 
 
+class Crossed(nn.Module):
+    """What it makes of a sample depends on the others."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(192, 3)
+
+    def forward(self, x):
+        x = x.flatten(1)
+        return self.fc(x + x.mean(0))
+
+
+class Attentive(nn.Module):
+    """A network of layers that are not stacked."""
+
+    def __init__(self):
+        super().__init__()
+        self.query, self.norm, self.fc = nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 3)
+
+    def forward(self, x):
+        x = x.flatten(1, 2)
+        return self.fc(self.norm(x + torch.softmax(self.query(x) @ x.transpose(1, 2), -1) @ x).mean(1))
+
+
+def around(module, sizes=(8,)):
+    """A simulation with that module for a model."""
+    train = reference(module, synthetic(samples=sum(sizes), classes=3, shape=(3, 8, 8)), list(sizes))
+    return replace(build(sa.Experiment(device="cpu")), train=train, n=len(sizes), start=state(module))
+
+
+@pytest.mark.parametrize(
+    ("module", "stacking", "vmapping"),
+    [
+        (nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(192, 3)), "layer 1 is a Dropout", "random operation"),
+        (
+            nn.Sequential(nn.BatchNorm2d(3, momentum=None), nn.Flatten(), nn.Linear(192, 3)),
+            "layer 0 is a BatchNorm2d with momentum=None",
+            "it changes its buffers",
+        ),
+        (Odd(), "its code cannot be traced", "data-dependent control flow"),
+        (nn.Sequential(nn.Flatten(2), nn.TransformerEncoderLayer(64, 2, 8, 0.0, batch_first=True), nn.Flatten(),
+                       nn.Linear(192, 3)), "layer 1 is a Transf|other axes", "vmapped it fails"),
+        (Crossed(), "it takes a mean over the axes 0", "depends on the others in the batch"),
+    ],
+    ids=["dropout", "momentum", "control flow", "no batching rule", "coupled samples"],
+)  # fmt: skip
+def test_what_cannot_be_trained_side_by_side_is_named(module, stacking, vmapping):
+    sim = around(module)
+    with pytest.raises(InputError, match=f"engine fast cannot take this model: .*({stacking}).*; and .*{vmapping}"):
+        choose(sim, "fast")
+    how = choose(sim, "auto")
+    assert how.engine == "reference"
+    assert vmapping in how.why, "and it says why"
+
+
 @pytest.mark.parametrize(
     ("module", "said"),
     [
-        (nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(192, 3)), "layer 1 is a Dropout"),
-        (nn.Sequential(nn.Conv2d(3, 3, 3, padding_mode="circular")), "layer 0 is a Conv2d with padding_mode=circular"),
-        (nn.Sequential(nn.BatchNorm2d(3, momentum=None)), "layer 0 is a BatchNorm2d with momentum=None"),
-        (Odd(), "its code cannot be traced"),
+        (nn.Sequential(nn.Conv2d(3, 3, 3, padding=1, padding_mode="circular"), nn.Flatten(), nn.Linear(192, 3)),
+         "layer 0 is a Conv2d with padding_mode=circular"),
+        (nn.Sequential(nn.Flatten(), nn.LayerNorm(192), nn.Linear(192, 3)), "layer 1 is a LayerNorm"),
+        (Attentive(), "it flattens other axes"),
     ],
-    ids=["dropout", "padding", "momentum", "control flow"],
-)
-def test_what_cannot_be_stacked_is_named(module, said):
+    ids=["padding", "layer norm", "attention"],
+)  # fmt: skip
+def test_what_cannot_be_stacked_is_vmapped(module, said):
     with pytest.raises(Unsupported, match=said):
         Stacked(module)
-    data = synthetic(samples=8, classes=3, shape=(3, 8, 8))
-    sim = replace(build(sa.Experiment(device="cpu")), train=reference(module, data, [8]), n=1)
-    assert choose(sim, "auto")[::3] == ("reference", choose(sim, "auto").why)
-    assert said in choose(sim, "auto").why
-    with pytest.raises(InputError, match=f"engine fast cannot take this model: {said}"):
-        choose(sim, "fast")
+    sim = around(module.double(), (9, 4, 7))
+    how = choose(sim, "auto")
+    assert how.engine == "vmapped"
+    agree(sim.train, accelerate(sim, how).train, sim.start)
 
 
 def test_what_is_chosen_on_a_cpu(tiny, monkeypatch):

@@ -14,7 +14,8 @@ from stableair.experiment import PRESETS, TYPES, Experiment, build, from_words
 CHANGES = {
     "data": "synthetic(samples=100)", "partition": "dirichlet(beta=0.3)", "model": "logistic()", "clients": 7,
     "rounds": 3,
-    "seed": 9, "local_epochs": 2, "batch_size": 4, "lr": 0.5, "payload": "delta", "blocks": "layer", "fading": "unit()",
+    "seed": 9, "local_epochs": 2, "batch_size": 4, "lr": 0.5, "payload": "delta", "blocks": "layer",
+    "fading": "unit()", "augment": "crop_flip",
     "noise": "none()", "noise_on": "sum", "receiver": "gnc(max_norm=3) | mac(C=0.1)", "server": "momentum(beta=0.5)",
     "evaluate": "validation", "device": "cpu", "engine": "reference", "precision": "bf16", "chunk": 3,
 }  # fmt: skip

@@ -48,6 +48,25 @@ class Dataset(NamedTuple):
         return self._replace(train=self.train.to(device), test=self.test.to(device))
 
 
+AUGMENTS = "none", "crop_flip"
+REACH = 4  # pixels by which a crop moves an image at most
+
+
+def moved(x: Tensor, moves: Tensor) -> Tensor:
+    """Images after random crop and flip: x (..., c, h, w), moves (..., 3) -> as x.
+
+    A move is rows down, columns right and 1 for mirrored; what comes in from outside is black (0).
+    """
+    h, w = x.shape[-2:]
+    down, right, mirrored = moves.unbind(-1)
+    rows = torch.arange(h, device=x.device) - down[..., None]  # (..., h), where each pixel comes from
+    columns = torch.arange(w, device=x.device)
+    columns = torch.where(mirrored[..., None] > 0, w - 1 - columns, columns) - right[..., None]
+    inside = ((rows >= 0) & (rows < h))[..., :, None] & ((columns >= 0) & (columns < w))[..., None, :]
+    x = x.gather(-2, rows.clamp(0, h - 1)[..., None, :, None].expand(x.shape))
+    return x.gather(-1, columns.clamp(0, w - 1)[..., None, None, :].expand(x.shape)) * inside[..., None, :, :]
+
+
 def hold_out(data: Dataset, share: float, seed: int) -> Dataset:
     """The set with its test split replaced by a share of its training data, which leaves the training split.
 

@@ -13,13 +13,13 @@ import torch
 from stableair import vector
 from stableair.channel import NOISE_ON, Channel, fading, noise
 from stableair.checks import InputError, choice, nearest, positive, whole
-from stableair.data import dataset, hold_out
+from stableair.data import AUGMENTS, dataset, hold_out
 from stableair.local import CHUNK, PAYLOADS, Reference
 from stableair.models import model
 from stableair.partition import divide, labels, partition
 from stableair.receiver import assemble, receiver
 from stableair.server import server
-from stableair.simulate import Simulation, evaluator
+from stableair.simulate import Evaluate, Simulation
 from stableair.spec import Call, Registry, literal, written
 from stableair.streams import generator
 
@@ -82,6 +82,7 @@ class Experiment:
     local_epochs: int = 5
     batch_size: int = 10
     lr: float = 0.03
+    augment: str = "none"  # or "crop_flip": each image of a local batch is moved by up to 4 pixels and may be mirrored
     payload: str = "gradient"  # what a client sends: (w_k - w_{k,n}) / lr, or with "delta" w_k - w_{k,n}
     blocks: str = "tensor"  # what an entry-wise receiver works on: each tensor, each layer, or the whole model
     fading: str = "rayleigh(mean=1)"
@@ -102,6 +103,7 @@ class Experiment:
         self._set("seed", whole("seed", self.seed))
         self._set("lr", positive("lr", self.lr))
         choice("payload", self.payload, PAYLOADS)
+        choice("augment", self.augment, AUGMENTS)
         choice("blocks", self.blocks, vector.BLOCKS)
         choice("noise_on", self.noise_on, NOISE_ON)
         choice("evaluate", self.evaluate, ["test", "validation"])
@@ -296,11 +298,12 @@ def build(experiment: Experiment) -> Simulation:
             payload=e.payload,
             seed=e.seed,
             chunk=e.chunk or CHUNK,
+            augment=e.augment,
         ),
         channel=Channel(fading.one(e.fading)(), noise.one(e.noise)(), pilots, e.noise_on),
         receive=assemble(e.receiver, layout, e.blocks),
         update=update(),
-        evaluate=evaluator(module, data, e.evaluate),
+        evaluate=Evaluate(module, data, e.evaluate),
         labels=labels(parts, data.train, data.classes),
         files=dict(data.files),
     )

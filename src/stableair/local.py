@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from stableair.checks import InputError
-from stableair.data import Dataset
+from stableair.data import REACH, Dataset, moved
 from stableair.streams import generator
 from stableair.vector import State, attach
 
@@ -47,6 +47,7 @@ class Reference:
     payload: str
     seed: int
     chunk: int = CHUNK
+    augment: str = "none"  # or "crop_flip": every image of a batch is moved and mirrored at random
 
     @property
     def scale(self) -> float:
@@ -58,16 +59,28 @@ class Reference:
         order, m = generator(self.seed, "batches", k, n, device=self.parts[n].device), len(self.parts[n])
         return [batch for _ in range(self.epochs) for batch in order.permutation(m).split(min(self.batch_size, m))]
 
+    def moves(self, k: int, n: int) -> list[Tensor | None]:
+        """How the images of each of these batches are moved and mirrored, if they are: (samples, 3) each."""
+        sizes = [len(batch) for batch in self.batches(k, n)]
+        if self.augment == "none":
+            return [None] * len(sizes)
+        bits = generator(self.seed, "augment", k, n, device=self.parts[n].device).bits(3 * sum(sizes)) & 0x7FFFFFFF
+        down, right, mirrored = bits.view(-1, 3).unbind(1)
+        span = 2 * REACH + 1
+        return list(torch.stack([down % span - REACH, right % span - REACH, mirrored % 2], 1).split(sizes))
+
     def client(self, state: State, k: int, n: int) -> tuple[Tensor, Tensor, Tensor]:
         """What client n makes of w_k: its payload, its norm buffers and its mean loss."""
-        x, y = self.data.inputs(self.data.train.x[self.parts[n]]).to(state.w.dtype), self.data.train.y[self.parts[n]]
+        images, y, _ = self.data.train[self.parts[n]]
+        x = self.data.inputs(images).to(state.w.dtype)
         local = State(state.w.clone(), state.stats.clone())
         grad = torch.zeros_like(local.w)
         attach(self.module, local, grad)
         losses = []
-        for batch in self.batches(k, n):
+        for batch, moves in zip(self.batches(k, n), self.moves(k, n), strict=True):
             grad.zero_()
-            loss = F.cross_entropy(self.module(x[batch]), y[batch])
+            now = x[batch] if moves is None else self.data.inputs(moved(images[batch], moves)).to(x.dtype)
+            loss = F.cross_entropy(self.module(now), y[batch])
             loss.backward()
             local.w.sub_(grad, alpha=self.lr)
             losses.append(loss.detach())

@@ -22,6 +22,8 @@ def median(g: Tensor) -> Tensor:
     >>> median(torch.tensor([9.0, 1.0, 3.0, 2.0])).item()
     2.0
     """
+    if g.is_cuda:  # there torch.median takes five times as long as sorting
+        return g.sort(dim=-1).values[..., (g.shape[-1] - 1) // 2, None]
     return g.median(dim=-1, keepdim=True).values
 
 

@@ -14,6 +14,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -36,7 +37,7 @@ from stableair.vector import State
 
 EXPERIMENT, ENVIRONMENT, CLIENTS = "experiment.json", "environment.json", "clients.json"
 ROUNDS, CHECKPOINT = "rounds.jsonl", "checkpoint.pt"
-LATER = {"precision": "auto", "noise_on": "mean"}  # settings that the first runs did not have yet
+LATER = {"precision": "auto", "noise_on": "mean", "augment": "none"}  # settings that the first runs did not have yet
 LAST = 10  # rounds to average over: the accuracy of a method that suffers jumps from round to round
 
 
@@ -193,6 +194,8 @@ class _Log:
         self.on_round = on_round or (lambda row: None)
         self.fresh = not rows
         self.saved = last.rounds if last else 0
+        self.aside = ThreadPoolExecutor(1)
+        self.saving: Future | None = None
 
     def begin(self, experiment: Experiment, sim: Simulation, how: dict[str, Any]) -> None:
         if self.folder:
@@ -224,13 +227,26 @@ class _Log:
         self.clock = time.perf_counter()
 
     def flush(self) -> None:
+        """Write the checkpoint aside, while the next round is computed; the first one here and now, with a check."""
+        self.wait()
         if self.folder and self.last and self.last.rounds > self.saved:
-            _save(self.folder, self.last, check=not self.saved)
+            here = Checkpoint(*(_moved(part, torch.device("cpu")) for part in self.last))
+            if not self.saved:
+                _save(self.folder, here, check=True)
+            else:
+                self.saving = self.aside.submit(_save, self.folder, here, check=False)
             self.saved = self.last.rounds
+
+    def wait(self) -> None:
+        """Until the checkpoint that is being written is there; if it could not be, this says so."""
+        saving, self.saving = self.saving, None
+        if saving:
+            saving.result()
 
     def diverged(self, k: int, metrics: Iterable[str]) -> None:
         """Record that there is no model after round k: nothing measured of it would mean anything."""
         self.flush()  # the last good state first: this line ends the run
+        self.wait()
         self.add({"round": k} | dict.fromkeys(metrics) | {"round": k, "diverged": True})
 
     def __enter__(self) -> "_Log":
@@ -238,7 +254,9 @@ class _Log:
 
     def __exit__(self, kind: type | None, *_: object) -> None:
         """No complete round is lost, however rare the checkpoints; a run that fails before its first leaves nothing."""
-        self.flush()
+        with self.aside:
+            self.flush()
+            self.wait()
         if self.folder and self.fresh and not self.rows and kind and issubclass(kind, Exception):
             for name in (EXPERIMENT, ENVIRONMENT, CLIENTS, ROUNDS):
                 (self.folder / name).unlink(missing_ok=True)

@@ -99,19 +99,27 @@ def _own(rule: Any) -> Metrics:
     return {f"receiver/{name}": None if value is None else float(value) for name, value in told.items()}
 
 
-def evaluator(module: nn.Module, data: Dataset, name: str = "test", batch: int = 1000) -> Callable[[State], Metrics]:
+@dataclass(frozen=True)
+class Evaluate:
     """Accuracy and mean loss of a state on the data's test split, recorded under `name`."""
 
-    def evaluate(state: State) -> Metrics:
-        attach(module, state)
-        module.eval()
-        hits = loss = 0.0
-        with torch.no_grad(), products():
-            for x, y in zip(data.test.x.split(batch), data.test.y.split(batch), strict=True):
-                output = module(data.inputs(x))
-                hits += (output.argmax(1) == y).sum().item()
-                loss += F.cross_entropy(output.double(), y, reduction="sum").item()
-        m = len(data.test.y)
-        return {f"{name}/accuracy": hits / m, f"{name}/loss": loss / m}
+    module: nn.Module
+    data: Dataset
+    name: str = "test"
+    batch: int = 1000
+    tf32: bool = False  # how products round on a GPU
 
-    return evaluate
+    @torch.no_grad()
+    def __call__(self, state: State) -> Metrics:
+        attach(self.module, state)
+        self.module.eval()
+        test = self.data.test
+        seen = torch.zeros(2, dtype=torch.float64, device=state.w.device)  # hits and loss: fetched once, at the end
+        with products(self.tf32):
+            for x, y in zip(test.x.split(self.batch), test.y.split(self.batch), strict=True):
+                output = self.module(self.data.inputs(x))
+                seen += torch.stack(
+                    [(output.argmax(1) == y).sum(), F.cross_entropy(output.double(), y, reduction="sum")]
+                )
+        accuracy, loss = (seen / len(test.y)).tolist()
+        return {f"{self.name}/accuracy": accuracy, f"{self.name}/loss": loss}

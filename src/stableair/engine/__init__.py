@@ -1,17 +1,20 @@
 """The fast engine, a leaf: `accelerate` gives an equal simulation with faster callables."""
 
+import copy
 import os
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import NamedTuple
 
 import torch
+from torch import Tensor, nn
 
 from stableair.checks import InputError, choice
 from stableair.engine.processes import ProcessTrainer
 from stableair.engine.stacked import Stacked, Unsupported
 from stableair.engine.trainer import PRECISIONS, StackedTrainer
-from stableair.local import SMALL, Reference
+from stableair.engine.vmapped import Vmapped, check_samples_apart
+from stableair.local import SMALL, Reference, products
 from stableair.simulate import Simulation
 
 __all__ = ["PRECISIONS", "Choice", "Unsupported", "accelerate", "choose"]
@@ -25,49 +28,96 @@ CLIENTS = 50  # to stack on a CPU; more gain nothing
 class Choice(NamedTuple):
     """How a run is computed, and why so; a resumed run is computed the same way."""
 
-    engine: str  # "reference", "stacked", "kernels" or "processes"
+    engine: str  # "reference", "stacked", "vmapped", "kernels" or "processes"
     precision: str
     chunk: int
     why: str
 
 
+WHY = {
+    "kernels": "kernels of our own for this network",
+    "stacked": "the clients' models stacked",
+    "vmapped": "the clients' models vmapped",
+    "reference": "one client after the other",
+}
+
+
 def choose(sim: Simulation, engine: str, precision: str = "auto", chunk: int = 0, rounds: int = 1) -> Choice:
     """The fastest engine for the model and the device, or the one that is asked for; bench/RECORDS.md has the times."""
-    obstacle = _obstacle(sim)
-    if engine == "fast" and obstacle:
+    try:
+        program, obstacle = _program(sim), ""
+    except Unsupported as error:
+        program, obstacle = None, str(error)
+    if engine == "fast" and not program:
         raise InputError(f"engine fast cannot take this model: {obstacle}; engine=auto takes the next best")
     if sim.start.w.device.type == "cpu":
         if precision not in ("auto", "fp32"):
             raise InputError(f"precision must be fp32 on a CPU: got {precision}")
-        return _on_cpu(sim, engine, chunk, rounds, obstacle)
-    precision = "fp32" if precision == "auto" else precision  # as exact as the reference, until it is told otherwise
-    if obstacle or engine == "auto":  # auto stays with the reference on a GPU until its resumption has been seen exact
-        if precision != "fp32":
-            raise InputError(f"precision {precision} needs the fast engine: {obstacle or 'engine=fast'}")
-        why = obstacle or "one client after the other; engine=fast trains them side by side"
-        return Choice("reference", "fp32", min(chunk or sim.train.chunk, sim.n), why)
-    return Choice("stacked", precision, min(chunk or _fitting(sim), sim.n), "the clients' models stacked, on a GPU")
+        return _on_cpu(sim, engine, chunk, rounds, program, obstacle)
+    if not program:
+        if precision not in ("auto", "fp32"):
+            raise InputError(f"precision {precision} needs the fast engine, which cannot take this model: {obstacle}")
+        return Choice("reference", "fp32", min(chunk or sim.train.chunk, sim.n), obstacle)
+    kind = _name(program)
+    if precision == "auto":  # what is shown to train as well as fp32
+        precision = "bf16" if kind == "stacked" and program.convolves else "fp32"
+    if precision == "bf16" and has_kernels(sim):
+        kind = "kernels"
+    return Choice(kind, precision, min(chunk or _fitting(sim), sim.n), f"{WHY[kind]}, on a GPU")
 
 
-def _obstacle(sim: Simulation) -> str:
-    """What of the model cannot be stacked."""
+def _program(sim: Simulation) -> Stacked | Vmapped:
+    """The model for many clients at once, tried on a few samples: stacked where that can be, else vmapped."""
+    data, module = sim.train.data, sim.train.module
+    samples = data.inputs(data.train.x[:3]).to(sim.start.w.dtype)
     try:
-        Stacked(sim.train.module)
-    except Unsupported as error:
-        return str(error)
-    return ""
+        return _tried(Stacked, module, samples)
+    except Unsupported as first:
+        try:
+            program = _tried(Vmapped, module, samples)
+            check_samples_apart(module, samples)
+            return program
+        except Unsupported as second:
+            raise Unsupported(f"{first}; and {second}") from None
 
 
-def _on_cpu(sim: Simulation, engine: str, chunk: int, rounds: int, obstacle: str) -> Choice:
+@torch.no_grad()
+def _tried(kind: type, module: nn.Module, samples: Tensor) -> Stacked | Vmapped:
+    """The program of that kind, if it gives what the module itself gives."""
+    trial = copy.deepcopy(module).train()
+    named = trial.named_parameters(), trial.named_buffers()
+    own, buffers = ({name: t[None].clone() for name, t in group if t.is_floating_point()} for group in named)
+    try:
+        program = kind(module)
+        with products():
+            got, expected = program(own, buffers, samples[None])[0], trial(samples)
+    except Unsupported:
+        raise
+    except Exception as error:  # whatever a module's own code does with tensors of another shape
+        said = str(error).strip().partition("\n")[0].partition(". ")[0]
+        raise Unsupported(f"{kind.__name__.lower()} it fails: {said}") from error
+    if not torch.allclose(got, expected, rtol=1e-3, atol=1e-4):
+        raise Unsupported(f"{kind.__name__.lower()} it gives something else")
+    return program
+
+
+def _name(program: Stacked | Vmapped) -> str:
+    return "stacked" if isinstance(program, Stacked) else "vmapped"
+
+
+def _on_cpu(
+    sim: Simulation, engine: str, chunk: int, rounds: int, program: Stacked | Vmapped | None, obstacle: str
+) -> Choice:
     entries, cores = len(sim.start.w), _cores()
     steps = sum(sim.train.epochs * -(-len(part) // sim.train.batch_size) for part in sim.train.parts)  # in a round
-    if not obstacle and entries < SMALL:
-        return Choice("stacked", "fp32", min(chunk or CLIENTS, sim.n), "a small model, the clients side by side")
+    if program and entries < SMALL:
+        kind = _name(program)
+        return Choice(kind, "fp32", min(chunk or CLIENTS, sim.n), f"a small model: {WHY[kind]}")
     chunk = min(chunk or sim.train.chunk, sim.n)
     worth = entries < LARGE and steps >= FEW * sim.n and rounds * steps * entries > WORTH
     if cores > 1 and (engine == "fast" or (entries >= SMALL and worth)):
         return Choice("processes", "fp32", chunk, f"one process on each of {cores} cores")
-    return Choice("reference", "fp32", chunk, obstacle or "one client after the other")
+    return Choice("reference", "fp32", chunk, obstacle or WHY["reference"])
 
 
 def _cores() -> int:
@@ -96,8 +146,8 @@ def accelerate(sim: Simulation, how: Choice | None = None) -> Simulation:
     by_hand = how.engine == "kernels"
     if by_hand and not has_kernels(sim):
         raise InputError("engine kernels is for our ResNets with batch norm, and needs Triton")
-    program = Stacked(plain.module)
-    return replace(sim, train=StackedTrainer(plain, program, how.precision, how.chunk, by_hand))
+    train = StackedTrainer(plain, _program(sim), how.precision, how.chunk, by_hand)
+    return replace(sim, train=train, evaluate=replace(sim.evaluate, tf32=how.precision != "fp32"))
 
 
 def has_kernels(sim: Simulation) -> bool:

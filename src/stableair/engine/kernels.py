@@ -35,7 +35,7 @@ class Moments(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """How a matrix product is cut: a program's rows and columns, the depth of one piece of its sum, and its pipeline."""
+    """How a matrix product is cut: the rows and columns of a program, the depth of a piece of its sum, its pipeline."""
 
     rows: int
     columns: int
@@ -49,13 +49,19 @@ def _side(length: int, most: int) -> int:
     return min(most, max(16, triton.next_power_of_2(length)))
 
 
-def tile(kind: str, rows: int, columns: int, depth: int, dtype: torch.dtype) -> Tile:
-    """The tile of a product; a rule and no search at run time, so that a run gives the same bits wherever it goes on."""
-    most = {"forward": (128, 128, 64), "input": (128, 128, 64), "weight": (128, 128, 64)}[kind]
+def tile(rows: int, columns: int, depth: int, long: bool, dtype: torch.dtype) -> Tile:
+    """The tile of a product with `rows` rows and so on, whose sum is `long` or not; from a search on an H200.
+
+    A rule, and no search at run time: a run gives the same bits wherever it goes on.
+    """
+    if long:  # few outputs and a long sum: a weight gradient
+        most = (64, 128, 64) if columns > 64 and depth > 256 else (64, 64, 32)
+    else:
+        most = (128 if rows > 256 else 64, 128, 64)
+    if dtype == torch.float32:
+        most = (*most[:2], 32)
     r, c, d = (_side(*pair) for pair in zip((rows, columns, depth), most, strict=True))
-    if dtype == torch.bfloat16:
-        return Tile(r, c, d, 8 if r * c > 8192 else 4, 3)
-    return Tile(min(r, 64), min(c, 64), min(d, 32), 4, 2)
+    return Tile(r, c, d, 4, 5 if d == 32 else 4 if r * c <= 8192 else 3)
 
 
 @triton.jit
@@ -71,7 +77,7 @@ def _below(i, LIMIT: tl.constexpr, BLOCK: tl.constexpr):
 def _forward(
     x, w, y, part, samples, B: tl.constexpr, H: tl.constexpr, W: tl.constexpr, P: tl.constexpr, Q: tl.constexpr,
     C: tl.constexpr, O: tl.constexpr, K: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr, BM: tl.constexpr,
-    BN: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
+    BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """y[m, o] = sum over taps and channels of x[m + tap, c] w[o, tap, c]; and of each tile the sums of y and y^2."""
     at, n = tl.program_id(0), tl.program_id(2).to(tl.int64)
@@ -92,8 +98,10 @@ def _forward(
         left = tl.load(x + place[:, None] + c[None, :], mask=inside[:, None] & deep[None, :], other=0.0)
         place = o[None, :] * (K * K * C) + tap * C + c[:, None]
         right = tl.load(w + place, mask=known[None, :] & deep[:, None], other=0.0)
-        sums = tl.dot(left, right, sums, input_precision=PRECISION)
-    tl.store(y + n * M * O + m[:, None] * O + o[None, :], sums.to(y.dtype.element_ty), mask=here[:, None] & known[None, :])
+        sums = tl.dot(left, right, sums, input_precision="ieee")
+    tl.store(
+        y + n * M * O + m[:, None] * O + o[None, :], sums.to(y.dtype.element_ty), mask=here[:, None] & known[None, :]
+    )
     counted = tl.where((m < tl.load(samples + n) * (P * Q))[:, None], sums, 0.0)
     part += (n * tl.num_programs(0) + at) * 2 * O + o
     tl.store(part, tl.sum(counted, 0), mask=known)
@@ -101,17 +109,17 @@ def _forward(
 
 
 def forward(
-    x: Tensor, w: Tensor, samples: Tensor, stride: int, pad: int, precision: str = "ieee", cut: Tile | None = None
+    x: Tensor, w: Tensor, samples: Tensor, stride: int, pad: int, cut: Tile | None = None
 ) -> tuple[Tensor, Tensor]:
     """A convolution of every client: y (N, B, P, Q, O), and each tile's sums of y and y^2, (N, tiles, 2, O)."""
     n, b, h, width, c = x.shape
     o, k = w.shape[1], w.shape[2]
     p, q = ((side + 2 * pad - k) // stride + 1 for side in (h, width))
     y = x.new_empty(n, b, p, q, o)
-    cut = cut or tile("forward", b * p * q, o, c, x.dtype)
+    cut = cut or tile(b * p * q, o, c, False, x.dtype)
     grid = triton.cdiv(b * p * q, cut.rows), triton.cdiv(o, cut.columns), n
     part = torch.empty(n, grid[0], 2, o, device=x.device, dtype=torch.float32)
-    _forward[grid](x, w, y, part, samples, b, h, width, p, q, c, o, k, stride, pad, *cut[:3], precision,
+    _forward[grid](x, w, y, part, samples, b, h, width, p, q, c, o, k, stride, pad, *cut[:3],
                    num_warps=cut.warps, num_stages=cut.stages)  # fmt: skip
     return y, part
 
@@ -139,7 +147,6 @@ def _input_gradient(
     W: tl.constexpr, P: tl.constexpr, Q: tl.constexpr, C: tl.constexpr, O: tl.constexpr, K: tl.constexpr,
     STRIDE: tl.constexpr, PAD: tl.constexpr, ROW: tl.constexpr, COLUMN: tl.constexpr, ADD: tl.constexpr,
     RELU: tl.constexpr, NORMS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dx[m, c] = sum over taps and outputs of dy[(m - tap) / stride, o] w[o, tap, c], plus what else flows there.
 
@@ -175,7 +182,7 @@ def _input_gradient(
         left = tl.load(dy + place[:, None] + o[None, :], mask=inside[:, None] & deep[None, :], other=0.0)
         place = o[:, None] * (K * K * C) + (kh * K + kw) * C + c[None, :]
         right = tl.load(w + place, mask=deep[:, None] & known[None, :], other=0.0)
-        sums = tl.dot(left, right, sums, input_precision=PRECISION)
+        sums = tl.dot(left, right, sums, input_precision="ieee")
     kept = here[:, None] & known[None, :]
     place = n * B * H * W * C + ((b * H + h) * W + v)[:, None] * C + c[None, :]
     if ADD:
@@ -204,7 +211,7 @@ class Behind(NamedTuple):
 
 def input_gradient(
     dy: Tensor, w: Tensor, shape: tuple[int, int], stride: int, pad: int, add: Tensor | None = None,
-    behind: Behind | None = None, precision: str = "ieee", cut: Tile | None = None,
+    behind: Behind | None = None, cut: Tile | None = None,
 ) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
     """The gradient with respect to the input of a convolution, (N, B, *shape, C), plus `add`.
 
@@ -214,7 +221,7 @@ def input_gradient(
     k, c = w.shape[2], w.shape[4]
     dx = dy.new_empty(n, b, *shape, c)
     rows = b * triton.cdiv(shape[0], stride) * triton.cdiv(shape[1], stride)
-    cut = cut or tile("input", rows, c, o, dy.dtype)
+    cut = cut or tile(rows, c, o, False, dy.dtype)
     grid = triton.cdiv(rows, cut.rows), triton.cdiv(c, cut.columns), n
     layers = behind.layers if behind else []
     parts = [torch.empty(n, grid[0] * stride**2, 2, c, device=dy.device, dtype=torch.float32) for _ in layers]
@@ -225,7 +232,7 @@ def input_gradient(
         _input_gradient[grid](
             dy, w, dx, dx if add is None else add, behind.a if relu == 2 else dx, y, *moments, part, y2, *moments2[:2],
             part2, b, *shape, p, q, c, o, k, stride, pad, row, column, add is not None, relu, len(layers), *cut[:3],
-            precision, num_warps=cut.warps, num_stages=cut.stages,
+            num_warps=cut.warps, num_stages=cut.stages,
         )  # fmt: skip
     return dx, parts
 
@@ -234,7 +241,7 @@ def input_gradient(
 def _descend(
     dy, x, w, copy, lr, B: tl.constexpr, H: tl.constexpr, W: tl.constexpr, P: tl.constexpr, Q: tl.constexpr,
     C: tl.constexpr, O: tl.constexpr, K: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr, COPY: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """w[o, tap, c] -= lr sum over m of dy[m, o] x[m + tap, c]; the gradient itself is never stored."""
     n, tap = tl.program_id(2).to(tl.int64), tl.program_id(1)
@@ -256,7 +263,7 @@ def _descend(
         left = tl.load(dy + m[:, None] * O + o[None, :], mask=here[:, None] & known_o[None, :], other=0.0)
         place = ((b * H + h) * W + v) * C
         right = tl.load(x + place[:, None] + c[None, :], mask=inside[:, None] & known_c[None, :], other=0.0)
-        sums = tl.dot(tl.trans(left), right, sums, input_precision=PRECISION)
+        sums = tl.dot(tl.trans(left), right, sums, input_precision="ieee")
     place = n * O * K * K * C + o[:, None] * (K * K * C) + tap * C + c[None, :]
     kept = known_o[:, None] & known_c[None, :]
     new = tl.load(w + place, mask=kept, other=0.0) - lr * sums
@@ -266,18 +273,18 @@ def _descend(
 
 
 def descend(
-    dy: Tensor, x: Tensor, w: Tensor, copy: Tensor | None, lr: float, stride: int, pad: int, precision: str = "ieee",
+    dy: Tensor, x: Tensor, w: Tensor, copy: Tensor | None, lr: float, stride: int, pad: int,
     cut: Tile | None = None,
 ) -> None:  # fmt: skip
     """A step of SGD on a convolution's float32 weights, in place; `copy` is what the products read of them."""
     n, b, p, q, o = dy.shape
     _, _, h, width, c = x.shape
     k = w.shape[2]
-    cut = cut or tile("weight", o, c, b * p * q, dy.dtype)
+    cut = cut or tile(o, c, b * p * q, True, dy.dtype)
     grid = triton.cdiv(o, cut.rows) * triton.cdiv(c, cut.columns), k * k, n
     target = w if copy is None else copy
     _descend[grid](dy, x, w, target, lr, b, h, width, p, q, c, o, k, stride, pad, copy is not None, *cut[:3],
-                   precision, num_warps=cut.warps, num_stages=cut.stages)  # fmt: skip
+                   num_warps=cut.warps, num_stages=cut.stages)  # fmt: skip
 
 
 ROWS = 64  # of the tiles of what works entry by entry

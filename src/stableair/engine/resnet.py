@@ -17,8 +17,6 @@ from stableair.local import Reference
 from stableair.models import Block, ResNet
 from stableair.vector import State
 
-DOT = {"fp32": "ieee", "tf32": "tf32", "bf16": "ieee"}  # how products of float32 round; of bfloat16 they are exact
-
 
 class Conv(NamedTuple):
     """A convolution of every client and the norm after it."""
@@ -59,8 +57,7 @@ class ResNetWorker(Worker):
 
     def __init__(self, reference: Reference, precision: str, n: int, b: int):
         super().__init__(reference, precision, n, b)
-        module, self.dot = reference.module, DOT[precision]
-        self.images = reference.data.train.x.permute(0, 2, 3, 1).contiguous()  # as they are stored, where from a file
+        module = reference.module
         self.stem = self._conv("conv1", "bn1")
         self.blocks = [
             [self._conv(f"{name}.{conv}", f"{name}.{norm}") for conv, norm in _pairs(block)]
@@ -96,8 +93,7 @@ class ResNetWorker(Worker):
         index, weight = self.index[:m], self.weight[:m]
         self.samples = (weight > 0).sum(1, dtype=torch.int32)
         stem, blocks = self.stem.first(m), [[conv.first(m) for conv in block] for block in self.blocks]
-        x = ((self.images[index].float() - self.mean.flatten()) / self.std.flatten()).to(self.dtype)
-        start = self._forward(stem, x)
+        start = self._forward(stem, self.inputs(m).movedim(2, -1).contiguous())
         a = kernels.normalise(start.y, start.moments[2:])
         passed, behind = [], [Behind([start[1:]], a)]
         for first, second, *shortcut in blocks:
@@ -114,7 +110,7 @@ class ResNetWorker(Worker):
         self._update(stem, start, self._before(stem, start, g, parts[0]))
 
     def _forward(self, conv: Conv, x: Tensor) -> Layer:
-        y, part = kernels.forward(x, conv.read, self.samples, conv.stride, conv.pad, self.dot)
+        y, part = kernels.forward(x, conv.read, self.samples, conv.stride, conv.pad)
         pixels = y.shape[2] * y.shape[3]
         return Layer(x, y, kernels.settle(part, conv.norm, self.samples, pixels, conv.momentum, conv.eps))
 
@@ -150,7 +146,7 @@ class ResNetWorker(Worker):
         """Back through a norm and its convolution; then both take their step."""
         dy = self._before(conv, layer, g, part)
         size = layer.x.shape[2:4]
-        out = kernels.input_gradient(dy, conv.read, size, conv.stride, conv.pad, add, behind, self.dot)
+        out = kernels.input_gradient(dy, conv.read, size, conv.stride, conv.pad, add, behind)
         self._update(conv, layer, dy)
         return out
 
@@ -160,7 +156,7 @@ class ResNetWorker(Worker):
         return kernels.spread(g, layer.y, layer.moments, sums, self.samples)
 
     def _update(self, conv: Conv, layer: Layer, dy: Tensor) -> None:
-        kernels.descend(dy, layer.x, conv.weight, conv.copy, self.lr, conv.stride, conv.pad, self.dot)
+        kernels.descend(dy, layer.x, conv.weight, conv.copy, self.lr, conv.stride, conv.pad)
 
 
 def _pairs(block: Block) -> list[tuple[str, str]]:

@@ -10,7 +10,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from stableair.checks import InputError, Note
+from stableair.data import moved
 from stableair.engine.stacked import Stacked, Tensors
+from stableair.engine.vmapped import Vmapped
 from stableair.local import SMALL, Reference, Upload, products, threads_for
 from stableair.vector import Layout, State, buffers, parameters
 
@@ -25,6 +27,7 @@ class Schedule:
     weight: Tensor  # (T, N, B), 1 / (samples in the batch), 0 where there is no sample
     steps: list[int]  # how many steps each client takes
     even: bool  # whether every client has a full batch in every step
+    moves: Tensor | None = None  # (T, N, B, 3), how the images are moved and mirrored, if they are
 
     @property
     def active(self) -> list[int]:
@@ -42,15 +45,22 @@ def schedule(reference: Reference, k: int, clients: list[int], place: torch.devi
     size = max(len(batch) for batches in each for batch in batches[:1])
     index = torch.zeros(len(clients), steps * size, dtype=torch.int64)
     weight = torch.zeros(len(clients), steps * size)
+    moves = None if reference.augment == "none" else torch.zeros(len(clients), steps * size, 3, dtype=torch.int64)
     for row, (n, batches) in enumerate(zip(clients, each, strict=True)):
         lengths = torch.tensor([len(batch) for batch in batches])
         start = torch.arange(len(batches)) * size
         where = start.repeat_interleave(lengths) + _within(lengths)
         index[row, where] = reference.parts[n][torch.cat(batches)]
         weight[row, where] = (1 / lengths.float()).repeat_interleave(lengths)
-    shape, even = (len(clients), steps, size), bool((weight > 0).all())
-    index, weight = (t.view(shape).transpose(0, 1).contiguous().to(place) for t in (index, weight))
-    return Schedule(index, weight, [len(batches) for batches in each], even)
+        if moves is not None:
+            moves[row, where] = torch.cat(reference.moves(k, n))
+    even = bool((weight > 0).all())
+
+    def by_step(t: Tensor) -> Tensor:
+        return t.unflatten(1, (steps, size)).transpose(0, 1).contiguous().to(place)
+
+    moves = None if moves is None else by_step(moves)
+    return Schedule(by_step(index), by_step(weight), [len(batches) for batches in each], even, moves)
 
 
 def _within(lengths: Tensor) -> Tensor:
@@ -64,7 +74,7 @@ class StackedTrainer:
     """The reference trainer's work, a chunk of clients at a time."""
 
     reference: Reference
-    program: Stacked
+    program: Stacked | Vmapped
     precision: str
     chunk: int
     kernels: bool = False  # whether the network has kernels of its own here
@@ -96,13 +106,14 @@ class StackedTrainer:
         warnings.warn(f"out of memory: {self.chunk} clients at a time from here on", Note, stacklevel=2)
 
     def _worker(self, plan: Schedule) -> "Worker":
-        key = (plan.index.shape[1:], plan.even)
+        """The memory for a whole chunk, which a smaller one uses too."""
+        key = plan.index.shape[2], plan.even or self.kernels or not self.program.normalises
         if key not in self._workers:
-            self._workers[key] = self._new(*plan.index.shape[1:], plan.even)
+            self._workers[key] = self._new(min(self.chunk, len(self.reference.parts)), *key)
         return self._workers[key]
 
     def _new(self, n: int, b: int, even: bool) -> "Worker":
-        """By hand where there are kernels for the network, else stacked."""
+        """By hand where there are kernels for the network, else stacked or vmapped."""
         if self.kernels:
             from stableair.engine.resnet import ResNetWorker
 
@@ -130,6 +141,8 @@ class Worker:
         self.mean, self.std = (torch.tensor(t, device=self.device).view(-1, 1, 1) for t in (data.mean, data.std))
         self.index = torch.zeros(n, b, dtype=torch.int64, device=self.device)
         self.weight = torch.zeros(n, b, dtype=master, device=self.device)
+        moving = reference.augment != "none"
+        self.moves = torch.zeros(n, b, 3, dtype=torch.int64, device=self.device) if moving else None
         self.loss = torch.zeros(n, dtype=master, device=self.device)
         self.entries = sum(p[0].numel() for p in self.p.values())
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
@@ -141,14 +154,15 @@ class Worker:
                 sizes = [_room(m, len(clients)) for m in sizes]
                 self._capture(state, plan, sizes)
             self.load(state)
-            for index, weight, m in zip(plan.index, plan.weight, sizes, strict=True):
-                self.index.copy_(index)
-                self.weight.copy_(weight)
+            for t, m in enumerate(sizes):
+                self.take(plan, t)
                 self.graphs[m].replay() if self.graphs else self.step(m)
-        rows = torch.cat([p.detach().flatten(1) for p in self.p.values()], 1)
+        m = len(clients)
+        rows = torch.cat([p[:m].flatten(1) for p in self.p.values()], 1)
         update = torch.sub(state.w, rows, out=rows).mul_(self.reference.scale)
-        stats = torch.cat([rows[:, :0], *(s.flatten(1) for s in self.stats.values())], 1)
-        return Upload(torch.tensor(clients), update, stats, self.loss / torch.tensor(plan.steps, device=self.device))
+        stats = torch.cat([rows[:, :0], *(s[:m].flatten(1) for s in self.stats.values())], 1)
+        loss = self.loss[:m] / torch.tensor(plan.steps, device=self.device)
+        return Upload(torch.tensor(clients), update, stats, loss)
 
     @torch.no_grad()
     def load(self, state: State) -> None:
@@ -158,6 +172,20 @@ class Worker:
                 t.copy_(part.view(t.shape[1:]).expand_as(t))
         self.loss.zero_()
 
+    def take(self, plan: Schedule, t: int) -> None:
+        """Lay the batches of step t out, where the step finds them."""
+        n = plan.index.shape[1]
+        self.index[:n].copy_(plan.index[t])
+        self.weight[:n].copy_(plan.weight[t])
+        if self.moves is not None:
+            self.moves[:n].copy_(plan.moves[t])
+
+    def inputs(self, m: int) -> Tensor:
+        """The batches of the first m clients as the module takes them: (m, B, c, h, w)."""
+        x = self.reference.data.train.x[self.index[:m]]
+        x = x if self.moves is None else moved(x, self.moves[:m])
+        return ((x.float() - self.mean) / self.std).to(self.dtype)
+
     def step(self, m: int) -> None:
         """One local step of the first m clients, on the samples of `index`."""
         raise NotImplementedError
@@ -166,8 +194,7 @@ class Worker:
         """Warm up on a stream of its own, then record the steps that are not; the next load undoes what they did."""
         for m in sorted(set(sizes) - self.graphs.keys(), reverse=True):  # the largest makes room for the others
             self.load(state)
-            self.index.copy_(plan.index[0])
-            self.weight.copy_(plan.weight[0])
+            self.take(plan, 0)
             side = torch.cuda.Stream()
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
@@ -190,18 +217,17 @@ def _room(m: int, n: int) -> int:
 class StackedWorker(Worker):
     """Any module that can be stacked; a weight of zero on all of its samples leaves a client as it is."""
 
-    def __init__(self, reference: Reference, precision: str, n: int, b: int, program: Stacked, even: bool):
+    def __init__(self, reference: Reference, precision: str, n: int, b: int, program: Stacked | Vmapped, even: bool):
         super().__init__(reference, precision, n, b)
         self.program, self.even = program, even
         if program.convolves:
             self.entries = SMALL  # convolutions are work enough for all threads
 
     def step(self, m: int) -> None:
-        data, index = self.reference.data, self.index[:m]
         p = {name: t[:m].requires_grad_() for name, t in self.p.items()}
         stats = {name: t[:m] for name, t in self.stats.items()}
-        x = ((data.train.x[index].float() - self.mean) / self.std).to(self.dtype)
-        loss = self._loss(p, stats, x, data.train.y[index], self.weight[:m])
+        y = self.reference.data.train.y[self.index[:m]]
+        loss = self._loss(p, stats, self.inputs(m), y, self.weight[:m])
         grads = torch.autograd.grad(loss.sum(), list(p.values()))
         with torch.no_grad():
             torch._foreach_add_(list(p.values()), grads, alpha=-self.lr)
@@ -209,7 +235,7 @@ class StackedWorker(Worker):
 
     def _loss(self, parameters: Tensors, buffers: Tensors, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
         """Each client's mean loss over its batch: (N,)."""
-        mask = None if self.even or not self.program.normalises else (weight > 0).to(weight.dtype)
+        mask = None if self.even else (weight > 0).to(weight.dtype)
         logits = self.program(parameters, buffers, x, mask).to(weight.dtype)
         each = F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none")
         return (each.view_as(weight) * weight).sum(1)

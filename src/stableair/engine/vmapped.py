@@ -1,0 +1,55 @@
+"""A module run for many clients at once, whatever it is made of, by `torch.vmap`: for what cannot be stacked.
+
+It must treat each sample by itself, so that a batch may hold places without a sample.
+"""
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from stableair.engine.stacked import Tensors, Unsupported
+
+
+class Vmapped:
+    """A module's forward pass for N clients: program(parameters, buffers, x, mask) -> logits (N, B, classes)."""
+
+    normalises = False  # nothing couples the samples
+
+    def __init__(self, module: nn.Module):
+        self.module = module
+        self.convolves = any(isinstance(m, nn.Conv2d) for m in module.modules())
+
+    def __call__(self, parameters: Tensors, buffers: Tensors, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """x: (N, B, c, h, w)."""
+        self.module.train()
+        one = lambda p, b, x: functional_call(self.module, (p, b), (x,))  # noqa: E731
+        cast = ({name: t.to(x.dtype) for name, t in group.items()} for group in (parameters, buffers))
+        with _no_loops():
+            return vmap(one, randomness="error")(*cast, x)
+
+
+@contextmanager
+def _no_loops() -> Iterator[None]:
+    """Refuse what vmap itself would do one client after the other: the reference does that better."""
+    functorch = torch._C._functorch
+    before = functorch._is_vmap_fallback_enabled()
+    functorch._set_vmap_fallback_enabled(False)
+    try:
+        yield
+    finally:
+        functorch._set_vmap_fallback_enabled(before)
+
+
+@torch.no_grad()
+def check_samples_apart(module: nn.Module, samples: Tensor) -> None:
+    """Refuse a module that mixes the samples of a batch or remembers them: a batch may hold places without a sample."""
+    trial = copy.deepcopy(module).train()
+    whole, fewer = trial(samples), trial(samples[1:])
+    if any(not torch.equal(a, b) for a, b in zip(trial.buffers(), module.buffers(), strict=True)):
+        raise Unsupported("it changes its buffers")
+    if not torch.allclose(whole[1:], fewer, rtol=1e-3, atol=1e-4):
+        raise Unsupported("what it makes of a sample depends on the others in the batch")
