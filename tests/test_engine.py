@@ -241,7 +241,7 @@ def test_what_cannot_be_trained_side_by_side_is_named(module, stacking, vmapping
         (nn.Sequential(nn.Conv2d(3, 3, 3, padding=1, padding_mode="circular"), nn.Flatten(), nn.Linear(192, 3)),
          "layer 0 is a Conv2d with padding_mode=circular"),
         (nn.Sequential(nn.Flatten(), nn.LayerNorm(192), nn.Linear(192, 3)), "layer 1 is a LayerNorm"),
-        (Attentive(), "it flattens other axes"),
+        (Attentive(), r"it calls .transpose"),
     ],
     ids=["padding", "layer norm", "attention"],
 )  # fmt: skip

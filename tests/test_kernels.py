@@ -32,11 +32,12 @@ def drawn(*shape):
 
 
 def convolved(x, w, stride, pad):
-    """One client after the other, in torch."""
+    """One client after the other, in torch; in float64, since a GPU would else round more than the kernels do."""
     each = [
-        F.conv2d(a.permute(0, 3, 1, 2), b.permute(0, 3, 1, 2), None, stride, pad) for a, b in zip(x, w, strict=True)
+        F.conv2d(a.permute(0, 3, 1, 2), b.permute(0, 3, 1, 2), None, stride, pad)
+        for a, b in zip(x.double(), w.double(), strict=True)
     ]
-    return torch.stack(each).permute(0, 1, 3, 4, 2)
+    return torch.stack(each).permute(0, 1, 3, 4, 2).float()
 
 
 def near(a, b, tolerance=1e-5):
