@@ -17,9 +17,11 @@ PEERS = Path(__file__).parent.parent / "bench" / "peers"
 def test_every_mode_is_compared_and_timed(tiny):
     said = []
     rows = bench.measure(tiny, 2, said.append)
-    assert [row.name for row in rows] == ["reference, fp32", "stacked, fp32", "processes, fp32"]
+    assert [row.name for row in rows] == ["reference, fp32", "stacked, fp32", "vmapped, fp32", "processes, fp32"]
     assert all(len(row.seconds) == 2 and min(row.seconds) > 0 for row in rows)
-    assert len(said) == 3
+    assert all(0 < sum(row.training) < sum(row.seconds) for row in rows)
+    assert len(said) == 4
+    assert [row.name for row in bench.measure(tiny, 1, said.append, only="stacked")] == ["stacked, fp32"]
 
 
 def test_a_mode_that_does_something_else_is_not_timed(tiny, monkeypatch):
@@ -35,13 +37,13 @@ def test_a_mode_that_does_something_else_is_not_timed(tiny, monkeypatch):
 
 
 def test_the_table_has_ratios_of_its_own_run():
-    rows = [bench.Row("reference", [0.4, 0.2, 0.3], None), bench.Row("fast", [0.1], 1.5)]
+    rows = [bench.Row("reference", [0.4, 0.2, 0.3]), bench.Row("fast", [0.1], [0.08], 4, 1.5)]
     lines = bench.table("digits", rows).splitlines()
     assert "commit " in lines[0]
     assert "50 clients" in lines[0]
     assert lines[-2:] == [
-        "| reference | 3 | 0.3000 | 0.2000 to 0.4000 | 1.00 |  |",
-        "| fast | 1 | 0.1000 | 0.1000 to 0.1000 | 3.00 | 1.5 GiB |",
+        "| reference | 3 | 0.3000 | 0.2000 to 0.4000 | 1.00 |  |  |  |",
+        "| fast | 1 | 0.1000 | 0.1000 to 0.1000 | 3.00 | 20.00 | 20.0% | 1.5 GiB |",
     ]
 
 
@@ -62,7 +64,7 @@ def test_a_peer_that_fails_is_named(tmp_path, monkeypatch):
 
 
 def test_scaling_says_what_was_chosen():
-    text = bench.scaling((2, 3), ("logistic()",), 1, lambda line: None)
+    text = bench.scaling((2, 3), {"logistic()": (1, 2, 2)}, 1, lambda line: None)
     assert [line.split(" | ")[2:4] for line in text.splitlines()[2:]] == [
         ["2", "stacked, 2 at a time"], ["3", "stacked, 3 at a time"],
     ]  # fmt: skip

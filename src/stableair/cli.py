@@ -497,8 +497,9 @@ def theory(
 
 @app.command()
 def bench(
-    workload: Annotated[str, typer.Argument(help="digits, cnn or resnet18.")] = "digits",
+    workload: Annotated[str, typer.Argument(help="digits, cnn, resnet18 or cifar10.")] = "digits",
     rounds: Annotated[int, typer.Option(min=1, help="Rounds to time, after one that warms up.")] = 5,
+    only: Annotated[str, typer.Option(help="Time the modes alone whose name begins so, such as 'kernels'.")] = "",
     peers: Annotated[Path | None, typer.Option(help="bench/peers: time other simulators too, on the digits.")] = None,
     scaling: Annotated[
         bool, typer.Option("--scaling", help="Over the number of clients and the size instead.")
@@ -513,9 +514,14 @@ def bench(
     if peers and (workload != "digits" or not (peers / "work.py").exists()):
         raise InputError("--peers needs the workload digits and the folder bench/peers of the source")
     if scaling:
-        text = the.scaling((10, 100, 1000), ("mlp(width=200)", "mlp(width=2000)"), rounds, _say)
+        import torch
+
+        sizes = the.SIZES_ON_GPU if torch.cuda.is_available() else the.SIZES
+        text = the.scaling((10, 100, 1000), sizes, rounds, _say)
     else:
-        rows = the.measure(the.WORKLOADS[workload], rounds, _say)
+        rows = the.measure(the.WORKLOADS[workload], rounds, _say, only)
+        if not rows:
+            raise InputError(f"no mode's name begins with {only!r}; without --only all are timed, and named")
         text = the.table(workload, rows + (the.peers(peers, rounds, _say) if peers else []))
         print(text)
     if record:

@@ -7,7 +7,6 @@ from importlib.util import find_spec
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
 
 from stableair.checks import InputError, choice
 from stableair.engine.processes import ProcessTrainer
@@ -67,23 +66,21 @@ def choose(sim: Simulation, engine: str, precision: str = "auto", chunk: int = 0
 
 
 def _program(sim: Simulation) -> Stacked | Vmapped:
-    """The model for many clients at once, tried on a few samples: stacked where that can be, else vmapped."""
-    data, module = sim.train.data, sim.train.module
-    samples = data.inputs(data.train.x[:3]).to(sim.start.w.dtype)
+    """The model for many clients at once: stacked where that can be, else vmapped."""
     try:
-        return _tried(Stacked, module, samples)
+        return _tried(Stacked, sim)
     except Unsupported as first:
         try:
-            program = _tried(Vmapped, module, samples)
-            check_samples_apart(module, samples)
-            return program
+            return _tried(Vmapped, sim)
         except Unsupported as second:
             raise Unsupported(f"{first}; and {second}") from None
 
 
 @torch.no_grad()
-def _tried(kind: type, module: nn.Module, samples: Tensor) -> Stacked | Vmapped:
-    """The program of that kind, if it gives what the module itself gives."""
+def _tried(kind: type, sim: Simulation) -> Stacked | Vmapped:
+    """The program of that kind, if on a few samples it gives what the module itself gives."""
+    data, module = sim.train.data, sim.train.module
+    samples = data.inputs(data.train.x[:3]).to(sim.start.w.dtype)
     trial = copy.deepcopy(module).train()
     named = trial.named_parameters(), trial.named_buffers()
     own, buffers = ({name: t[None].clone() for name, t in group if t.is_floating_point()} for group in named)
@@ -98,6 +95,8 @@ def _tried(kind: type, module: nn.Module, samples: Tensor) -> Stacked | Vmapped:
         raise Unsupported(f"{kind.__name__.lower()} it fails: {said}") from error
     if not torch.allclose(got, expected, rtol=1e-3, atol=1e-4):
         raise Unsupported(f"{kind.__name__.lower()} it gives something else")
+    if kind is Vmapped:
+        check_samples_apart(module, samples)
     return program
 
 
@@ -146,7 +145,8 @@ def accelerate(sim: Simulation, how: Choice | None = None) -> Simulation:
     by_hand = how.engine == "kernels"
     if by_hand and not has_kernels(sim):
         raise InputError("engine kernels is for our ResNets with batch norm, and needs Triton")
-    train = StackedTrainer(plain, _program(sim), how.precision, how.chunk, by_hand)
+    program = _tried(Vmapped if how.engine == "vmapped" else Stacked, sim)
+    train = StackedTrainer(plain, program, how.precision, how.chunk, by_hand)
     return replace(sim, train=train, evaluate=replace(sim.evaluate, tf32=how.precision != "fp32"))
 
 

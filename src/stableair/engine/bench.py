@@ -18,10 +18,11 @@ import numpy as np
 import torch
 
 from stableair.checks import InputError
-from stableair.engine import Choice, accelerate, choose, has_kernels
-from stableair.engine.stacked import Stacked, Unsupported
-from stableair.experiment import IDEAL, Experiment, build
+from stableair.engine import Choice, Unsupported, accelerate, choose, has_kernels
+from stableair.experiment import IDEAL, PRESETS, Experiment, build
+from stableair.local import Upload
 from stableair.simulate import Simulation, simulate
+from stableair.vector import State
 
 SET_UPS = {
     "digits": {},
@@ -31,9 +32,12 @@ SET_UPS = {
         "local_epochs": 1,
         "clients": 10,
     },
-    "resnet18": {"data": "synthetic(samples=1000, shape=(3, 32, 32))", "model": "resnet18()", "local_epochs": 1},
+    "resnet18": {"data": "synthetic(samples=5000, shape=(3, 32, 32))", "model": "resnet18()", "local_epochs": 1},
 }
 WORKLOADS = {name: Experiment(**IDEAL, **settings) for name, settings in SET_UPS.items()}
+WORKLOADS["cifar10"] = Experiment(**PRESETS["cifar10-noniid"])  # the paper's, with its channel: needs the data
+SIZES = {"mlp(width=200)": (1, 8, 8), "mlp(width=2000)": (1, 8, 8)}  # models to scale, and the images they see
+SIZES_ON_GPU = SIZES | {"resnet18()": (3, 32, 32)}
 PEERS = "plain", "flower", "pfl_research"
 CLOSE = {"fp32": 1e-3, "tf32": 0.1, "bf16": 0.5}  # how near a mode's first uploads must come to the reference's
 
@@ -43,7 +47,9 @@ class Row(NamedTuple):
 
     name: str
     seconds: list[float]  # of each timed round
-    memory: float | None  # GiB on the GPU at most
+    training: list[float] | None = None  # of its local steps alone
+    steps: int = 1  # local steps that the longest client takes in a round
+    memory: float | None = None  # GiB on the GPU at most
 
     @property
     def median(self) -> float:
@@ -54,37 +60,49 @@ def modes(sim: Simulation) -> Iterator[Choice]:
     """Every way there is for this model on this device; the reference first."""
     n, cpu = sim.n, sim.start.w.device.type == "cpu"
     yield Choice("reference", "fp32", sim.train.chunk, "")
-    try:
-        Stacked(sim.train.module)
-    except Unsupported:
-        return
     for precision in ("fp32",) if cpu else ("fp32", "tf32", "bf16"):
         yield Choice("stacked", precision, min(n, 50), "")
-    for precision in ("tf32", "bf16") if not cpu and has_kernels(sim) else ():
-        yield Choice("kernels", precision, min(n, 50), "")
+    yield Choice("vmapped", "fp32", min(n, 50), "")
+    if not cpu and has_kernels(sim):
+        yield Choice("kernels", "bf16", min(n, 50), "")
     if cpu:
         yield Choice("processes", "fp32", min(n, 10), "")
 
 
-def measure(experiment: Experiment, rounds: int, say: Callable[[str], None]) -> list[Row]:
-    """The modes on one experiment: compared in their first steps, then timed over rounds after one that warms up."""
+def measure(experiment: Experiment, rounds: int, say: Callable[[str], None], only: str = "") -> list[Row]:
+    """The modes on one experiment: compared in their first steps, then timed over rounds after one that warms up.
+
+    With `only`, those alone whose name begins so; the reference is then compared with, but not timed.
+    """
     rows, first = [], None
-    for how in modes(build(experiment)):
-        sim = accelerate(build(experiment), how)
-        short = accelerate(_shortened(build(experiment)), how)
+    whole = build(experiment)
+    longest = max(map(len, whole.train.parts))
+    for how in modes(whole):
+        name = f"{how.engine}, {how.precision}"
+        if how.engine != "reference" and not name.startswith(only):
+            continue
+        try:
+            short = accelerate(_shortened(build(experiment)), how)
+        except Unsupported:
+            continue
         uploads = [torch.cat(column) for column in zip(*short.train(short.start, 0), strict=True)]
         update = uploads[1][uploads[0].argsort().to(uploads[1].device)]
         first = update if first is None else first
         apart = ((update - first).norm() / first.norm()).item()
         if apart > CLOSE[how.precision]:
-            what = f"{how.engine}, {how.precision}"
-            raise InputError(f"{what} does not do what the reference does: its first uploads are {apart:.2g} apart")
-        if torch.cuda.is_available():
+            raise InputError(f"{name} does not do what the reference does: its first uploads are {apart:.2g} apart")
+        if not name.startswith(only):
+            continue
+        del short, uploads, update
+        sim = accelerate(build(experiment), how)
+        if sim.start.w.is_cuda:
+            torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
-        seconds = timed(sim, rounds)
+        seconds, training = timed(sim, rounds)
         memory = torch.cuda.max_memory_allocated() / 2**30 if sim.start.w.is_cuda else None
-        rows.append(Row(f"{how.engine}, {how.precision}", seconds, memory))
-        say(f"{rows[-1].name}: {rows[-1].median:.4f} s a round, first uploads {apart:.1g} from the reference's")
+        steps = experiment.local_epochs * -(-longest // experiment.batch_size)
+        rows.append(Row(name, seconds, training, steps, memory))
+        say(f"{name}: {rows[-1].median:.4f} s a round, first uploads {apart:.1g} from the reference's")
     return rows
 
 
@@ -94,15 +112,32 @@ def _shortened(sim: Simulation) -> Simulation:
     return replace(sim, train=few, n=len(few.parts))
 
 
-def timed(sim: Simulation, rounds: int) -> list[float]:
-    """The seconds of each round, after one that warms up."""
-    seconds, begin = [], time.perf_counter()
-    for _ in simulate(sim, sim.start, rounds + 1):
-        if sim.start.w.is_cuda:
-            torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - begin)
-        begin = time.perf_counter()
-    return seconds[1:]
+def timed(sim: Simulation, rounds: int) -> tuple[list[float], list[float]]:
+    """The seconds of each round and of its local training, after a round that warms up."""
+    seconds, training = [], []
+
+    def train(state: State, k: int) -> Iterator[Upload]:
+        training.append(0.0)
+        uploads = sim.train(state, k)
+        while True:
+            begin = _now(sim)
+            upload = next(uploads, None)
+            training[-1] += _now(sim) - begin
+            if upload is None:
+                return
+            yield upload
+
+    begin = _now(sim)
+    for _ in simulate(replace(sim, train=train), sim.start, rounds + 1):
+        seconds.append(_now(sim) - begin)
+        begin = _now(sim)
+    return seconds[1:], training[1:]
+
+
+def _now(sim: Simulation) -> float:
+    if sim.start.w.is_cuda:
+        torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 def peers(folder: Path, rounds: int, say: Callable[[str], None]) -> list[Row]:
@@ -123,7 +158,7 @@ def peers(folder: Path, rounds: int, say: Callable[[str], None]) -> list[Row]:
             except (ValueError, IndexError):
                 last = (done.stderr.strip().splitlines() or ["no output"])[-1]
                 raise InputError(f"{peer} failed: {last}") from None
-            rows.append(Row(peer.replace("_", "-"), told["seconds"], None))
+            rows.append(Row(peer.replace("_", "-"), told["seconds"]))
             say(f"{rows[-1].name}: {rows[-1].median:.4f} s a round, accuracy {told['accuracy']:.3f}")
     return rows
 
@@ -147,30 +182,36 @@ def table(workload: str, rows: list[Row]) -> str:
     slowest = rows[0].median
     lines = [
         f"{datetime.now(UTC):%Y-%m-%d}, commit {_commit()}, {_device()}, torch {torch.__version__}. {workload}: "
-        f"{WORKLOADS[workload].clients} clients, whole rounds on an ideal channel with evaluation.",
+        f"{WORKLOADS[workload].clients} clients, {rows[0].steps} local steps, whole rounds with evaluation.",
         "",
-        "| what | n | seconds a round, median | least to most | times as fast as the reference | GPU memory |",
-        "|---|---|---|---|---|---|",
+        f"| what | n | seconds a round, median | least to most | times as fast as {rows[0].name} "
+        "| training alone, ms a step of all clients | the rest of the round | GPU memory |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         least, most = min(row.seconds), max(row.seconds)
-        memory = "" if row.memory is None else f"{row.memory:.1f} GiB"
         figures = f"{len(row.seconds)} | {row.median:.4f} | {least:.4f} to {most:.4f} | {slowest / row.median:.2f}"
-        lines.append(f"| {row.name} | {figures} | {memory} |")
+        training = statistics.median(row.training) if row.training else None
+        alone = " | " if training is None else f"{1000 * training / row.steps:.2f} | {1 - training / row.median:.1%}"
+        lines.append(f"| {row.name} | {figures} | {alone} | {'' if row.memory is None else f'{row.memory:.1f} GiB'} |")
     return "\n".join(lines)
 
 
-def scaling(counts: tuple[int, ...], models: tuple[str, ...], rounds: int, say: Callable[[str], None]) -> str:
+def scaling(counts: tuple[int, ...], models: dict[str, tuple], rounds: int, say: Callable[[str], None]) -> str:
     """Seconds a round and peak memory over the number of clients and the model's size, as the engine chooses."""
     import resource
 
     lines = ["| model | entries | clients | engine | seconds a round | memory at most |", "|---|---|---|---|---|---|"]
-    for model in models:
+    for model, shape in models.items():
         for n in counts:
-            e = Experiment(data=f"synthetic(samples={20 * n})", model=model, clients=n, local_epochs=1, **IDEAL)
+            data = f"synthetic(samples={20 * n}, shape={shape})"
+            e = Experiment(data=data, model=model, clients=n, local_epochs=1, **IDEAL)
             sim = build(e)
             how = choose(sim, "auto", rounds=rounds)
-            seconds = timed(accelerate(sim, how), rounds)
+            if sim.start.w.is_cuda:
+                torch.cuda.empty_cache()
+                torch.cuda.reset_peak_memory_stats()
+            seconds, _ = timed(accelerate(sim, how), rounds)
             most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # kB to GiB
             if sim.start.w.is_cuda:
                 most = torch.cuda.max_memory_allocated() / 2**30
