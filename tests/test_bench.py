@@ -32,7 +32,7 @@ def test_a_mode_that_does_something_else_is_not_timed(tiny, monkeypatch):
             yield Upload(upload.clients, upload.update * 1.1, *upload[2:])
 
     monkeypatch.setattr(StackedTrainer, "__call__", wrong)
-    with pytest.raises(InputError, match=r"stacked, fp32 does not do what the reference does: .* 0.1 apart"):
+    with pytest.raises(InputError, match=r"stacked, fp32 does not do what the reference does: .* are 0.1 apart"):
         bench.measure(tiny, 1, lambda line: None)
 
 

@@ -130,7 +130,7 @@ def test_the_schedule_is_the_references_batches():
     assert plan.steps == [6, 6, 2]
     assert plan.active == [3, 3, 2, 2, 2, 2], "the client with few samples stands last"
     for row, n in enumerate([2, 0, 1]):
-        for t, batch in enumerate(slow.batches(5, n)):
+        for t, batch in enumerate(slow.batches(slow.orders(5, n))):
             there = plan.weight[t, row] > 0
             assert plan.index[t, row][there].tolist() == slow.parts[n][batch].tolist()
             assert plan.weight[t, row].sum() == pytest.approx(1)
@@ -408,20 +408,30 @@ def test_on_a_gpu_every_upload_is_the_references(cuda, spec, sizes):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-4), ("tf32", 0.1), ("bf16", 0.5)])
+@pytest.mark.parametrize(
+    ("precision", "update", "rest"), [("fp32", 1e-5, 1e-6), ("tf32", 0.1, 1e-3), ("bf16", 0.3, 1e-2)]
+)
 @pytest.mark.parametrize("spec", MODELS)
-def test_on_a_gpu_one_step_is_as_exact_as_the_precision(cuda, spec, precision, tolerance):
+def test_on_a_gpu_one_step_is_as_exact_as_the_precision(cuda, spec, precision, update, rest):
+    """Losses and norm buffers closely; a gradient jumps where rounding carries an entry over the kink of a relu."""
     data = synthetic(samples=24, classes=3, shape=(3, 16, 16))
     slow = reference(built(spec, (3, 16, 16)), data, [8, 8, 8], device=cuda, batch_size=8, epochs=1, lr=0.1)
-    agree(slow, stacked(slow, precision=precision), state(slow.module), tolerance)
+    start = state(slow.module)
+    pairs = zip(
+        uploads(slow, start), uploads(stacked(slow, precision=precision), start), (update, rest, rest), strict=True
+    )
+    for a, b, tolerance in pairs:
+        assert (a - b).norm() <= tolerance * a.norm(), (a - b).norm() / a.norm()
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_a_resumed_run_equals_an_uninterrupted_one(cuda, tiny, tmp_path):
-    e = tiny.with_(
-        device=cuda, engine="fast", model="cnn(width=8)", data="synthetic(samples=60, classes=3, shape=(1, 8, 8))"
-    )
+@pytest.mark.parametrize(
+    ("model", "engine"), [("mlp(width=4)", "stacked"), ("cnn(width=8)", "stacked"), ("resnet18()", "kernels")]
+)
+def test_on_a_gpu_a_resumed_run_equals_an_uninterrupted_one(cuda, tiny, tmp_path, model, engine):
+    data = "synthetic(samples=60, classes=3, shape=(1, 8, 8))"
+    e = tiny.with_(device=cuda, model=model, data=data, partition="dirichlet_by_class(1)")
     sa.run(e.with_(rounds=2), tmp_path / "a")
     resumed, whole = sa.run(e, tmp_path / "a", resume=True), sa.run(e)
-    assert record_of(tmp_path / "a")[0]["engine"] == "stacked"
+    assert record_of(tmp_path / "a")[0]["engine"] == engine, "which auto takes"
     assert torch.equal(resumed.state.w, whole.state.w)

@@ -37,7 +37,7 @@ def convolved(x, w, stride, pad):
         F.conv2d(a.permute(0, 3, 1, 2), b.permute(0, 3, 1, 2), None, stride, pad)
         for a, b in zip(x.double(), w.double(), strict=True)
     ]
-    return torch.stack(each).permute(0, 1, 3, 4, 2).float()
+    return torch.stack(each).permute(0, 1, 3, 4, 2).float().contiguous()
 
 
 def near(a, b, tolerance=1e-5):

@@ -1,5 +1,6 @@
 """What one client does in a round, and the reference trainer that does it for one client after another."""
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -54,20 +55,24 @@ class Reference:
         """What the payload is of a difference of weights."""
         return 1 / self.lr if self.payload == "gradient" else 1.0
 
-    def batches(self, k: int, n: int) -> list[Tensor]:
-        """The local steps of client n in round k: for each, which of its own samples it takes."""
-        order, m = generator(self.seed, "batches", k, n, device=self.parts[n].device), len(self.parts[n])
-        return [batch for _ in range(self.epochs) for batch in order.permutation(m).split(min(self.batch_size, m))]
+    def orders(self, k: int, n: int) -> Tensor:
+        """The orders in which client n goes through its m samples in round k: (E, m)."""
+        source, m = generator(self.seed, "batches", k, n, device=self.parts[n].device), len(self.parts[n])
+        return torch.stack([source.permutation(m) for _ in range(self.epochs)])
 
-    def moves(self, k: int, n: int) -> list[Tensor | None]:
-        """How the images of each of these batches are moved and mirrored, if they are: (samples, 3) each."""
-        sizes = [len(batch) for batch in self.batches(k, n)]
+    def moves(self, k: int, n: int) -> Tensor | None:
+        """How it moves and mirrors each of these, if it does: (E, m, 3)."""
         if self.augment == "none":
-            return [None] * len(sizes)
-        bits = generator(self.seed, "augment", k, n, device=self.parts[n].device).bits(3 * sum(sizes)) & 0x7FFFFFFF
-        down, right, mirrored = bits.view(-1, 3).unbind(1)
+            return None
+        shape = self.epochs, len(self.parts[n]), 3
+        source = generator(self.seed, "augment", k, n, device=self.parts[n].device)
+        down, right, mirrored = (source.bits(math.prod(shape)) & 0x7FFFFFFF).view(shape).unbind(-1)
         span = 2 * REACH + 1
-        return list(torch.stack([down % span - REACH, right % span - REACH, mirrored % 2], 1).split(sizes))
+        return torch.stack([down % span - REACH, right % span - REACH, mirrored % 2], -1)
+
+    def batches(self, of_epochs: Tensor) -> list[Tensor]:
+        """The local steps of a client, from what it goes through in each epoch: (E, m, ...) -> (batch, ...) each."""
+        return [batch for epoch in of_epochs for batch in epoch.split(min(self.batch_size, len(epoch)))]
 
     def client(self, state: State, k: int, n: int) -> tuple[Tensor, Tensor, Tensor]:
         """What client n makes of w_k: its payload, its norm buffers and its mean loss."""
@@ -77,9 +82,11 @@ class Reference:
         grad = torch.zeros_like(local.w)
         attach(self.module, local, grad)
         losses = []
-        for batch, moves in zip(self.batches(k, n), self.moves(k, n), strict=True):
+        moves = self.moves(k, n)
+        moves = moves if moves is None else self.batches(moves)
+        for step, batch in enumerate(self.batches(self.orders(k, n))):
             grad.zero_()
-            now = x[batch] if moves is None else self.data.inputs(moved(images[batch], moves)).to(x.dtype)
+            now = x[batch] if moves is None else self.data.inputs(moved(images[batch], moves[step])).to(x.dtype)
             loss = F.cross_entropy(self.module(now), y[batch])
             loss.backward()
             local.w.sub_(grad, alpha=self.lr)

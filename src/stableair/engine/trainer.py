@@ -40,33 +40,35 @@ class Schedule:
 
 def schedule(reference: Reference, k: int, clients: list[int], place: torch.device | str = "cpu") -> Schedule:
     """The batches of the reference trainer, side by side; laid out on the host, where that is quick."""
-    each = [reference.batches(k, n) for n in clients]
-    steps = max(map(len, each))
-    size = max(len(batch) for batches in each for batch in batches[:1])
-    index = torch.zeros(len(clients), steps * size, dtype=torch.int64)
-    weight = torch.zeros(len(clients), steps * size)
-    moves = None if reference.augment == "none" else torch.zeros(len(clients), steps * size, 3, dtype=torch.int64)
-    for row, (n, batches) in enumerate(zip(clients, each, strict=True)):
-        lengths = torch.tensor([len(batch) for batch in batches])
-        start = torch.arange(len(batches)) * size
-        where = start.repeat_interleave(lengths) + _within(lengths)
-        index[row, where] = reference.parts[n][torch.cat(batches)]
-        weight[row, where] = (1 / lengths.float()).repeat_interleave(lengths)
-        if moves is not None:
-            moves[row, where] = torch.cat(reference.moves(k, n))
-    even = bool((weight > 0).all())
-
-    def by_step(t: Tensor) -> Tensor:
-        return t.unflatten(1, (steps, size)).transpose(0, 1).contiguous().to(place)
-
-    moves = None if moves is None else by_step(moves)
-    return Schedule(by_step(index), by_step(weight), [len(batches) for batches in each], even, moves)
+    index, weight, moves = [], [], []
+    for n in clients:
+        part = reference.parts[n]
+        size, here = min(reference.batch_size, len(part)), torch.ones(reference.epochs, len(part))
+        index.append(_cut(part[reference.orders(k, n)], size))
+        weight.append(F.normalize(_cut(here, size), p=1, dim=1))
+        if reference.augment != "none":
+            moves.append(_cut(reference.moves(k, n), size))
+    steps = [len(t) for t in index]
+    even = all(t.shape == index[0].shape and t.all() for t in weight)
+    index, weight, moves = (_side_by_side(t, place) if t else None for t in (index, weight, moves))
+    return Schedule(index, weight, steps, even, moves)
 
 
-def _within(lengths: Tensor) -> Tensor:
-    """0, 1, ..., length - 1 for each length, one after the other."""
-    total = int(lengths.sum())
-    return torch.arange(total) - (lengths.cumsum(0) - lengths).repeat_interleave(lengths)
+def _cut(of_epochs: Tensor, size: int) -> Tensor:
+    """What a client goes through, (E, m, ...), in batches: (steps, size, ...), with zeros where the last is short."""
+    epochs, m, *rest = of_epochs.shape
+    room = of_epochs.new_zeros(epochs, -(-m // size) * size, *rest)
+    room[:, :m] = of_epochs
+    return room.view(-1, size, *rest)
+
+
+def _side_by_side(clients: list[Tensor], place: torch.device | str) -> Tensor:
+    """What each client has, (steps, size, ...), as (T, N, B, ...), with zeros where one has less than another."""
+    steps, size = (max(t.shape[i] for t in clients) for i in (0, 1))
+    out = clients[0].new_zeros(steps, len(clients), size, *clients[0].shape[2:])
+    for row, t in enumerate(clients):
+        out[: len(t), row, : t.shape[1]] = t
+    return out.to(place)
 
 
 @dataclass
