@@ -22,7 +22,7 @@ from stableair.checks import InputError
 from stableair.data import synthetic
 from stableair.engine import Choice, accelerate, choose
 from stableair.engine.stacked import Stacked, Unsupported
-from stableair.engine.trainer import StackedTrainer, schedule
+from stableair.engine.trainer import StackedTrainer, StackedWorker, _room, schedule
 from stableair.experiment import build
 from stableair.local import Reference
 from stableair.models import ResNet, model
@@ -122,6 +122,21 @@ def test_a_client_that_has_finished_does_not_overflow_in_a_deep_network():
     for got, expected in zip(uploads(stacked(slow), start), uploads(slow, start), strict=True):
         assert got.isfinite().all()
         torch.testing.assert_close(got[1], expected[1], rtol=0.05, atol=0.05)
+
+
+def test_clients_that_have_finished_take_no_work(monkeypatch):
+    slow = reference(built("logistic()"), synthetic(samples=24, classes=3, shape=(3, 8, 8)), [4, 14, 6])
+    real, taken = StackedWorker.step, []
+    monkeypatch.setattr(StackedWorker, "step", lambda self, m: (taken.append(m), real(self, m)))
+    agree(slow, stacked(slow), state(slow.module), 1e-5)
+    assert taken == [3, 3, 2, 2, 1, 1, 1, 1], "two epochs of 4, 2 and 1 batches, the longest first"
+
+
+@given(st.integers(1, 300), st.data())
+def test_a_graph_has_room_for_its_clients_and_little_more(n, data):
+    m = data.draw(st.integers(1, n))
+    assert m <= _room(m, n) <= min(n, max(1.5 * m + 1, n / 64 + 1))
+    assert len({_room(m, n) for m in range(1, n + 1)}) <= 12, "few graphs"
 
 
 def test_the_schedule_is_the_references_batches():
@@ -422,6 +437,35 @@ def test_on_a_gpu_one_step_is_as_exact_as_the_precision(cuda, spec, precision, u
     )
     for a, b, tolerance in pairs:
         assert (a - b).norm() <= tolerance * a.norm(), (a - b).norm() / a.norm()
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_a_trajectory_in_fp32_is_the_references(cuda, tiny):
+    data = "synthetic(samples=60, classes=3, shape=(1, 8, 8))"
+    e = tiny.with_(device=cuda, data=data, model="cnn(width=8)", partition="dirichlet_by_class(1)", precision="fp32")
+    slow, fast = build(e), accelerate(build(e), choose(build(e), "fast", "fp32"))
+    for a, b in zip(simulate(slow, slow.start, 3), simulate(fast, fast.start, 3), strict=True):
+        torch.testing.assert_close(a.state.w, b.state.w, rtol=1e-3, atol=1e-4)
+        assert a.metrics["test/loss"] == pytest.approx(b.metrics["test/loss"], rel=1e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("sizes", [[8, 8, 8], [9, 4, 2, 13, 6]], ids=["equal", "unequal"])
+def test_on_a_gpu_what_cannot_be_stacked_is_vmapped(cuda, sizes):
+    data = synthetic(samples=sum(sizes), classes=3, shape=(3, 8, 8))
+    train = reference(Attentive().double(), data, sizes, device=cuda)
+    sim = replace(build(sa.Experiment(device=cuda)), train=train, n=len(sizes), start=state(train.module))
+    how = choose(sim, "auto")
+    assert how[:2] == ("vmapped", "fp32")
+    agree(train, accelerate(sim, how).train, sim.start)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("spec", ["cnn(width=8)", "batch"])
+def test_on_a_gpu_crop_and_flip_are_the_references(cuda, spec):
+    data = synthetic(samples=24, classes=3, shape=(3, 16, 16))
+    slow = reference(built(spec, (3, 16, 16)).double(), data, [8, 9, 7], device=cuda, augment="crop_flip")
+    agree(slow, stacked(slow), state(slow.module))
 
 
 @pytest.mark.gpu
