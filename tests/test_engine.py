@@ -51,6 +51,7 @@ def built(spec, shape=(3, 8, 8), classes=3):
 def uploads(train, start, k=0):
     """The uploads of a round in the order of the clients."""
     clients, *rest = (torch.cat(column) for column in zip(*train(start, k), strict=True))
+    assert all(len(column) == len(clients) for column in rest)
     order = clients.argsort().to(rest[0].device)
     return [column[order] for column in rest]
 
@@ -219,6 +220,18 @@ class Attentive(nn.Module):
         return self.fc(self.norm(x + torch.softmax(self.query(x) @ x.transpose(1, 2), -1) @ x).mean(1))
 
 
+class Doubled(nn.Module):
+    """Another network in training than in evaluation."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(192, 3)
+
+    def forward(self, x):
+        y = self.fc(x.flatten(1))
+        return y - 3 * y if self.training else y - y
+
+
 def around(module, sizes=(8,)):
     """A simulation with that module for a model."""
     train = reference(module, synthetic(samples=sum(sizes), classes=3, shape=(3, 8, 8)), list(sizes))
@@ -250,6 +263,15 @@ def test_what_cannot_be_trained_side_by_side_is_named(module, stacking, vmapping
     assert vmapping in how.why, "and it says why"
 
 
+def test_what_stacked_gives_something_else_is_not_stacked():
+    module = nn.Sequential(nn.Flatten(), nn.Linear(192, 3)).double()
+    module[1].register_forward_hook(lambda layer, inputs, output: 2 * output)  # which a traced program does not see
+    sim = around(module, (9, 4, 7))
+    how = choose(sim, "auto")
+    assert how.engine == "vmapped"
+    agree(sim.train, accelerate(sim, how).train, sim.start)
+
+
 @pytest.mark.parametrize(
     ("module", "said"),
     [
@@ -257,8 +279,9 @@ def test_what_cannot_be_trained_side_by_side_is_named(module, stacking, vmapping
          "layer 0 is a Conv2d with padding_mode=circular"),
         (nn.Sequential(nn.Flatten(), nn.LayerNorm(192), nn.Linear(192, 3)), "layer 1 is a LayerNorm"),
         (Attentive(), r"it calls .transpose"),
+        (Doubled().eval(), "it calls sub"),
     ],
-    ids=["padding", "layer norm", "attention"],
+    ids=["padding", "layer norm", "attention", "training mode"],
 )  # fmt: skip
 def test_what_cannot_be_stacked_is_vmapped(module, said):
     with pytest.raises(Unsupported, match=said):
