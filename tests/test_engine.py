@@ -23,11 +23,13 @@ from stableair.data import synthetic
 from stableair.engine import Choice, accelerate, choose
 from stableair.engine.stacked import Stacked, Unsupported
 from stableair.engine.trainer import StackedTrainer, StackedWorker, _room, schedule
+from stableair.engine.vmapped import Vmapped
 from stableair.experiment import build
 from stableair.local import Reference
 from stableair.models import ResNet, model
-from stableair.simulate import simulate
-from stableair.vector import state
+from stableair.receiver import assemble
+from stableair.simulate import Evaluate, simulate
+from stableair.vector import parameters, state
 
 MODELS = ["logistic()", "mlp(width=5, depth=2)", "cnn(width=7)", "batch", "group"]
 NORMS = {"batch": nn.BatchNorm2d, "group": lambda channels: nn.GroupNorm(4, channels)}
@@ -60,7 +62,7 @@ def stacked(slow, chunk=4, precision="fp32"):
     return StackedTrainer(slow, Stacked(slow.module), precision, chunk)
 
 
-def agree(slow, fast, start, tolerance=1e-7, k=0):
+def agree(slow, fast, start, tolerance=1e-9, k=0):
     for a, b in zip(uploads(slow, start, k), uploads(fast, start, k), strict=True):
         assert a.shape == b.shape
         assert (a - b).norm() <= tolerance * a.norm(), (a - b).norm() / a.norm()
@@ -151,8 +153,24 @@ def test_the_schedule_is_the_references_batches():
             assert plan.index[t, row][there].tolist() == slow.parts[n][batch].tolist()
             assert plan.weight[t, row].sum() == pytest.approx(1)
         assert plan.weight[int(plan.steps[row]) :, row].sum() == 0
-    assert not plan.even
-    assert schedule(slow, 5, [1]).even
+    assert schedule(slow, 5, [1]).index.shape == (2, 1, 4), "room for the largest batch of anybody"
+
+
+@pytest.mark.parametrize("spec", ["batch", "group"])
+def test_a_trajectory_with_norms_and_unequal_clients_is_the_references(spec):
+    """In float64, over three rounds: one client has a single sample, others a short last batch."""
+    module, sizes = built(spec, (3, 16, 16)).double(), [9, 4, 1]
+    data = synthetic(samples=14, classes=3, shape=(3, 16, 16))
+    layout, train = parameters(module), reference(module, data, sizes)
+    made = build(sa.Experiment(device="cpu", noise="sas(alpha=1.5, tau=0.001)"))
+    receive = assemble("mac(C=0.1)", layout, "tensor")
+    sim = replace(
+        made, n=3, start=state(module), layout=layout, train=train, receive=receive, evaluate=lambda state: {}
+    )
+    fast = replace(sim, train=stacked(train, chunk=2))
+    for a, b in zip(simulate(sim, sim.start, 3), simulate(fast, fast.start, 3), strict=True):
+        torch.testing.assert_close(a.state.w, b.state.w, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(a.state.stats, b.state.stats, rtol=1e-5, atol=1e-6)
 
 
 def test_a_trajectory_is_the_references(tiny):
@@ -188,6 +206,44 @@ class Own(nn.Module):
     def forward(self, x):
         x = F.gelu(self.norm(self.conv(x)))
         return self.fc(torch.flatten(self.pool(x + x.tanh()), 1))
+
+
+class Shortcut(nn.Module):
+    """The input itself meets what was made of it."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.fc = nn.Conv2d(3, 3, 3, padding=1), nn.Linear(192, 3)
+
+    def forward(self, x):
+        return self.fc(F.relu(x + self.conv(x)).flatten(1))
+
+
+def test_a_shortcut_around_the_first_layer():
+    sim = around(Shortcut().double(), (9, 4, 7))
+    assert choose(sim, "auto").engine == "stacked"
+    agree(sim.train, stacked(sim.train), sim.start)
+
+
+@pytest.mark.parametrize("program", [Stacked, Vmapped])
+def test_a_frozen_layer_stays_as_it_is(program):
+    module = nn.Sequential(nn.Flatten(), nn.Linear(192, 5), nn.ReLU(), nn.Linear(5, 3)).double()
+    module[1].weight.requires_grad_(False)
+    slow = reference(module, synthetic(samples=20, classes=3, shape=(3, 8, 8)), [9, 4, 7])
+    fast = StackedTrainer(slow, program(module), "fp32", 4)
+    agree(slow, fast, state(module))
+    assert not uploads(fast, state(module))[0][:, : 192 * 5].any()
+
+
+def test_a_batch_norm_over_a_single_number():
+    """Where the reference refuses it; its gradient is zero, and its running variance moves to zero."""
+    module = nn.Sequential(nn.Conv2d(3, 4, 8), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4, 3)).double()
+    slow = reference(module, synthetic(samples=4, classes=3, shape=(3, 8, 8)), [2, 2], batch_size=1, epochs=1)
+    update, stats, loss = uploads(stacked(slow), state(module))
+    assert update.isfinite().all()
+    assert not update[:, : 3 * 4 * 64].any()
+    torch.testing.assert_close(stats[:, 4:], torch.full_like(stats[:, 4:], 0.81))
+    assert loss.isfinite().all()
 
 
 def test_a_users_own_network():
@@ -305,8 +361,12 @@ def test_what_is_chosen_on_a_cpu(tiny, monkeypatch):
     large = replace(sim, start=sim.start._replace(w=torch.empty(11_000_000)))
     assert choose(large, "auto", rounds=1000).engine == "reference"
     assert choose(large, "fast").engine == "processes"
+    noisy = replace(middle, train=replace(sim.train, module=nn.Sequential(nn.Dropout(0.5), sim.train.module)))
+    assert choose(noisy, "fast").engine == "processes", "which take any module"
     monkeypatch.setattr(stableair.engine, "_cores", lambda: 1)
     assert choose(middle, "auto", rounds=1000).engine == "reference"
+    with pytest.raises(InputError, match="engine fast has nothing for a model of this size on a single core"):
+        choose(middle, "fast")
 
 
 def test_what_is_refused(tiny):
@@ -316,6 +376,15 @@ def test_what_is_refused(tiny):
             choose(sim, engine, "bf16")
     with pytest.raises(InputError, match="needs a simulation with the reference trainer"):
         accelerate(accelerate(sim))
+    with pytest.raises(InputError, match="engine=reference computes in fp32: leave out precision=bf16"):
+        sa.run(tiny.with_(engine="reference", precision="bf16"))
+    with pytest.raises(InputError, match="engine kernels is for our ResNets with batch norm, in bf16"):
+        accelerate(sim, Choice("kernels", "bf16", 5, ""))
+
+
+def test_a_simulation_with_an_evaluation_of_its_own_is_accelerated(tiny):
+    own = lambda state: {"test/loss": 1.0}  # noqa: E731
+    assert accelerate(replace(build(tiny), evaluate=own)).evaluate is own
 
 
 def test_processes_do_what_the_loop_does_bit_for_bit(tiny):
@@ -325,6 +394,24 @@ def test_processes_do_what_the_loop_does_bit_for_bit(tiny):
         slow, fast = uploads(replace(sim.train, chunk=2), sim.start, k), uploads(crew, sim.start, k)
         assert all(torch.equal(a, b) for a, b in zip(slow, fast, strict=True))
     assert [len(u.clients) for u in crew(sim.start, 0)] == [2, 2, 1]
+
+
+def test_a_worker_that_has_gone_is_one_line(tiny):
+    crew = accelerate(build(tiny), Choice("processes", "fp32", 2, "")).train
+    list(crew(build(tiny).start, 0))
+    for member in crew._crew.members:
+        member.kill()
+        member.join()
+    with pytest.raises(InputError, match="a worker process has ended: for lack of memory, or"):
+        list(crew(build(tiny).start, 1))
+
+
+def test_whatever_fails_in_a_worker_is_named(tiny):
+    sim = build(tiny)
+    wrong = replace(sim.train, parts=[torch.tensor([0, 10**6])] * 2)
+    crew = accelerate(replace(sim, train=wrong, n=2), Choice("processes", "fp32", 2, "")).train
+    with pytest.raises(InputError, match="round 0: a worker process failed: IndexError: "):
+        list(crew(sim.start, 0))
 
 
 def test_what_a_worker_refuses_reaches_the_parent(tiny):
@@ -373,6 +460,17 @@ def _alive(pid: int) -> bool:
         return False
 
 
+@pytest.mark.parametrize("asked", [{"engine": "fast"}, {"precision": "fp32"}, {"engine": "auto"}])
+def test_a_resumed_run_goes_on_as_it_began_whatever_fits_now(tiny, tmp_path, monkeypatch, asked):
+    sa.run(tiny.with_(rounds=2, **asked), tmp_path / "a")
+    monkeypatch.setattr(stableair.engine, "CLIENTS", 2)
+    told = []
+    sa.run(tiny.with_(**asked), tmp_path / "a", resume=True, say=told.append)
+    assert told[0]["chunk"] == 5
+    sa.run(tiny.with_(rounds=5, chunk=3, **asked), tmp_path / "a", resume=True, say=told.append)
+    assert told[1]["chunk"] == 3, "unless it is asked for something else"
+
+
 def test_a_run_says_how_it_is_computed_and_a_resumed_one_goes_on_so(tiny, tmp_path):
     told = []
     slow = tiny.with_(engine="reference", chunk=2)
@@ -396,25 +494,49 @@ def test_the_chunk_does_not_change_a_run_beyond_rounding(tiny):
     torch.testing.assert_close(one.state.w, all_.state.w, rtol=1e-5, atol=1e-6)
 
 
+def scarce(monkeypatch, most=2):
+    """No memory for more than that many clients; returns how many were tried."""
+    real, asked = StackedWorker.__call__, []
+
+    def worker(self, state, plan, clients):
+        asked.append(len(clients))
+        if len(self.loss) > most:
+            raise torch.cuda.OutOfMemoryError
+        return real(self, state, plan, clients)
+
+    monkeypatch.setattr(StackedWorker, "__call__", worker)
+    return asked
+
+
+def test_a_chunk_that_memory_has_halved_is_recorded_and_kept(tiny, tmp_path, monkeypatch):
+    scarce(monkeypatch)
+    with pytest.warns(UserWarning, match="out of memory: 2 clients at a time"):
+        sa.run(tiny.with_(rounds=2), tmp_path / "a")
+    monkeypatch.undo()
+    assert [e["chunk"] for e in record_of(tmp_path / "a")] == [2]
+    told = []
+    sa.run(tiny, tmp_path / "a", resume=True, say=told.append)
+    assert (told[0]["chunk"], told[0]["why"]) == (2, "as it began")
+
+
+def test_out_of_memory_elsewhere_is_one_line(tiny, monkeypatch):
+    monkeypatch.setattr(Evaluate, "__call__", lambda *_: (_ for _ in ()).throw(torch.cuda.OutOfMemoryError()))
+    with pytest.raises(InputError, match="the device is out of memory; chunk=2 needs less"):
+        sa.run(tiny)
+
+
 def test_out_of_memory_halves_the_chunk_and_repeats_it(tiny, monkeypatch):
     fast = accelerate(build(tiny), Choice("stacked", "fp32", 4, "")).train
-    real, asked = StackedTrainer._worker, []
-
-    def scarce(self, plan):
-        asked.append(plan.index.shape[1])
-        if asked[-1] > 2:
-            raise torch.cuda.OutOfMemoryError
-        return real(self, plan)
-
-    monkeypatch.setattr(StackedTrainer, "_worker", scarce)
+    asked = scarce(monkeypatch)
     start = build(tiny).start
     with pytest.warns(UserWarning, match="out of memory: 2 clients at a time from here on"):
         got = uploads(fast, start)
     assert asked == [4, 2, 2, 1], "nothing is done twice, nobody left out"
+    assert len(fast._worker.loss) == 2, "and its memory is given back"
     monkeypatch.undo()
     expected = uploads(accelerate(build(tiny), Choice("stacked", "fp32", 2, "")).train, start)
     assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
-    monkeypatch.setattr(StackedTrainer, "_worker", lambda *_: (_ for _ in ()).throw(torch.cuda.OutOfMemoryError()))
+    scarce(monkeypatch, most=0)
     with pytest.warns(UserWarning), pytest.raises(InputError, match="too little memory for one client"):
         list(fast(start, 0))
 
@@ -460,6 +582,33 @@ def test_on_a_gpu_one_step_is_as_exact_as_the_precision(cuda, spec, precision, u
     )
     for a, b, tolerance in pairs:
         assert (a - b).norm() <= tolerance * a.norm(), (a - b).norm() / a.norm()
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_a_resnet_has_kernels_unless_they_do_not_run(cuda, tiny, monkeypatch):
+    sim = build(tiny.with_(device=cuda, model="resnet18()", data="synthetic(samples=60, classes=3, shape=(3, 8, 8))"))
+    assert choose(sim, "auto")[:2] == ("kernels", "bf16")
+    assert choose(sim, "auto", "tf32")[:2] == ("stacked", "tf32")
+    monkeypatch.setattr("stableair.engine.resnet.trial", lambda device: (_ for _ in ()).throw(OSError("no compiler")))
+    assert choose(sim, "auto")[:2] == ("stacked", "bf16")
+    assert "our kernels do not run on it: OSError: no compiler" in choose(sim, "auto").why
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_memory_that_does_not_suffice_is_used_by_fewer_clients(cuda, tiny):
+    data = "synthetic(samples=200, classes=3, shape=(3, 16, 16))"
+    sim = build(tiny.with_(device=cuda, model="resnet18()", data=data, clients=20, local_epochs=1))
+    fast = accelerate(sim, Choice("kernels", "bf16", 20, "")).train
+    torch.cuda.empty_cache()
+    total = torch.cuda.mem_get_info()[1]
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 2.5 * 2**30) / total)
+    try:
+        with pytest.warns(UserWarning, match="out of memory: 10 clients at a time"):
+            got = uploads(fast, sim.start)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert got[0].isfinite().all()
+    assert len(got[0]) == 20
 
 
 @pytest.mark.gpu

@@ -56,6 +56,12 @@ def test_mac_of_infinities_and_nan():
     assert mac(1.0)(torch.tensor([0.0, math.nan, 1.0])).isnan().all(), "one NaN poisons a median: it is refused before"
 
 
+@pytest.mark.gpu
+def test_the_median_is_the_same_on_a_gpu(cuda):
+    for g in (torch.randn(3, 8), torch.tensor([0.0, math.inf, -math.inf, 1.0]), torch.tensor([0.0, math.nan, 1.0])):
+        torch.testing.assert_close(median(g.to(cuda)).cpu(), median(g), equal_nan=True)
+
+
 def test_mac_is_anchored_at_the_median_before_clipping():
     g = generator(0, "g").normal(101)
     shifted = mac(0.5)(g + 7)  # a median taken again after centring would be zero and lose the shift

@@ -6,6 +6,8 @@ import random
 import signal
 import subprocess
 import sys
+import threading
+from concurrent.futures import Future
 from contextlib import contextmanager
 
 import numpy as np
@@ -376,3 +378,46 @@ def test_a_file_is_replaced_whole(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="disk full"):
         record.write_whole(tmp_path / "file", b"new")
     assert (tmp_path / "file").read_bytes() == b"old"
+
+
+def test_a_checkpoint_that_cannot_be_written_aside_is_said_and_nothing_is_lost(tiny, tmp_path, monkeypatch):
+    real, written = record.write_whole, []
+
+    def full(path, content):
+        if path.name == CHECKPOINT:
+            written.append(path)
+            if len(written) == 3:
+                raise OSError(28, "disk full", str(path))
+        real(path, content)
+
+    monkeypatch.setattr(record, "write_whole", full)
+    with pytest.raises(OSError, match="disk full"):
+        run(tiny.with_(rounds=3), tmp_path / "a")
+    monkeypatch.undo()
+    assert record._read_checkpoint(tmp_path / "a").rounds == 2
+    assert same(run(tiny, tmp_path / "a", resume=True), run(tiny))
+
+
+def test_an_interrupt_does_not_hide_that_a_checkpoint_failed(tiny, tmp_path, monkeypatch):
+    """Ctrl-C comes while the run waits for the checkpoint after round 1, whose disk is full."""
+    real, write, free = Future.result, record.write_whole, threading.Event()
+
+    def result(self, timeout=None):
+        if free.is_set():
+            return real(self, timeout)
+        free.set()
+        raise KeyboardInterrupt
+
+    def full(path, content):
+        if threading.current_thread() is not threading.main_thread():
+            assert free.wait(30)
+            raise OSError(28, "disk full", str(path))
+        write(path, content)
+
+    monkeypatch.setattr(Future, "result", result)
+    monkeypatch.setattr(record, "write_whole", full)
+    with pytest.raises(OSError, match="disk full"):
+        run(tiny, tmp_path / "a")
+    monkeypatch.undo()
+    assert record._read_checkpoint(tmp_path / "a").rounds == 1
+    assert same(run(tiny, tmp_path / "a", resume=True), run(tiny))

@@ -70,11 +70,13 @@ class Channel:
                 g.add_(update, alpha=h[client])
                 clean.add_(update)
             stats, loss = stats + upload.stats.double().sum(0), loss + upload.loss.double().sum()
+            kind = upload.stats.dtype
+            del upload, update  # before the next is made
         n = len(h)
         g = (g / n + fade.xi).to(fade.xi.dtype)
         if g.isnan().any():
             raise InputError("the channel's noise or fading is NaN; every entry must be a number or infinite")
-        return Received(g, (stats / n).float(), clean / n, loss / n, fade.pilot)
+        return Received(g, (stats / n).to(kind), clean / n, loss / n, fade.pilot)
 
 
 def shaped(what: str, out: Any, length: int) -> Tensor:

@@ -55,6 +55,11 @@ class Reference:
         """What the payload is of a difference of weights."""
         return 1 / self.lr if self.payload == "gradient" else 1.0
 
+    @property
+    def largest_batch(self) -> int:
+        """The samples in the largest batch of any client."""
+        return min(self.batch_size, max(map(len, self.parts)))
+
     def orders(self, k: int, n: int) -> Tensor:
         """The orders in which client n goes through its m samples in round k: (E, m)."""
         source, m = generator(self.seed, "batches", k, n, device=self.parts[n].device), len(self.parts[n])
@@ -77,16 +82,15 @@ class Reference:
     def client(self, state: State, k: int, n: int) -> tuple[Tensor, Tensor, Tensor]:
         """What client n makes of w_k: its payload, its norm buffers and its mean loss."""
         images, y, _ = self.data.train[self.parts[n]]
-        x = self.data.inputs(images).to(state.w.dtype)
+        x = self.data.inputs(images).to(state.w.dtype) if self.augment == "none" else None
         local = State(state.w.clone(), state.stats.clone())
         grad = torch.zeros_like(local.w)
         attach(self.module, local, grad)
         losses = []
-        moves = self.moves(k, n)
-        moves = moves if moves is None else self.batches(moves)
+        moves = self.batches(self.moves(k, n)) if x is None else []
         for step, batch in enumerate(self.batches(self.orders(k, n))):
             grad.zero_()
-            now = x[batch] if moves is None else self.data.inputs(moved(images[batch], moves[step])).to(x.dtype)
+            now = x[batch] if x is not None else self.data.inputs(moved(images[batch], moves[step])).to(state.w.dtype)
             loss = F.cross_entropy(self.module(now), y[batch])
             loss.backward()
             local.w.sub_(grad, alpha=self.lr)

@@ -175,11 +175,16 @@ def run(
                     log.diverged(k, metrics)
                     break
                 log.add({"round": k} | metrics)
+                log.chunk(getattr(sim.train, "chunk", how["chunk"]))
                 log.keep(Checkpoint(k + 1, *state, _state_of(sim.receive), _state_of(sim.update)))
         except Overflow as overflow:
             if overflow.k == 0:  # nothing has come over the air yet: it is the data, the model or the lr
                 raise
             log.diverged(overflow.k, log.rows[-1])  # later it is the model that the channel has driven away
+        except torch.cuda.OutOfMemoryError:
+            raise InputError(
+                f"the device is out of memory; chunk={max(1, how['chunk'] // 2)} needs less, or take device=cpu"
+            ) from None
     return Run(experiment.to_dict(), log.rows, folder, log.last)
 
 
@@ -200,8 +205,8 @@ class _Log:
     def begin(self, experiment: Experiment, sim: Simulation, how: dict[str, Any]) -> None:
         if self.folder:
             past = _past(self.folder) if self.rows else []
-            here = [*past, _environment(sim.start.w.device, len(self.rows)) | {"data": sim.files} | how]
-            write_whole(self.folder / ENVIRONMENT, (json.dumps(here, indent=2) + "\n").encode())
+            self.environments = [*past, _environment(sim.start.w.device, len(self.rows)) | {"data": sim.files} | how]
+            self._write_environments()
             if sim.labels is not None:
                 write_whole(self.folder / CLIENTS, (json.dumps({"labels": sim.labels.tolist()}) + "\n").encode())
             if self.fresh:
@@ -209,6 +214,15 @@ class _Log:
             write_whole(self.folder / ROUNDS, "".join(map(_line, self.rows)).encode())
             write_whole(self.folder / EXPERIMENT, experiment.to_json().encode())
         self.clock = time.perf_counter()
+
+    def _write_environments(self) -> None:
+        write_whole(self.folder / ENVIRONMENT, (json.dumps(self.environments, indent=2) + "\n").encode())
+
+    def chunk(self, clients: int) -> None:
+        """Record how many clients are computed at a time, where memory made it fewer: a resumed run goes on so."""
+        if self.folder and self.environments[-1]["chunk"] != clients:
+            self.environments[-1]["chunk"] = clients
+            self._write_environments()
 
     def add(self, row: dict[str, Any]) -> None:
         """Record a round; JSON knows no infinity and no NaN."""
@@ -239,9 +253,12 @@ class _Log:
 
     def wait(self) -> None:
         """Until the checkpoint that is being written is there; if it could not be, this says so."""
-        saving, self.saving = self.saving, None
-        if saving:
-            saving.result()
+        if self.saving:
+            try:
+                self.saving.result()
+            finally:
+                if self.saving.done():  # not so where Ctrl-C ended the waiting: it is then waited for again
+                    self.saving = None
 
     def diverged(self, k: int, metrics: Iterable[str]) -> None:
         """Record that there is no model after round k: nothing measured of it would mean anything."""
@@ -274,6 +291,8 @@ def _engine(sim: Simulation, experiment: Experiment, past: list[dict]) -> tuple[
     e = experiment
     plain = {"engine": "reference", "precision": "fp32", "chunk": sim.train.chunk}
     if e.engine == "reference":
+        if e.precision not in ("auto", "fp32"):
+            raise InputError(f"engine=reference computes in fp32: leave out precision={e.precision}")
         return sim, plain | {"why": "as asked for"}
     try:
         from stableair.engine import Choice, accelerate, choose
@@ -283,13 +302,19 @@ def _engine(sim: Simulation, experiment: Experiment, past: list[dict]) -> tuple[
         if e.engine == "fast":
             raise InputError("engine fast is not there: this installation has no stableair.engine") from None
         return sim, plain | {"why": "there is no other"}
-    how = choose(sim, e.engine, e.precision, e.chunk, e.rounds)
-    if past and e.engine == e.precision == "auto" and not e.chunk:
-        before = past[-1]
-        same_kind = (before.get("device") == "cpu") == (sim.start.w.device.type == "cpu")
-        if same_kind and plain.keys() <= before.keys():
-            how = Choice(*(before[key] for key in plain), why="as it began")
+    before = past[-1] if past else {}
+    same_kind = (before.get("device") == "cpu") == (sim.start.w.device.type == "cpu")
+    if same_kind and plain.keys() <= before.keys() and _allows(e, **{key: before[key] for key in plain}):
+        how = Choice(*(before[key] for key in plain), why="as it began")
+    else:
+        how = choose(sim, e.engine, e.precision, e.chunk, e.rounds)
     return accelerate(sim, how), how._asdict()
+
+
+def _allows(e: Experiment, engine: str, precision: str, chunk: int) -> bool:
+    """Whether a run that was computed so may go on so, with what is asked for now."""
+    wanted = e.engine == "auto" or engine != "reference"
+    return wanted and e.precision in ("auto", precision) and e.chunk in (0, chunk)
 
 
 @contextmanager

@@ -69,10 +69,12 @@ def finite(uploads: Iterable[Upload], k: int) -> Iterator[Upload]:
     """The uploads of round k as they come; the first that is not finite is an error with its client's name."""
     for upload in uploads:
         for what, rows in zip(("update", "norm buffer", "loss"), upload[1:], strict=True):
-            good = rows.reshape(len(upload.clients), -1).sum(1, dtype=torch.float64).isfinite()  # as every entry is
+            rows = rows.reshape(len(upload.clients), -1)
+            good = torch.linalg.vector_norm(rows, math.inf, dim=1).isfinite() if rows.numel() else rows.new_ones(1)
             if not good.all():
                 raise Overflow(k, int(upload.clients[int((~good).nonzero()[0])]), what)
         yield upload
+        del upload, rows  # before the next is made
 
 
 def receive(rule: Receiver, got: Received) -> Tensor:

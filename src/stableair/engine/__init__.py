@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from typing import NamedTuple
 
 import torch
+from torch import Tensor, nn
 
 from stableair.checks import InputError, choice
 from stableair.engine.processes import ProcessTrainer
@@ -14,13 +15,13 @@ from stableair.engine.stacked import Stacked, Unsupported
 from stableair.engine.trainer import PRECISIONS, StackedTrainer
 from stableair.engine.vmapped import Vmapped, check_samples_apart
 from stableair.local import SMALL, Reference, products
-from stableair.simulate import Simulation
+from stableair.simulate import Evaluate, Simulation
 
 __all__ = ["PRECISIONS", "Choice", "Unsupported", "accelerate", "choose"]
 
 LARGE = 10_000_000  # entries from which a CPU's threads work together better on one client than each on its own
 WORTH = 10_000_000_000  # entries times local steps in a run that repay the seconds it takes to start the processes
-FEW = 10  # local steps of a client below which handing its update over takes longer than the steps
+FEW = 50  # local steps of a client below which handing its update over takes longer than the steps
 CLIENTS = 50  # to stack on a CPU; more gain nothing
 
 
@@ -33,6 +34,7 @@ class Choice(NamedTuple):
     why: str
 
 
+CANNOT = "engine fast cannot take this model: {}; engine=auto takes the next best, in fp32"
 WHY = {
     "kernels": "kernels of our own for this network",
     "stacked": "the clients' models stacked",
@@ -43,26 +45,39 @@ WHY = {
 
 def choose(sim: Simulation, engine: str, precision: str = "auto", chunk: int = 0, rounds: int = 1) -> Choice:
     """The fastest engine for the model and the device, or the one that is asked for; bench/RECORDS.md has the times."""
-    try:
-        program, obstacle = _program(sim), ""
-    except Unsupported as error:
-        program, obstacle = None, str(error)
-    if engine == "fast" and not program:
-        raise InputError(f"engine fast cannot take this model: {obstacle}; engine=auto takes the next best")
     if sim.start.w.device.type == "cpu":
         if precision not in ("auto", "fp32"):
             raise InputError(f"precision must be fp32 on a CPU: got {precision}")
-        return _on_cpu(sim, engine, chunk, rounds, program, obstacle)
-    if not program:
-        if precision not in ("auto", "fp32"):
-            raise InputError(f"precision {precision} needs the fast engine, which cannot take this model: {obstacle}")
-        return Choice("reference", "fp32", min(chunk or sim.train.chunk, sim.n), obstacle)
-    kind = _name(program)
+        return _on_cpu(sim, engine, chunk, rounds)
+    return _on_gpu(sim, engine, precision, chunk)
+
+
+def _on_gpu(sim: Simulation, engine: str, precision: str, chunk: int) -> Choice:
+    try:
+        program = _program(sim)
+    except Unsupported as obstacle:
+        if engine == "fast" or precision not in ("auto", "fp32"):
+            raise InputError(CANNOT.format(obstacle)) from None
+        return Choice("reference", "fp32", min(chunk or sim.train.chunk, sim.n), str(obstacle))
+    kind, why = _name(program), ""
     if precision == "auto":  # what is shown to train as well as fp32
-        precision = "bf16" if kind == "stacked" and program.convolves else "fp32"
+        fit = kind == "stacked" and program.convolves and torch.cuda.is_bf16_supported(including_emulation=False)
+        precision = "bf16" if fit else "fp32"
     if precision == "bf16" and has_kernels(sim):
-        kind = "kernels"
-    return Choice(kind, precision, min(chunk or _fitting(sim), sim.n), f"{WHY[kind]}, on a GPU")
+        why = _trouble(sim.start.w.device)
+        kind = kind if why else "kernels"
+    return Choice(kind, precision, min(chunk or _fitting(sim), sim.n), f"{WHY[kind]}, on a GPU{why}")
+
+
+def _trouble(device: torch.device) -> str:
+    """Why the kernels do not run on a device, where they do not: no compiler, too little shared memory, ..."""
+    from stableair.engine.resnet import trial
+
+    try:
+        trial(device)
+    except Exception as error:  # whatever Triton and its compiler raise
+        return f"; our kernels do not run on it: {type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+    return ""
 
 
 def _program(sim: Simulation) -> Stacked | Vmapped:
@@ -76,47 +91,62 @@ def _program(sim: Simulation) -> Stacked | Vmapped:
             raise Unsupported(f"{first}; and {second}") from None
 
 
-@torch.no_grad()
 def _tried(kind: type, sim: Simulation) -> Stacked | Vmapped:
-    """The program of that kind, if on a few samples it gives what the module itself gives."""
+    """The program of that kind, if for two clients and a few samples it gives what the module itself gives."""
     data, module = sim.train.data, sim.train.module
     samples = data.inputs(data.train.x[:3]).to(sim.start.w.dtype)
-    trial = copy.deepcopy(module).train()
-    named = trial.named_parameters(), trial.named_buffers()
-    own, buffers = ({name: t[None].clone() for name, t in group if t.is_floating_point()} for group in named)
     try:
         program = kind(module)
         with products():
-            got, expected = program(own, buffers, samples[None])[0], trial(samples)
+            same = _same(program, module, samples)
+        if kind is Vmapped:
+            check_samples_apart(module, samples)
     except Unsupported:
         raise
     except Exception as error:  # whatever a module's own code does with tensors of another shape
         said = str(error).strip().partition("\n")[0].partition(". ")[0]
         raise Unsupported(f"{kind.__name__.lower()} it fails: {said}") from error
-    if not torch.allclose(got, expected, rtol=1e-3, atol=1e-4):
+    if not same:
         raise Unsupported(f"{kind.__name__.lower()} it gives something else")
-    if kind is Vmapped:
-        check_samples_apart(module, samples)
     return program
+
+
+def _same(program: Stacked | Vmapped, module: nn.Module, samples: Tensor) -> bool:
+    """Whether two clients with different weights get what the module gives them; tried on copies: buffers may move."""
+    clients = [copy.deepcopy(module).train() for _ in range(2)]
+    with torch.no_grad():
+        for p in clients[1].parameters():
+            p.mul_(0.9)
+        names = [name for name, b in module.named_buffers() if b.is_floating_point()]
+        buffers = {name: torch.stack([c.get_buffer(name) for c in clients]) for name in names}
+        own = {name: torch.stack([c.get_parameter(name) for c in clients]) for name, _ in module.named_parameters()}
+        got, expected = program(own, buffers, samples.expand(2, *samples.shape)), [c(samples) for c in clients]
+    return torch.allclose(got, torch.stack(expected), rtol=1e-3, atol=1e-4)
 
 
 def _name(program: Stacked | Vmapped) -> str:
     return "stacked" if isinstance(program, Stacked) else "vmapped"
 
 
-def _on_cpu(
-    sim: Simulation, engine: str, chunk: int, rounds: int, program: Stacked | Vmapped | None, obstacle: str
-) -> Choice:
-    entries, cores = len(sim.start.w), _cores()
+def _on_cpu(sim: Simulation, engine: str, chunk: int, rounds: int) -> Choice:
+    entries, cores, loop = len(sim.start.w), _cores(), min(chunk or sim.train.chunk, sim.n)
     steps = sum(sim.train.epochs * -(-len(part) // sim.train.batch_size) for part in sim.train.parts)  # in a round
-    if program and entries < SMALL:
-        kind = _name(program)
+    if entries < SMALL:
+        try:
+            kind = _name(_program(sim))
+        except Unsupported as obstacle:
+            if engine == "fast":
+                raise InputError(CANNOT.format(obstacle)) from None
+            return Choice("reference", "fp32", loop, str(obstacle))
         return Choice(kind, "fp32", min(chunk or CLIENTS, sim.n), f"a small model: {WHY[kind]}")
-    chunk = min(chunk or sim.train.chunk, sim.n)
     worth = entries < LARGE and steps >= FEW * sim.n and rounds * steps * entries > WORTH
-    if cores > 1 and (engine == "fast" or (entries >= SMALL and worth)):
-        return Choice("processes", "fp32", chunk, f"one process on each of {cores} cores")
-    return Choice("reference", "fp32", chunk, obstacle or WHY["reference"])
+    if cores > 1 and (engine == "fast" or worth):
+        return Choice("processes", "fp32", loop, f"one process on each of {cores} cores")
+    if engine == "fast":
+        raise InputError(
+            "engine fast has nothing for a model of this size on a single core; engine=auto takes the loop"
+        )
+    return Choice("reference", "fp32", loop, WHY["reference"])
 
 
 def _cores() -> int:
@@ -143,11 +173,14 @@ def accelerate(sim: Simulation, how: Choice | None = None) -> Simulation:
         case "processes":
             return replace(sim, train=ProcessTrainer(plain, min(_cores(), how.chunk)))
     by_hand = how.engine == "kernels"
-    if by_hand and not has_kernels(sim):
-        raise InputError("engine kernels is for our ResNets with batch norm, and needs Triton")
+    if by_hand and (how.precision != "bf16" or not has_kernels(sim)):
+        raise InputError("engine kernels is for our ResNets with batch norm, in bf16, and needs Triton")
     program = _tried(Vmapped if how.engine == "vmapped" else Stacked, sim)
     train = StackedTrainer(plain, program, how.precision, how.chunk, by_hand)
-    return replace(sim, train=train, evaluate=replace(sim.evaluate, tf32=how.precision != "fp32"))
+    fast = replace(sim, train=train)
+    if isinstance(sim.evaluate, Evaluate):
+        fast = replace(fast, evaluate=replace(sim.evaluate, tf32=how.precision != "fp32"))
+    return fast
 
 
 def has_kernels(sim: Simulation) -> bool:

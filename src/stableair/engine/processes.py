@@ -56,17 +56,17 @@ class _Crew:
     def train(self, state: State, k: int, clients: Tensor) -> Upload:
         for mine, given in zip(self.start, state, strict=True):
             mine.copy_(given)
-        for i, line in enumerate(self.lines):
-            line.send((k, [(row, n) for row, n in enumerate(clients.tolist()) if row % len(self.lines) == i]))
-        for line in self.lines:
-            try:
-                wrong = line.recv()
-            except EOFError:
-                raise InputError(
-                    "a worker process ended, for lack of memory perhaps; engine=reference needs none"
-                ) from None
-            if wrong:
-                raise InputError(wrong)
+        try:
+            for i, line in enumerate(self.lines):
+                line.send((k, [(row, n) for row, n in enumerate(clients.tolist()) if row % len(self.lines) == i]))
+            wrong = [said for line in self.lines if (said := line.recv())]
+        except (EOFError, OSError):
+            raise InputError(
+                "a worker process has ended: for lack of memory, or because the script that runs this does not keep "
+                'what it does under if __name__ == "__main__"; engine=reference needs no processes'
+            ) from None
+        if wrong:
+            raise InputError(wrong[0])
         return Upload(clients, *(t[: len(clients)].clone() for t in self.shared.values()))
 
 
@@ -96,6 +96,8 @@ def _work(line: Connection, reference: Reference, start: State, shared: dict[str
                     t[row].copy_(getattr(upload, name)[0])
         except InputError as error:
             wrong = str(error)
+        except Exception as error:
+            wrong = f"round {k}: a worker process failed: {type(error).__name__}: {error}"
         try:
             line.send(wrong)
         except (BrokenPipeError, OSError):

@@ -17,6 +17,8 @@ from stableair.local import Reference
 from stableair.models import Block, ResNet
 from stableair.vector import State
 
+PARTS = {ResNet, Block, nn.Sequential, nn.Identity, nn.Conv2d, nn.BatchNorm2d, nn.Linear}
+
 
 class Conv(NamedTuple):
     """A convolution of every client and the norm after it."""
@@ -48,15 +50,20 @@ class Layer(NamedTuple):
 
 
 def fits(module: nn.Module) -> bool:
-    """Whether this is the way for a module: one of our ResNets, with batch norm."""
-    return isinstance(module, ResNet) and isinstance(module.bn1, nn.BatchNorm2d)
+    """Whether this is the way for a module: one of our ResNets as it is, with batch norm, all of it learning."""
+    return (
+        type(module) is ResNet
+        and type(module.fc) is nn.Linear
+        and all(type(layer) in PARTS for layer in module.modules())
+        and all(p.requires_grad for p in module.parameters())
+    )
 
 
 class ResNetWorker(Worker):
-    """The memory and the step of N clients with batches of up to B."""
+    """The memory and the step of N clients."""
 
-    def __init__(self, reference: Reference, precision: str, n: int, b: int):
-        super().__init__(reference, precision, n, b)
+    def __init__(self, reference: Reference, precision: str, n: int):
+        super().__init__(reference, precision, n)
         module = reference.module
         self.stem = self._conv("conv1", "bn1")
         self.blocks = [
@@ -163,3 +170,14 @@ def _pairs(block: Block) -> list[tuple[str, str]]:
     """The convolutions of a block and their norms, by name."""
     own = [("conv1", "bn1"), ("conv2", "bn2")]
     return own if isinstance(block.downsample, nn.Identity) else [*own, ("downsample.0", "downsample.1")]
+
+
+def trial(device: torch.device) -> None:
+    """One small convolution there and back with the largest tiles: raises what stands in the way of the kernels."""
+    with torch.cuda.device(device):
+        x, w = (torch.ones(1, *shape, 128, device=device, dtype=torch.bfloat16) for shape in ((2, 16, 16), (128, 3, 3)))
+        samples = torch.full((1,), 2, device=device, dtype=torch.int32)
+        y, _ = kernels.forward(x, w, samples, 1, 1)
+        kernels.input_gradient(y, w, (16, 16), 1, 1)
+        kernels.descend(y, x, w.float(), w, 0.0, 1, 1)
+        torch.cuda.synchronize()

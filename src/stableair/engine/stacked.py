@@ -115,6 +115,8 @@ def _conv(layer: nn.Conv2d, x: Tensor, n: int, own: Tensors, mask: Tensor | None
 def _batch_norm(layer: nn.BatchNorm2d, x: Tensor, n: int, own: Tensors, mask: Tensor | None) -> Tensor:
     x = _images(x)
     weight, bias = own.get("weight"), own.get("bias")
+    if mask is None and x[:, 0].numel() == 1:
+        mask = x.new_ones(n, 1)  # one number has no variance: torch refuses it, and the masked form does not
     if mask is None:
         flat = [None if t is None else t.flatten() for t in (own["running_mean"], own["running_var"], weight, bias)]
         return F.batch_norm(x, *flat, training=True, momentum=layer.momentum, eps=layer.eps)
@@ -126,7 +128,7 @@ def _batch_norm(layer: nn.BatchNorm2d, x: Tensor, n: int, own: Tensors, mask: Te
     centred = (apart - mean[:, :, None, None]) * there  # zero where there is no sample: it must not grow
     var = centred.square().sum((0, 3, 4)) / count.clamp(min=1)
     with torch.no_grad():
-        share = (layer.momentum * (count > 0)).to(mean.dtype)
+        share = layer.momentum * (count > 0).to(mean.dtype)
         own["running_mean"].lerp_(mean, share)
         own["running_var"].lerp_(var * count / (count - 1).clamp(min=1), share)
     scale = (var + layer.eps).rsqrt()
@@ -160,7 +162,14 @@ def _mean(n: int, x: Tensor, axes: Any = None, keepdim: bool = False, **kwargs: 
 
 def _plain(function: Callable) -> Callable:
     """A function of each entry by itself; the first argument, the number of clients, is not its business."""
-    return lambda n, *args, **kwargs: function(*args, **kwargs)
+
+    def apply(n: int, *args: Any, **kwargs: Any) -> Tensor:
+        tensors = [a for a in args if isinstance(a, Tensor)]
+        if {t.ndim for t in tensors} == {4, 5}:  # the network's input, and images made of it
+            args = tuple(_images(a) if isinstance(a, Tensor) else a for a in args)
+        return function(*args, **kwargs)
+
+    return apply
 
 
 def _flattened(n: int, x: Tensor, start: int = 0, end: int = -1) -> Tensor:

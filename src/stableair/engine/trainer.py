@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -24,9 +24,8 @@ class Schedule:
     """The local steps of a chunk's clients in one round, T steps of up to B samples for N clients."""
 
     index: Tensor  # (T, N, B) int64, the samples
-    weight: Tensor  # (T, N, B), 1 / (samples in the batch), 0 where there is no sample
+    weight: Tensor  # (T, N, B) float64, 1 / (samples in the batch), 0 where there is no sample
     steps: list[int]  # how many steps each client takes
-    even: bool  # whether every client has a full batch in every step
     moves: Tensor | None = None  # (T, N, B, 3), how the images are moved and mirrored, if they are
 
     @property
@@ -43,15 +42,15 @@ def schedule(reference: Reference, k: int, clients: list[int], place: torch.devi
     index, weight, moves = [], [], []
     for n in clients:
         part = reference.parts[n]
-        size, here = min(reference.batch_size, len(part)), torch.ones(reference.epochs, len(part))
+        size = min(reference.batch_size, len(part))
+        here = torch.ones(reference.epochs, len(part), dtype=torch.float64)
         index.append(_cut(part[reference.orders(k, n)], size))
         weight.append(F.normalize(_cut(here, size), p=1, dim=1))
         if reference.augment != "none":
             moves.append(_cut(reference.moves(k, n), size))
-    steps = [len(t) for t in index]
-    even = all(t.shape == index[0].shape and t.all() for t in weight)
-    index, weight, moves = (_side_by_side(t, place) if t else None for t in (index, weight, moves))
-    return Schedule(index, weight, steps, even, moves)
+    steps, room = [len(t) for t in index], reference.largest_batch
+    index, weight, moves = (_side_by_side(t, room).to(place) if t else None for t in (index, weight, moves))
+    return Schedule(index, weight, steps, moves)
 
 
 def _cut(of_epochs: Tensor, size: int) -> Tensor:
@@ -62,13 +61,12 @@ def _cut(of_epochs: Tensor, size: int) -> Tensor:
     return room.view(-1, size, *rest)
 
 
-def _side_by_side(clients: list[Tensor], place: torch.device | str) -> Tensor:
-    """What each client has, (steps, size, ...), as (T, N, B, ...), with zeros where one has less than another."""
-    steps, size = (max(t.shape[i] for t in clients) for i in (0, 1))
-    out = clients[0].new_zeros(steps, len(clients), size, *clients[0].shape[2:])
+def _side_by_side(clients: list[Tensor], size: int) -> Tensor:
+    """What each client has, (steps, ..., ...), as (T, N, size, ...), with zeros where one has less than another."""
+    out = clients[0].new_zeros(max(map(len, clients)), len(clients), size, *clients[0].shape[2:])
     for row, t in enumerate(clients):
         out[: len(t), row, : t.shape[1]] = t
-    return out.to(place)
+    return out
 
 
 @dataclass
@@ -80,54 +78,56 @@ class StackedTrainer:
     precision: str
     chunk: int
     kernels: bool = False  # whether the network has kernels of its own here
-    _workers: dict[tuple, "Worker"] = field(default_factory=dict)
+    _worker: "Worker | None" = field(default=None, repr=False)
 
     def __post_init__(self):
         self.host = replace(self.reference, parts=[part.cpu() for part in self.reference.parts])
+        self.chunk = min(self.chunk, len(self.reference.parts))
 
     def __call__(self, state: State, k: int) -> Iterator[Upload]:
         left = sorted(range(len(self.reference.parts)), key=lambda n: -len(self.reference.parts[n]))
         while left:  # those with many samples together, so that few wait for the others
             mine = left[: self.chunk]
-            try:
-                plan = schedule(self.host, k, mine, state.w.device)
-                upload = self._worker(plan)(state, plan, mine)
-            except torch.cuda.OutOfMemoryError:
-                self._halve(len(mine))
+            upload = self._train(state, k, mine)
+            if upload is None:
+                self._halve()
                 continue
-            yield upload
             left = left[len(mine) :]
+            yield upload
+            del upload  # before the next is made
 
-    def _halve(self, clients: int) -> None:
-        """Try again with half as many clients: nothing of the chunk has been sent yet."""
-        self._workers.clear()
+    def _train(self, state: State, k: int, clients: list[int]) -> Upload | None:
+        """The upload of a chunk, None where the memory does not suffice."""
+        plan = schedule(self.host, k, clients, state.w.device)
+        try:
+            self._worker = self._worker or self._new()
+            return self._worker(state, plan, clients)
+        except torch.cuda.OutOfMemoryError:
+            return None
+
+    def _halve(self) -> None:
+        """Half as many clients from here on: nothing of the chunk has been sent yet."""
+        self._worker = None
         torch.cuda.empty_cache()
-        if clients == 1:
+        if self.chunk == 1:
             raise InputError("the device has too little memory for one client of this model; choose another device")
-        self.chunk = clients // 2
+        self.chunk //= 2
         warnings.warn(f"out of memory: {self.chunk} clients at a time from here on", Note, stacklevel=2)
 
-    def _worker(self, plan: Schedule) -> "Worker":
+    def _new(self) -> "Worker":
         """The memory for a whole chunk, which a smaller one uses too."""
-        key = plan.index.shape[2], plan.even or self.kernels or not self.program.normalises
-        if key not in self._workers:
-            self._workers[key] = self._new(min(self.chunk, len(self.reference.parts)), *key)
-        return self._workers[key]
-
-    def _new(self, n: int, b: int, even: bool) -> "Worker":
-        """By hand where there are kernels for the network, else stacked or vmapped."""
         if self.kernels:
             from stableair.engine.resnet import ResNetWorker
 
-            return ResNetWorker(self.reference, self.precision, n, b)
-        return StackedWorker(self.reference, self.precision, n, b, self.program, even)
+            return ResNetWorker(self.reference, self.precision, self.chunk)
+        return StackedWorker(self.reference, self.precision, self.chunk, self.program)
 
 
 class Worker:
-    """The memory of N clients with batches of B, and a round in it; on a GPU the step is captured once and replayed."""
+    """The memory of N clients and a round in it; on a GPU the step is captured once and replayed."""
 
-    def __init__(self, reference: Reference, precision: str, n: int, b: int):
-        self.reference, self.lr = reference, reference.lr
+    def __init__(self, reference: Reference, precision: str, n: int):
+        self.reference, self.lr, b = reference, reference.lr, reference.largest_batch
         self.layout, self.norms = parameters(reference.module), buffers(reference.module)
         self.device = reference.parts[0].device
         master = next(reference.module.parameters()).dtype
@@ -151,7 +151,7 @@ class Worker:
 
     def __call__(self, state: State, plan: Schedule, clients: list[int]) -> Upload:
         sizes = plan.active
-        with products(self.tf32), _same_every_time(), threads_for(self.entries):
+        with _on(self.device), products(self.tf32), _same_every_time(), threads_for(self.entries):
             if self.device.type == "cuda":
                 sizes = [_room(m, len(clients)) for m in sizes]
                 self._capture(state, plan, sizes)
@@ -217,30 +217,40 @@ def _room(m: int, n: int) -> int:
 
 
 class StackedWorker(Worker):
-    """Any module that can be stacked; a weight of zero on all of its samples leaves a client as it is."""
+    """Any module that can be stacked or vmapped; a weight of zero on all of its samples leaves a client as it is."""
 
-    def __init__(self, reference: Reference, precision: str, n: int, b: int, program: Stacked | Vmapped, even: bool):
-        super().__init__(reference, precision, n, b)
-        self.program, self.even = program, even
+    def __init__(self, reference: Reference, precision: str, n: int, program: Stacked | Vmapped):
+        super().__init__(reference, precision, n)
+        self.program = program
+        sizes = {len(part) for part in reference.parts}
+        full = len(sizes) == 1 and not sizes.pop() % reference.largest_batch  # every batch of every client
+        self.masked = program.normalises and not full
+        self.learning = [name for name, p in reference.module.named_parameters() if p.requires_grad]
         if program.convolves:
             self.entries = SMALL  # convolutions are work enough for all threads
 
     def step(self, m: int) -> None:
-        p = {name: t[:m].requires_grad_() for name, t in self.p.items()}
+        p = {name: t[:m].requires_grad_(name in self.learning) for name, t in self.p.items()}
+        own = [p[name] for name in self.learning]
         stats = {name: t[:m] for name, t in self.stats.items()}
         y = self.reference.data.train.y[self.index[:m]]
         loss = self._loss(p, stats, self.inputs(m), y, self.weight[:m])
-        grads = torch.autograd.grad(loss.sum(), list(p.values()))
+        grads = torch.autograd.grad(loss.sum(), own)
         with torch.no_grad():
-            torch._foreach_add_(list(p.values()), grads, alpha=-self.lr)
+            torch._foreach_add_(own, grads, alpha=-self.lr)
             self.loss[:m].add_(loss)
 
     def _loss(self, parameters: Tensors, buffers: Tensors, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
         """Each client's mean loss over its batch: (N,)."""
-        mask = None if self.even else (weight > 0).to(weight.dtype)
+        mask = (weight > 0).to(weight.dtype) if self.masked else None
         logits = self.program(parameters, buffers, x, mask).to(weight.dtype)
         each = F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none")
         return (each.view_as(weight) * weight).sum(1)
+
+
+def _on(device: torch.device) -> AbstractContextManager:
+    """Streams, graphs and kernels belong to the current device, which need not be the first."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 @contextmanager
