@@ -21,7 +21,9 @@ def test_every_mode_is_compared_and_timed(tiny):
     assert all(len(row.seconds) == 2 and min(row.seconds) > 0 for row in rows)
     assert all(0 < sum(row.training) < sum(row.seconds) for row in rows)
     assert len(said) == 4
-    assert [row.name for row in bench.measure(tiny, 1, said.append, only="stacked")] == ["stacked, fp32"]
+    assert [row.name for row in bench.measure(tiny, 1, said.append, only=["stacked", "proc"])] == [
+        "stacked, fp32", "processes, fp32",
+    ]  # fmt: skip
 
 
 def test_a_mode_that_does_something_else_is_not_timed(tiny, monkeypatch):
@@ -34,6 +36,21 @@ def test_a_mode_that_does_something_else_is_not_timed(tiny, monkeypatch):
     monkeypatch.setattr(StackedTrainer, "__call__", wrong)
     with pytest.raises(InputError, match=r"stacked, fp32 does not do what the reference does: .* are 0.1 apart"):
         bench.measure(tiny, 1, lambda line: None)
+
+
+def test_a_mode_whose_losses_are_wrong_is_not_timed(tiny, monkeypatch):
+    real = StackedTrainer.__call__
+    changed = lambda self, state, k: (u._replace(loss=u.loss * 1.01) for u in real(self, state, k))  # noqa: E731
+    monkeypatch.setattr(StackedTrainer, "__call__", changed)
+    with pytest.raises(InputError, match=r"stacked, fp32 does not do what the reference does: .* losses 0.01"):
+        bench.measure(tiny, 1, lambda line: None)
+
+
+def test_rounds_with_their_records_are_timed(tiny):
+    row = bench.recorded(tiny, 3)
+    assert row.name == "stacked, fp32, recorded in a folder"
+    assert len(row.seconds) == 3
+    assert min(row.seconds) > 0
 
 
 def test_the_table_has_ratios_of_its_own_run():
@@ -65,7 +82,9 @@ def test_a_peer_that_fails_is_named(tmp_path, monkeypatch):
 
 def test_scaling_says_what_was_chosen():
     text = bench.scaling((2, 3), {"logistic()": (1, 2, 2)}, 1, lambda line: None)
-    assert [line.split(" | ")[2:4] for line in text.splitlines()[2:]] == [
+    assert "commit " in text.splitlines()[0]
+    assert all(float(line.split(" | ")[-1].split()[0]) > 0 for line in text.splitlines()[4:]), "memory"
+    assert [line.split(" | ")[2:4] for line in text.splitlines()[4:]] == [
         ["2", "stacked, 2 at a time"], ["3", "stacked, 3 at a time"],
     ]  # fmt: skip
 

@@ -36,7 +36,7 @@ def test_run_records_and_says_how_it_went(command, small, tmp_path):
     code, out, errors = command("run", *small, "--out", "a")
     assert (code, errors) == (0, "")
     lines = out.splitlines()
-    assert lines.pop(0) == "engine stacked, fp32, 5 clients at a time: a small model, the clients side by side"
+    assert lines.pop(0) == "engine stacked, fp32, 5 clients at a time: a small model, the clients' models stacked"
     assert lines[0].startswith("seed 0  1/4  test accuracy 0.")
     assert lines[0].endswith(" dB")
     assert lines[-1].startswith("a: 4 rounds, test accuracy")

@@ -499,7 +499,9 @@ def theory(
 def bench(
     workload: Annotated[str, typer.Argument(help="digits, cnn, resnet18 or cifar10.")] = "digits",
     rounds: Annotated[int, typer.Option(min=1, help="Rounds to time, after one that warms up.")] = 5,
-    only: Annotated[str, typer.Option(help="Time the modes alone whose name begins so, such as 'kernels'.")] = "",
+    only: Annotated[
+        list[str] | None, typer.Option(help="Time only the modes whose name begins with this; may be repeated.")
+    ] = None,
     peers: Annotated[Path | None, typer.Option(help="bench/peers: time other simulators too, on the digits.")] = None,
     scaling: Annotated[
         bool, typer.Option("--scaling", help="Over the number of clients and the size instead.")
@@ -508,8 +510,13 @@ def bench(
 ) -> None:
     """Compare every way to compute a round with the reference, then time them in one run."""
     from stableair.checks import choice
-    from stableair.engine import bench as the
 
+    try:
+        from stableair.engine import bench as the
+    except ModuleNotFoundError as error:
+        if error.name != "stableair.engine":
+            raise
+        raise InputError("bench needs the fast engine: this installation has no stableair.engine") from None
     choice("workload", workload, the.WORKLOADS)
     if peers and (workload != "digits" or not (peers / "work.py").exists()):
         raise InputError("--peers needs the workload digits and the folder bench/peers of the source")
@@ -519,9 +526,11 @@ def bench(
         sizes = the.SIZES_ON_GPU if torch.cuda.is_available() else the.SIZES
         text = the.scaling((10, 100, 1000), sizes, rounds, _say)
     else:
-        rows = the.measure(the.WORKLOADS[workload], rounds, _say, only)
+        rows = the.measure(the.WORKLOADS[workload], rounds, _say, only or [""])
         if not rows:
-            raise InputError(f"no mode's name begins with {only!r}; without --only all are timed, and named")
+            raise InputError(f"no mode's name begins with {' or '.join(only)}; without --only all are timed, and named")
+        if workload == "cifar10":
+            rows.append(the.recorded(the.WORKLOADS[workload], rounds))
         text = the.table(workload, rows + (the.peers(peers, rounds, _say) if peers else []))
         print(text)
     if record:

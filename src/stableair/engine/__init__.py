@@ -138,7 +138,7 @@ def _on_cpu(sim: Simulation, engine: str, chunk: int, rounds: int) -> Choice:
             if engine == "fast":
                 raise InputError(CANNOT.format(obstacle)) from None
             return Choice("reference", "fp32", loop, str(obstacle))
-        return Choice(kind, "fp32", min(chunk or CLIENTS, sim.n), f"a small model: {WHY[kind]}")
+        return Choice(kind, "fp32", min(chunk or CLIENTS, sim.n), f"a small model, {WHY[kind]}")
     worth = entries < LARGE and steps >= FEW * sim.n and rounds * steps * entries > WORTH
     if cores > 1 and (engine == "fast" or worth):
         return Choice("processes", "fp32", loop, f"one process on each of {cores} cores")

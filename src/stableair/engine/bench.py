@@ -1,6 +1,9 @@
 """The bench: each way to compute a round is first compared with the reference, then timed, all in one run."""
 
+import contextlib
+import itertools
 import json
+import math
 import os
 import platform
 import statistics
@@ -8,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,6 +25,7 @@ from stableair.checks import InputError
 from stableair.engine import Choice, Unsupported, accelerate, choose, has_kernels
 from stableair.experiment import IDEAL, PRESETS, Experiment, build
 from stableair.local import Upload
+from stableair.record import run
 from stableair.simulate import Simulation, simulate
 from stableair.vector import State
 
@@ -30,10 +34,9 @@ SET_UPS = {
     "cnn": {
         "data": "synthetic(samples=1000, shape=(1, 28, 28), classes=62)",
         "model": "cnn()",
-        "local_epochs": 1,
         "clients": 10,
     },
-    "resnet18": {"data": "synthetic(samples=5000, shape=(3, 32, 32))", "model": "resnet18()", "local_epochs": 1},
+    "resnet18": {"data": "synthetic(samples=5000, shape=(3, 32, 32))", "model": "resnet18()", "local_epochs": 3},
 }
 WORKLOADS = {name: Experiment(**IDEAL, **settings) for name, settings in SET_UPS.items()}
 WORKLOADS["cifar10"] = Experiment(**PRESETS["cifar10-noniid"])  # the paper's, with its channel: needs the data
@@ -74,17 +77,18 @@ def modes(sim: Simulation) -> Iterator[Choice]:
         yield Choice("processes", "fp32", min(n, 10), "")
 
 
-def measure(experiment: Experiment, rounds: int, say: Callable[[str], None], only: str = "") -> list[Row]:
+def measure(experiment: Experiment, rounds: int, say: Callable[[str], None], only: Sequence[str] = ("",)) -> list[Row]:
     """The modes on one experiment: compared in their first steps, then timed over rounds after one that warms up.
 
-    With `only`, those alone whose name begins so; the reference is then compared with, but not timed.
+    With `only`, just those whose name begins with one of these; the rest is compared with the reference all the same.
     """
     rows, first = [], None
     whole = build(experiment)
     longest = max(map(len, whole.train.parts))
     for how in modes(whole):
         name = f"{how.engine}, {how.precision}"
-        if how.engine != "reference" and not name.startswith(only):
+        wanted = name.startswith(tuple(only))
+        if how.engine != "reference" and not wanted:
             continue
         try:
             short = accelerate(_shortened(build(experiment)), how)
@@ -97,15 +101,13 @@ def measure(experiment: Experiment, rounds: int, say: Callable[[str], None], onl
         if apart[0] > update or max(apart[1:]) > rest:
             far = f"its first updates are {apart[0]:.2g} apart, its norm buffers and losses {max(apart[1:]):.2g}"
             raise InputError(f"{name} does not do what the reference does: {far}")
-        if not name.startswith(only):
+        if not wanted:
             continue
         del short, uploads
         sim = accelerate(build(experiment), how)
-        if sim.start.w.is_cuda:
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats()
+        peak = _Peak(sim)
         seconds, training = timed(sim, rounds)
-        memory = torch.cuda.max_memory_allocated() / 2**30 if sim.start.w.is_cuda else None
+        memory = peak.gib() if sim.start.w.is_cuda else None
         steps = experiment.local_epochs * -(-longest // experiment.batch_size)
         rows.append(Row(name, seconds, training, steps, memory))
         said = f"first updates {apart[0]:.1g} from the reference's, norm buffers and losses {max(apart[1:]):.1g}"
@@ -151,6 +153,35 @@ def timed(sim: Simulation, rounds: int) -> tuple[list[float], list[float]]:
     return seconds[1:], training[1:]
 
 
+def recorded(experiment: Experiment, rounds: int) -> Row:
+    """Whole rounds as `stableair run` computes them, with their lines and checkpoints."""
+    stamps, told = [], []
+    with tempfile.TemporaryDirectory() as place:
+        run(experiment.with_(rounds=rounds + 1), Path(place) / "run", say=told.append,
+            on_round=lambda row: stamps.append(time.perf_counter()))  # fmt: skip
+    seconds = [after - before for before, after in itertools.pairwise(stamps)]
+    return Row(f"{told[0]['engine']}, {told[0]['precision']}, recorded in a folder", seconds)
+
+
+class _Peak:
+    """The most memory in use from here on: of the GPU, or of this process where the system tells."""
+
+    def __init__(self, sim: Simulation):
+        self.cuda = sim.start.w.is_cuda
+        if self.cuda:
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+        else:
+            with contextlib.suppress(OSError):
+                Path("/proc/self/clear_refs").write_text("5")  # Linux: the highest water mark starts anew
+
+    def gib(self) -> float:
+        if self.cuda:
+            return torch.cuda.max_memory_allocated() / 2**30
+        told = [line.split()[1] for line in _lines("/proc/self/status") if line.startswith("VmHWM")]
+        return int(told[0]) / 2**20 if told else math.nan
+
+
 def _now(sim: Simulation) -> float:
     if sim.start.w.is_cuda:
         torch.cuda.synchronize()
@@ -182,13 +213,13 @@ def peers(folder: Path, rounds: int, say: Callable[[str], None]) -> list[Row]:
 
 def _exported(experiment: Experiment, path: Path) -> Path:
     """The work of an experiment as arrays, for programs that know nothing of us."""
-    train = build(experiment).train
-    data = train.data
+    sim = build(experiment.with_(device="cpu"))
+    train, data = sim.train, sim.train.data
     flat = {key: data.inputs(x).flatten(1).numpy() for key, x in (("x", data.train.x), ("test_x", data.test.x))}
     order = np.concatenate([part.numpy() for part in train.parts])
     np.savez(
         path, **flat, y=data.train.y.numpy(), test_y=data.test.y.numpy(), order=order,
-        sizes=[len(part) for part in train.parts], start=build(experiment).start.w.numpy(),
+        sizes=[len(part) for part in train.parts], start=sim.start.w.numpy(),
         epochs=train.epochs, batch=train.batch_size, lr=train.lr,
     )  # fmt: skip
     return path
@@ -196,10 +227,10 @@ def _exported(experiment: Experiment, path: Path) -> Path:
 
 def table(workload: str, rows: list[Row]) -> str:
     """The rows as they stand in the records: the ratio is to the reference of the same run."""
-    slowest = rows[0].median
+    base = rows[0].median
     lines = [
-        f"{datetime.now(UTC):%Y-%m-%d}, commit {_commit()}, {_device()}, torch {torch.__version__}. {workload}: "
-        f"{WORKLOADS[workload].clients} clients, {rows[0].steps} local steps, whole rounds with evaluation.",
+        f"{_here()}. {workload}: {WORKLOADS[workload].clients} clients, {rows[0].steps} local steps, whole rounds with "
+        "evaluation.",
         "",
         f"| what | n | seconds a round, median | least to most | times as fast as {rows[0].name} "
         "| training alone, ms a step of all clients | the rest of the round | GPU memory |",
@@ -207,7 +238,7 @@ def table(workload: str, rows: list[Row]) -> str:
     ]
     for row in rows:
         least, most = min(row.seconds), max(row.seconds)
-        figures = f"{len(row.seconds)} | {row.median:.4f} | {least:.4f} to {most:.4f} | {slowest / row.median:.2f}"
+        figures = f"{len(row.seconds)} | {row.median:.4f} | {least:.4f} to {most:.4f} | {base / row.median:.2f}"
         training = statistics.median(row.training) if row.training else None
         alone = " | " if training is None else f"{1000 * training / row.steps:.2f} | {1 - training / row.median:.1%}"
         lines.append(f"| {row.name} | {figures} | {alone} | {'' if row.memory is None else f'{row.memory:.1f} GiB'} |")
@@ -216,32 +247,38 @@ def table(workload: str, rows: list[Row]) -> str:
 
 def scaling(counts: tuple[int, ...], models: dict[str, tuple], rounds: int, say: Callable[[str], None]) -> str:
     """Seconds a round and peak memory over the number of clients and the model's size, as the engine chooses."""
-    import resource
-
-    lines = ["| model | entries | clients | engine | seconds a round | memory at most |", "|---|---|---|---|---|---|"]
+    lines = [
+        f"{_here()}. Scaling: 20 samples a client, one local epoch, an ideal channel.",
+        "",
+        "| model | entries | clients | engine | n | seconds a round, median | least to most | memory at most |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
     for model, shape in models.items():
         for n in counts:
             data = f"synthetic(samples={20 * n}, shape={shape})"
             e = Experiment(data=data, model=model, clients=n, local_epochs=1, **IDEAL)
             sim = build(e)
             how = choose(sim, "auto", rounds=rounds)
-            if sim.start.w.is_cuda:
-                torch.cuda.empty_cache()
-                torch.cuda.reset_peak_memory_stats()
+            peak = _Peak(sim)
             seconds, _ = timed(accelerate(sim, how), rounds)
-            most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # kB to GiB
-            if sim.start.w.is_cuda:
-                most = torch.cuda.max_memory_allocated() / 2**30
-            figures = f"{statistics.median(seconds):.3f} | {most:.1f} GiB"
+            spread = f"{min(seconds):.4f} to {max(seconds):.4f}"
+            figures = f"{rounds} | {statistics.median(seconds):.4f} | {spread} | {peak.gib():.1f} GiB"
             lines.append(f"| {model} | {len(sim.start.w):,} | {n} | {how.engine}, {how.chunk} at a time | {figures} |")
             say(lines[-1])
     return "\n".join(lines)
 
 
+def _here() -> str:
+    """When and on what something was timed."""
+    return f"{datetime.now(UTC):%Y-%m-%d}, commit {_commit()}, {_device()}, torch {torch.__version__}"
+
+
 def _commit() -> str:
     words = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    return done.stdout.strip() or "unknown"
+    try:
+        return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):  # no git, or no repository
+        return "unknown"
 
 
 def _device() -> str:
