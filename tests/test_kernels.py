@@ -187,7 +187,7 @@ def test_a_residual_network_in_bfloat16_is_the_references_within_its_rounding(cu
 
     On a GPU alone: Triton's interpreter has no products of bfloat16.
     """
-    for (got, expected), tolerance in zip(both(small([8, 8], batch_size=8), "bf16"), (0.3, 0.01, 0.01), strict=True):
+    for (got, expected), tolerance in zip(both(small([8, 8], batch_size=8), "bf16"), (0.5, 0.01, 0.01), strict=True):
         near(got, expected, tolerance)
 
 

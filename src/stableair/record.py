@@ -244,7 +244,7 @@ class _Log:
         """Write the checkpoint aside, while the next round is computed; the first one here and now, with a check."""
         self.wait()
         if self.folder and self.last and self.last.rounds > self.saved:
-            here = Checkpoint(*(_moved(part, torch.device("cpu")) for part in self.last))
+            here = Checkpoint(*(_each_tensor(part, _on_host) for part in self.last))
             if not self.saved:
                 _save(self.folder, here, check=True)
             else:
@@ -368,7 +368,7 @@ def _restore(sim: Simulation, last: Checkpoint | None, folder: Path | None) -> S
     place = sim.start.w.device
     for part, state in ((sim.receive, last.receiver), (sim.update, last.server)):
         if state:
-            part.load_state_dict(_moved(state, place))
+            part.load_state_dict(_each_tensor(state, lambda t: t.to(place)))
     return State(last.w.to(place), last.stats.to(place))
 
 
@@ -377,12 +377,18 @@ def _state_of(part: Any) -> dict:
     return copy.deepcopy(part.state_dict()) if hasattr(part, "state_dict") else {}
 
 
-def _moved(state: Any, device: torch.device) -> Any:
+def _each_tensor(state: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """The same dicts and lists with every tensor changed."""
     if isinstance(state, dict):
-        return {key: _moved(value, device) for key, value in state.items()}
+        return {key: _each_tensor(value, change) for key, value in state.items()}
     if isinstance(state, list | tuple):
-        return type(state)(_moved(value, device) for value in state)
-    return state.to(device) if isinstance(state, torch.Tensor) else state
+        return type(state)(_each_tensor(value, change) for value in state)
+    return change(state) if isinstance(state, torch.Tensor) else state
+
+
+def _on_host(t: torch.Tensor) -> torch.Tensor:
+    """From a GPU into page-locked memory, which is several times as fast."""
+    return torch.empty(t.shape, dtype=t.dtype, pin_memory=True).copy_(t) if t.is_cuda else t
 
 
 def _environment(device: torch.device, first_round: int) -> dict[str, Any]:

@@ -36,9 +36,13 @@ class Schedule:
             last[:steps] = row + 1
         return last.tolist()
 
+    def to(self, device: torch.device) -> "Schedule":
+        moves = None if self.moves is None else self.moves.to(device)
+        return replace(self, index=self.index.to(device), weight=self.weight.to(device), moves=moves)
 
-def schedule(reference: Reference, k: int, clients: list[int], place: torch.device | str = "cpu") -> Schedule:
-    """The batches of the reference trainer, side by side; laid out on the host, where that is quick."""
+
+def schedule(reference: Reference, k: int, clients: list[int]) -> Schedule:
+    """The batches of the reference trainer, side by side."""
     index, weight, moves = [], [], []
     for n in clients:
         part = reference.parts[n]
@@ -49,7 +53,7 @@ def schedule(reference: Reference, k: int, clients: list[int], place: torch.devi
         if reference.augment != "none":
             moves.append(_cut(reference.moves(k, n), size))
     steps, room = [len(t) for t in index], reference.largest_batch
-    index, weight, moves = (_side_by_side(t, room).to(place) if t else None for t in (index, weight, moves))
+    index, weight, moves = (_side_by_side(t, room) if t else None for t in (index, weight, moves))
     return Schedule(index, weight, steps, moves)
 
 
@@ -79,13 +83,15 @@ class StackedTrainer:
     chunk: int
     kernels: bool = False  # whether the network has kernels of its own here
     _worker: "Worker | None" = field(default=None, repr=False)
+    _ahead: dict[tuple, Schedule] = field(default_factory=dict, repr=False)  # what is laid out already
 
     def __post_init__(self):
         self.host = replace(self.reference, parts=[part.cpu() for part in self.reference.parts])
         self.chunk = min(self.chunk, len(self.reference.parts))
 
     def __call__(self, state: State, k: int) -> Iterator[Upload]:
-        left = sorted(range(len(self.reference.parts)), key=lambda n: -len(self.reference.parts[n]))
+        everybody = sorted(range(len(self.reference.parts)), key=lambda n: -len(self.reference.parts[n]))
+        left = everybody
         while left:  # those with many samples together, so that few wait for the others
             mine = left[: self.chunk]
             upload = self._train(state, k, mine)
@@ -93,12 +99,21 @@ class StackedTrainer:
                 self._halve()
                 continue
             left = left[len(mine) :]
+            if state.w.is_cuda:  # which is still at work: the host has time for the next batches
+                self._lay_out(*((k, left) if left else (k + 1, everybody)))
             yield upload
             del upload  # before the next is made
 
+    def _lay_out(self, k: int, clients: list[int]) -> Schedule:
+        """The batches of the first chunk of these clients; kept, in place of the last ones, until they are needed."""
+        key = k, tuple(clients[: self.chunk])
+        if key not in self._ahead:
+            self._ahead = {key: schedule(self.host, k, list(key[1]))}
+        return self._ahead[key]
+
     def _train(self, state: State, k: int, clients: list[int]) -> Upload | None:
         """The upload of a chunk, None where the memory does not suffice."""
-        plan = schedule(self.host, k, clients, state.w.device)
+        plan = self._lay_out(k, clients).to(state.w.device)
         try:
             self._worker = self._worker or self._new()
             return self._worker(state, plan, clients)
@@ -150,7 +165,7 @@ class Worker:
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
 
     def __call__(self, state: State, plan: Schedule, clients: list[int]) -> Upload:
-        sizes = plan.active
+        sizes, steps = plan.active, torch.tensor(plan.steps, device=self.device)
         with _on(self.device), products(self.tf32), _same_every_time(), threads_for(self.entries):
             if self.device.type == "cuda":
                 sizes = [_room(m, len(clients)) for m in sizes]
@@ -163,8 +178,7 @@ class Worker:
         rows = torch.cat([p[:m].flatten(1) for p in self.p.values()], 1)
         update = torch.sub(state.w, rows, out=rows).mul_(self.reference.scale)
         stats = torch.cat([rows[:, :0], *(s[:m].flatten(1) for s in self.stats.values())], 1)
-        loss = self.loss[:m] / torch.tensor(plan.steps, device=self.device)
-        return Upload(torch.tensor(clients), update, stats, loss)
+        return Upload(torch.tensor(clients), update, stats, self.loss[:m] / steps)
 
     @torch.no_grad()
     def load(self, state: State) -> None:

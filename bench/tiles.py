@@ -1,0 +1,87 @@
+"""The search behind `stableair.engine.kernels.tile`: every convolution of ResNet-18 with many tiles, on a CUDA device.
+
+    python bench/tiles.py            (some minutes, most of it compiling, on all cores)
+
+For each product it prints the best five. Times under 0.06 ms are the launch, not the kernel.
+"""
+
+import itertools
+import multiprocessing
+
+import torch
+
+from stableair.engine import kernels
+from stableair.engine.kernels import Behind, Moments, Tile
+
+CLIENTS, BATCH = 50, 10
+LAYERS = [  # side of the input, channels, outputs, kernel, stride, padding
+    (32, 3, 64, 3, 1, 1),
+    (32, 64, 64, 3, 1, 1),
+    (32, 64, 128, 3, 2, 1),
+    (32, 64, 128, 1, 2, 0),
+    (16, 128, 128, 3, 1, 1),
+    (16, 128, 256, 3, 2, 1),
+    (16, 128, 256, 1, 2, 0),
+    (8, 256, 256, 3, 1, 1),
+    (8, 256, 512, 3, 2, 1),
+    (8, 256, 512, 1, 2, 0),
+    (4, 512, 512, 3, 1, 1),
+]
+KINDS = "forward", "input", "weight"
+SIDES = list(itertools.product((64, 128, 256), (64, 128, 256)))
+PIPELINES = [(32, 4, 5), (64, 4, 3), (64, 4, 4), (64, 8, 3), (128, 4, 3)]  # depth, warps, stages
+TILES = [Tile(rows, columns, *pipeline) for rows, columns in SIDES for pipeline in PIPELINES]
+
+
+def product(kind, layer, clients):
+    """One product of a layer, as a function of its tile."""
+    side, c, o, k, stride, pad = layer
+    out = (side + 2 * pad - k) // stride + 1
+
+    def drawn(*shape):
+        return torch.randn(clients, *shape, device="cuda").bfloat16()
+
+    x, dy, w = drawn(BATCH, side, side, c), drawn(BATCH, out, out, o), drawn(o, k, k, c)
+    samples = torch.full((clients,), BATCH, dtype=torch.int32, device="cuda")
+    moments, master = Moments(*torch.rand(4, clients, c, device="cuda")), w.float()
+    return {
+        "forward": lambda cut: kernels.forward(x, w, samples, stride, pad, cut),
+        "input": lambda cut: kernels.input_gradient(
+            dy, w, (side, side), stride, pad, None, Behind([(x, moments)]), cut
+        ),
+        "weight": lambda cut: kernels.descend(dy, x, master, w, 1e-6, stride, pad, cut),
+    }[kind]
+
+
+def compiled(job):
+    """Compile a product in a process of its own, for the cache on disk; False for what the device cannot hold."""
+    kind, layer, cut = job
+    try:
+        product(kind, layer, 1)(cut)
+        torch.cuda.synchronize()
+    except Exception:
+        return False
+    return True
+
+
+def milliseconds(work, times=5):
+    work()
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    for _ in range(times):
+        work()
+    end.record()
+    torch.cuda.synchronize()
+    return begin.elapsed_time(end) / times
+
+
+if __name__ == "__main__":
+    jobs = [
+        (kind, layer, cut) for kind in KINDS for layer in LAYERS for cut in TILES if layer[1] > 3 or kind != "input"
+    ]
+    with multiprocessing.get_context("spawn").Pool() as pool:
+        kept = [job for job, good in zip(jobs, pool.map(compiled, jobs, chunksize=4), strict=True) if good]
+    for (kind, layer), group in itertools.groupby(kept, key=lambda job: job[:2]):
+        work = product(kind, layer, CLIENTS)
+        ranked = sorted((milliseconds(lambda cut=cut, work=work: work(cut)), cut) for *_, cut in group)
+        print(kind, layer, *(f"{ms:.3f} ms {tuple(cut)}" for ms, cut in ranked[:5]), sep="  ", flush=True)
