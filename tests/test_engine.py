@@ -395,6 +395,11 @@ def test_what_is_refused(tiny):
         accelerate(sim, Choice("kernels", "bf16", 5, ""))
 
 
+def test_the_evaluation_rounds_as_the_training_does(tiny):
+    sim = build(tiny)
+    assert [accelerate(sim, Choice("stacked", p, 5, "")).evaluate.tf32 for p in ("fp32", "tf32", "bf16")] == [0, 1, 1]
+
+
 def test_a_simulation_with_an_evaluation_of_its_own_is_accelerated(tiny):
     own = lambda state: {"test/loss": 1.0}  # noqa: E731
     assert accelerate(replace(build(tiny), evaluate=own)).evaluate is own

@@ -134,6 +134,7 @@ def test_moves_are_drawn_evenly_and_anew_for_every_batch():
         assert column.unique().tolist() == list(values)
         expected = len(moves) / len(values)
         assert column.add(4 if len(values) > 2 else 0).bincount().sub(expected).abs().max() < 5 * expected**0.5
+    assert moves.double().T.corrcoef().sub(torch.eye(3)).abs().max() < 0.1, "each by itself"
     assert not torch.equal(moves[:400], moves[400:800])
     assert not torch.equal(moves, train.moves(1, 0).flatten(0, 1))
     assert Reference(nn.Identity(), data, [torch.arange(400)], 1, 200, 0.1, "delta", 1).moves(0, 0) is None

@@ -4,6 +4,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 import stableair as sa
 from stableair.channel import Fade, Received
@@ -82,6 +83,16 @@ def test_accuracy_and_loss_are_those_of_the_new_model(tiny):
     (first,) = simulate(sim, sim.start, 1)
     assert sim.evaluate(first.state).items() <= first.metrics.items()
     assert sim.evaluate(sim.start) != sim.evaluate(first.state)
+
+
+def test_accuracy_and_loss_are_means_over_all_samples_whatever_the_batch(tiny):
+    sim = build(tiny)
+    train = sim.train
+    for batch in (5, 12, 1000):
+        got = replace(sim.evaluate, batch=batch)(sim.start)
+        output = train.module(train.data.inputs(train.data.test.x))
+        assert got["test/loss"] == pytest.approx(F.cross_entropy(output, train.data.test.y).item(), rel=1e-5)
+        assert got["test/accuracy"] == pytest.approx((output.argmax(1) == train.data.test.y).double().mean().item())
 
 
 def test_it_learns(tiny):
