@@ -147,12 +147,14 @@ def test_what_is_laid_out_ahead_is_what_is_taken(monkeypatch):
     made = []
     real = stableair.engine.trainer.schedule
     monkeypatch.setattr(stableair.engine.trainer, "schedule", lambda *args: (made.append(args[1:]), real(*args))[1])
-    fast = stacked(slow, chunk=2)
-    fast._lay_out(3, [2, 0, 1])
-    agree(slow, fast, state(slow.module), 1e-5, k=3)
-    assert made == [(3, [2, 0]), (3, [1])], "the first chunk was there"
-    agree(slow, fast, state(slow.module), 1e-5, k=4)
-    assert made[2:] == [(4, [2, 0]), (4, [1])], "and is not taken for another round"
+    for chunk, chunks in ((2, [[2, 0], [1]]), (3, [[2, 0, 1]])):
+        made.clear()
+        fast = stacked(slow, chunk)
+        fast._lay_out(3, [2, 0, 1])
+        agree(slow, fast, state(slow.module), 1e-5, k=3)
+        assert made == [(3, clients) for clients in chunks], "the first was there"
+        agree(slow, fast, state(slow.module), 1e-5, k=4)
+        assert made[len(chunks) :] == [(4, clients) for clients in chunks], "and is not taken for another round"
 
 
 def test_the_schedule_is_the_references_batches():
