@@ -240,6 +240,25 @@ def test_a_shortcut_around_the_first_layer():
     agree(sim.train, stacked(sim.train), sim.start)
 
 
+class Odds(nn.Module):
+    """A layer that nothing calls, and two with the same weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.unused, self.first, self.second = nn.Linear(2, 2), nn.Linear(192, 192), nn.Linear(192, 192)
+        self.second.weight, self.fc = self.first.weight, nn.Linear(192, 3)
+
+    def forward(self, x):
+        return self.fc(torch.tanh(self.second(torch.tanh(self.first(x.flatten(1))))))
+
+
+def test_a_layer_that_nothing_calls_and_tied_weights():
+    sim = around(Odds().double(), (9, 4, 7))
+    how = choose(sim, "auto")
+    assert how.engine == "vmapped", "which ties weights as the module does"
+    agree(sim.train, accelerate(sim, how).train, sim.start)
+
+
 @pytest.mark.parametrize("program", [Stacked, Vmapped])
 def test_a_frozen_layer_stays_as_it_is(program):
     module = nn.Sequential(nn.Flatten(), nn.Linear(192, 5), nn.ReLU(), nn.Linear(5, 3)).double()
