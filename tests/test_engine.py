@@ -259,6 +259,65 @@ def test_a_layer_that_nothing_calls_and_tied_weights():
     agree(sim.train, accelerate(sim, how).train, sim.start)
 
 
+class Tricky(nn.Module):
+    """A network that is not what its outputs at the start make of it."""
+
+    def __init__(self, trick):
+        super().__init__()
+        self.first, self.fc, self.trick = nn.Linear(192, 5), nn.Linear(5, 3), trick
+        self.share, self.scale = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.tensor(2.0))
+        self.register_buffer("calls", torch.tensor(0))
+
+    def forward(self, x):
+        if self.trick == "blocked":
+            with torch.no_grad():
+                h = self.first(x.flatten(1))
+        else:
+            h = self.first(x.flatten(1))
+        if self.trick == "mixed later":
+            h = h + self.share * h.mean(0)
+        if self.trick == "mixed in full batches" and len(h) >= 4:
+            h = h - h.mean(0)
+        if self.trick == "counted":
+            self.calls += 1
+        return self.fc(torch.tanh(h)) * self.scale
+
+
+@pytest.mark.parametrize(
+    ("trick", "engine"),
+    [("none", "vmapped"), ("blocked", "vmapped"), ("hooked", "reference"), ("mixed later", "reference"),
+     ("mixed in full batches", "reference"), ("counted", "reference")],
+)  # fmt: skip
+def test_a_trial_sees_more_than_the_outputs_at_the_start(trick, engine):
+    module = Tricky(trick).double()
+    if trick == "hooked":
+        module.first.weight.register_hook(lambda grad: -grad)
+    sim = around(module, (9, 4, 7))
+    how = choose(sim, "auto")
+    assert how.engine == engine
+    assert module.calls == 0, "and leaves no trace"
+    agree(sim.train, accelerate(sim, how).train, sim.start)
+
+
+def test_a_blocked_gradient_is_not_stacked():
+    class Blocked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.fc = nn.Linear(192, 5), nn.Linear(5, 3)
+
+        def forward(self, x):
+            with torch.no_grad():
+                h = self.first(x.flatten(1)).relu()
+            return self.fc(h)
+
+    sim = around(Blocked().double(), (9, 4, 7))
+    how = choose(sim, "auto")
+    assert how.engine == "vmapped"
+    fast = accelerate(sim, how).train
+    agree(sim.train, fast, sim.start)
+    assert not uploads(fast, sim.start)[0][:, : 192 * 5].any()
+
+
 @pytest.mark.parametrize("program", [Stacked, Vmapped])
 def test_a_frozen_layer_stays_as_it_is(program):
     module = nn.Sequential(nn.Flatten(), nn.Linear(192, 5), nn.ReLU(), nn.Linear(5, 3)).double()
@@ -507,7 +566,14 @@ def test_a_resumed_run_goes_on_as_it_began_whatever_fits_now(tiny, tmp_path, mon
     sa.run(tiny.with_(**asked), tmp_path / "a", resume=True, say=told.append)
     assert told[0]["chunk"] == 5
     sa.run(tiny.with_(rounds=5, chunk=3, **asked), tmp_path / "a", resume=True, say=told.append)
-    assert told[1]["chunk"] == 3, "unless it is asked for something else"
+    assert (told[1]["chunk"], told[1]["engine"]) == (3, "stacked"), "unless it is asked for something else"
+
+
+def test_another_chunk_is_no_other_engine(tiny, tmp_path):
+    told = []
+    sa.run(tiny.with_(rounds=1, engine="reference"), tmp_path / "a")
+    sa.run(tiny.with_(chunk=3), tmp_path / "a", resume=True, say=told.append)
+    assert (told[0]["engine"], told[0]["chunk"]) == ("reference", 3)
 
 
 def test_a_run_says_how_it_is_computed_and_a_resumed_one_goes_on_so(tiny, tmp_path):
@@ -555,7 +621,7 @@ def test_a_chunk_that_memory_has_halved_is_recorded_and_kept(tiny, tmp_path, mon
     assert [e["chunk"] for e in record_of(tmp_path / "a")] == [2]
     told = []
     sa.run(tiny, tmp_path / "a", resume=True, say=told.append)
-    assert (told[0]["chunk"], told[0]["why"]) == (2, "as it began")
+    assert (told[0]["chunk"], told[0]["why"]) == (2, "as the rounds before")
 
 
 def test_out_of_memory_elsewhere_is_one_line(tiny, monkeypatch):

@@ -1,8 +1,10 @@
 import pytest
 import torch
+from torch import nn
 
 from components import EXAMPLES
 from stableair.checks import InputError
+from stableair.experiment import Experiment, build
 from stableair.models import cnn, logistic, mlp, model, resnet18, resnet34
 
 
@@ -62,3 +64,24 @@ def test_an_unknown_norm_is_refused():
 def test_bad_arguments(text):
     with pytest.raises(InputError, match="must be"):
         model.one(text)()
+
+
+def flat(inputs, outputs):
+    return nn.Sequential(nn.Flatten(), nn.Linear(inputs, outputs))
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (flat(64, 7), r"must give a tensor of shape \(2, 10\), a logit for each class: got \(2, 7\)"),
+        (flat(64, 13), r"a logit for each class: got \(2, 13\)"),
+        (flat(65, 10), r"cannot take inputs of shape \(2, 1, 8, 8\): RuntimeError: mat1 and mat2"),
+        (flat(64, 10).requires_grad_(False), "no parameter that learns"),
+        (5, "must be a torch.nn.Module: got int"),
+    ],
+    ids=["few outputs", "many outputs", "other inputs", "nothing to learn", "no module"],
+)
+def test_a_model_that_does_not_fit_is_refused_in_one_line(made, said, registries):
+    model("mine")(lambda: lambda shape, classes: made)
+    with pytest.raises(InputError, match=said):
+        build(Experiment(model="mine()", device="cpu"))

@@ -400,10 +400,11 @@ def test_a_checkpoint_that_cannot_be_written_aside_is_said_and_nothing_is_lost(t
 
 def test_an_interrupt_does_not_hide_that_a_checkpoint_failed(tiny, tmp_path, monkeypatch):
     """Ctrl-C comes while the run waits for the checkpoint after round 1, whose disk is full."""
-    real, write, free, failed = Future.result, record.write_whole, threading.Event(), []
+    real, write, free, failed, calls = Future.result, record.write_whole, threading.Event(), [], []
 
     def result(self, timeout=None):
-        if free.is_set():
+        calls.append(self)
+        if free.is_set() or len(calls) == 1:  # the first starts the thread
             return real(self, timeout)
         free.set()
         raise KeyboardInterrupt

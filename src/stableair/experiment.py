@@ -1,5 +1,6 @@
 """An experiment is one flat frozen value: numbers, and spec strings such as noise="sas(alpha=1.5, tau=0.1)"."""
 
+import copy
 import functools
 import hashlib
 import json
@@ -9,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from stableair import vector
 from stableair.channel import NOISE_ON, Channel, fading, noise
 from stableair.checks import InputError, choice, nearest, positive, whole
-from stableair.data import AUGMENTS, dataset, hold_out
+from stableair.data import AUGMENTS, Dataset, dataset, hold_out
 from stableair.local import CHUNK, PAYLOADS, Reference
 from stableair.models import model
 from stableair.partition import divide, labels, partition
@@ -264,6 +266,27 @@ def device(name: str) -> torch.device:
     return found
 
 
+@torch.no_grad()
+def _check_model(module: Any, data: Dataset) -> None:
+    """Refuse a model that cannot tell the classes of these data apart, or has nothing to learn."""
+    if not isinstance(module, nn.Module):
+        raise InputError(f"the model must be a torch.nn.Module: got {type(module).__name__}")
+    x = data.inputs(data.train.x[:2])
+    try:
+        out = copy.deepcopy(module).eval()(x)
+    except Exception as error:  # whatever the model's own code raises
+        said = str(error).strip().partition("\n")[0]
+        raise InputError(
+            f"the model cannot take inputs of shape {tuple(x.shape)}: {type(error).__name__}: {said}"
+        ) from error
+    wanted = len(x), data.classes
+    if not isinstance(out, torch.Tensor) or tuple(out.shape) != wanted:
+        found = tuple(out.shape) if isinstance(out, torch.Tensor) else type(out).__name__
+        raise InputError(f"the model must give a tensor of shape {wanted}, a logit for each class: got {found}")
+    if not any(p.requires_grad for p in module.parameters()):
+        raise InputError("the model has no parameter that learns")
+
+
 def build(experiment: Experiment) -> Simulation:
     """Make every part of the experiment: data, clients, model, channel, receiver, server."""
     e, place = experiment, device(experiment.device)
@@ -271,12 +294,12 @@ def build(experiment: Experiment) -> Simulation:
     if e.evaluate == "validation":
         data = hold_out(data, VALIDATION, e.seed)
     parts = divide(partition.one(e.partition)(), data.train, e.clients, generator(e.seed, "partition").numpy())
-    data = data.to(place)
 
     with torch.random.fork_rng(devices=[]):  # torch's own initialisation, on the CPU: the same w_0 on every device
         torch.manual_seed(generator(e.seed, "init").key[0])
         module = model.one(data.model if e.model == "auto" else e.model)()(tuple(data.train.x.shape[1:]), data.classes)
-    module.to(place)
+        _check_model(module, data)
+    module, data = module.to(place), data.to(place)
 
     layout = vector.parameters(module)
     pilots = max(call.arguments.get("pilot", 0) for call in receiver.parse(e.receiver))

@@ -200,6 +200,7 @@ class _Log:
         self.fresh = not rows
         self.saved = last.rounds if last else 0
         self.aside = ThreadPoolExecutor(1)
+        self.aside.submit(int).result()  # its thread starts here: Ctrl-C while it starts would make it a second one
         self.saving: Future | None = None
 
     def begin(self, experiment: Experiment, sim: Simulation, how: dict[str, Any]) -> None:
@@ -304,17 +305,17 @@ def _engine(sim: Simulation, experiment: Experiment, past: list[dict]) -> tuple[
         return sim, plain | {"why": "there is no other"}
     before = past[-1] if past else {}
     same_kind = (before.get("device") == "cpu") == (sim.start.w.device.type == "cpu")
-    if same_kind and plain.keys() <= before.keys() and _allows(e, **{key: before[key] for key in plain}):
-        how = Choice(*(before[key] for key in plain), why="as it began")
+    if same_kind and plain.keys() <= before.keys() and _allows(e, before["engine"], before["precision"]):
+        chunk = min(e.chunk or before["chunk"], sim.n)
+        how = Choice(before["engine"], before["precision"], chunk, why="as the rounds before")
     else:
         how = choose(sim, e.engine, e.precision, e.chunk, e.rounds)
     return accelerate(sim, how), how._asdict()
 
 
-def _allows(e: Experiment, engine: str, precision: str, chunk: int) -> bool:
+def _allows(e: Experiment, engine: str, precision: str) -> bool:
     """Whether a run that was computed so may go on so, with what is asked for now."""
-    wanted = e.engine == "auto" or engine != "reference"
-    return wanted and e.precision in ("auto", precision) and e.chunk in (0, chunk)
+    return (e.engine == "auto" or engine != "reference") and e.precision in ("auto", precision)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from stableair.checks import InputError, choice
 from stableair.engine.processes import ProcessTrainer
 from stableair.engine.stacked import Stacked, Unsupported
 from stableair.engine.trainer import PRECISIONS, StackedTrainer
-from stableair.engine.vmapped import Vmapped, check_samples_apart
+from stableair.engine.vmapped import Vmapped, check_samples_apart, perturbed
 from stableair.local import SMALL, Reference, products
 from stableair.simulate import Evaluate, Simulation
 
@@ -94,11 +94,10 @@ def _program(sim: Simulation) -> Stacked | Vmapped:
 def _tried(kind: type, sim: Simulation) -> Stacked | Vmapped:
     """The program of that kind, if for two clients and a few samples it gives what the module itself gives."""
     data, module = sim.train.data, sim.train.module
-    samples = data.inputs(data.train.x[:3]).to(sim.start.w.dtype)
+    samples = data.inputs(data.train.x[: max(3, sim.train.largest_batch)]).to(sim.start.w.dtype)
     try:
-        program = kind(module)
         with products():
-            same = _same(program, module, samples)
+            same = _same(kind(copy.deepcopy(module)), module, samples)
         if kind is Vmapped:
             check_samples_apart(module, samples)
     except Unsupported:
@@ -107,21 +106,42 @@ def _tried(kind: type, sim: Simulation) -> Stacked | Vmapped:
         said = str(error).strip().partition("\n")[0].partition(". ")[0]
         raise Unsupported(f"{kind.__name__.lower()} it fails: {said}") from error
     if not same:
-        raise Unsupported(f"{kind.__name__.lower()} it gives something else")
-    return program
+        raise Unsupported(f"{kind.__name__.lower()} it gives something else, or other gradients")
+    return kind(module)
 
 
 def _same(program: Stacked | Vmapped, module: nn.Module, samples: Tensor) -> bool:
-    """Whether two clients with different weights get what the module gives them; tried on copies: buffers may move."""
-    clients = [copy.deepcopy(module).train() for _ in range(2)]
-    with torch.no_grad():
-        for p in clients[1].parameters():
-            p.mul_(0.9)
-        names = [name for name, b in module.named_buffers() if b.is_floating_point()]
-        buffers = {name: torch.stack([c.get_buffer(name) for c in clients]) for name in names}
-        own = {name: torch.stack([c.get_parameter(name) for c in clients]) for name, _ in module.named_parameters()}
-        got, expected = program(own, buffers, samples.expand(2, *samples.shape)), [c(samples) for c in clients]
-    return torch.allclose(got, torch.stack(expected), rtol=1e-3, atol=1e-4)
+    """Whether two clients with different weights get the outputs and gradients that the module gives them.
+
+    Tried on copies, whose buffers may move.
+    """
+    if any(p._backward_hooks for p in module.parameters()):
+        return False  # a copy of the module would not have them
+    clients = [copy.deepcopy(module).train(), perturbed(module)]
+    names = [name for name, b in module.named_buffers() if b.is_floating_point()]
+    buffers = {name: torch.stack([c.get_buffer(name) for c in clients]) for name in names}
+    own = {
+        name: torch.stack([c.get_parameter(name).detach() for c in clients]) for name, _ in module.named_parameters()
+    }
+    learning = [own[name].requires_grad_() for name, p in module.named_parameters() if p.requires_grad]
+    got, expected = program(own, buffers, samples.expand(2, *samples.shape)), torch.stack([c(samples) for c in clients])
+    weights = torch.linspace(-1, 1, got.numel(), dtype=got.dtype, device=got.device).view_as(got)
+    pairs = [(got, expected), *zip(
+        torch.autograd.grad((got * weights).sum(), learning, materialize_grads=True),
+        _gradients((expected * weights).sum(), clients),
+        strict=True,
+    )]  # fmt: skip
+    apart, size = (
+        sum(t.square().sum() for t in ts).sqrt() for ts in ([a - b for a, b in pairs], [b for _, b in pairs])
+    )
+    return got.shape == expected.shape and bool(apart <= 0.02 * size + 1e-6)
+
+
+def _gradients(loss: Tensor, clients: list[nn.Module]) -> list[Tensor]:
+    """The gradients of what learns in each of them, side by side."""
+    each = [[p for p in client.parameters() if p.requires_grad] for client in clients]
+    flat = torch.autograd.grad(loss, [p for ps in each for p in ps], materialize_grads=True)
+    return [torch.stack(pair) for pair in zip(flat[: len(each[0])], flat[len(each[0]) :], strict=True)]
 
 
 def _name(program: Stacked | Vmapped) -> str:

@@ -175,9 +175,9 @@ class Worker:
                 self.take(plan, t)
                 self.graphs[m].replay() if self.graphs else self.step(m)
         m = len(clients)
-        rows = torch.cat([p[:m].flatten(1) for p in self.p.values()], 1)
+        rows = torch.cat([p[:m].reshape(m, -1) for p in self.p.values()], 1)
         update = torch.sub(state.w, rows, out=rows).mul_(self.reference.scale)
-        stats = torch.cat([rows[:, :0], *(s[:m].flatten(1) for s in self.stats.values())], 1)
+        stats = torch.cat([rows[:, :0], *(s[:m].reshape(m, -1) for s in self.stats.values())], 1)
         return Upload(torch.tensor(clients), update, stats, self.loss[:m] / steps)
 
     @torch.no_grad()
