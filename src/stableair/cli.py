@@ -135,8 +135,8 @@ def run(
 
 
 def _computed(how: dict[str, Any]) -> None:
-    many = f"{how['chunk']} client{'s' * (how['chunk'] > 1)} at a time"
-    print(f"engine {how['engine']}, {how['precision']}, {many}: {how['why']}", flush=True)
+    many = f", {how['chunk']} client{'s' * (how['chunk'] > 1)} at a time" if how["engine"] != "reference" else ""
+    print(f"engine {how['engine']}, {how['precision']}{many}: {how['why']}", flush=True)
 
 
 def _both(one: OnRound, other: OnRound) -> OnRound:
@@ -507,6 +507,7 @@ def bench(
         bool, typer.Option("--scaling", help="Over the number of clients and the size instead.")
     ] = False,
     record: Annotated[Path | None, typer.Option(help="Append the table to this file.")] = None,
+    data_dir: DataDir = None,
 ) -> None:
     """Compare every way to compute a round with the reference, then time them in one run."""
     from stableair.checks import choice
@@ -517,7 +518,10 @@ def bench(
         if error.name != "stableair.engine":
             raise
         raise InputError("bench needs the fast engine: this installation has no stableair.engine") from None
+    _use(data_dir)
     choice("workload", workload, the.WORKLOADS)
+    if scaling and (only or peers):
+        raise InputError("--scaling times what auto chooses, at several sizes: leave out --only and --peers")
     if peers and (workload != "digits" or not (peers / "work.py").exists()):
         raise InputError("--peers needs the workload digits and the folder bench/peers of the source")
     if scaling:
@@ -525,10 +529,14 @@ def bench(
 
         sizes = the.SIZES_ON_GPU if torch.cuda.is_available() else the.SIZES
         text = the.scaling((10, 100, 1000), sizes, rounds, _say)
+        print(text)
     else:
         rows = the.measure(the.WORKLOADS[workload], rounds, _say, only or [""])
         if not rows:
-            raise InputError(f"no mode's name begins with {' or '.join(only)}; without --only all are timed, and named")
+            raise InputError(
+                f"no mode here begins with {' or '.join(only)}; there are reference, stacked and vmapped, kernels for "
+                "the ResNets on a GPU, and processes on a CPU"
+            )
         if workload == "cifar10":
             rows.append(the.recorded(the.WORKLOADS[workload], rounds))
         text = the.table(workload, rows + (the.peers(peers, rounds, _say) if peers else []))
