@@ -212,3 +212,4 @@ def test_which_networks_have_kernels():
     frozen.conv1.weight.requires_grad_(False)
     assert not fits(other)
     assert not fits(frozen)
+    assert not fits(ResNet(3, (1,), 4, lambda c: nn.BatchNorm2d(c, affine=False)))

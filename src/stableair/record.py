@@ -232,13 +232,13 @@ class _Log:
         self.rows.append(row)
         if self.folder:
             _append(self.folder / ROUNDS, row)
-        self.on_round(row)
 
     def keep(self, checkpoint: Checkpoint) -> None:
-        """Remember the state after a round, and write it when it is time to."""
+        """Remember the state after a round, write it when it is time to, and tell of the round: it is then complete."""
         self.last = checkpoint
         if checkpoint.rounds - self.saved >= self.every:
             self.flush()
+        self.on_round(self.rows[-1])
         self.clock = time.perf_counter()
 
     def flush(self) -> None:
@@ -266,6 +266,7 @@ class _Log:
         self.flush()  # the last good state first: this line ends the run
         self.wait()
         self.add({"round": k} | dict.fromkeys(metrics) | {"round": k, "diverged": True})
+        self.on_round(self.rows[-1])
 
     def __enter__(self) -> "_Log":
         return self

@@ -63,7 +63,7 @@ def _on_gpu(sim: Simulation, engine: str, precision: str, chunk: int) -> Choice:
     if precision == "auto":  # what is shown to train as well as fp32
         fit = kind == "stacked" and program.convolves and torch.cuda.is_bf16_supported(including_emulation=False)
         precision = "bf16" if fit else "fp32"
-    if precision == "bf16" and has_kernels(sim):
+    if precision == "bf16" and kind == "stacked" and has_kernels(sim):  # what stacks has the convolutions we know
         why = _trouble(sim.start.w.device)
         kind = kind if why else "kernels"
     return Choice(kind, precision, min(chunk or _fitting(sim), sim.n), f"{WHY[kind]}, on a GPU{why}")

@@ -80,7 +80,7 @@ def modes(sim: Simulation) -> Iterator[Choice]:
 def measure(experiment: Experiment, rounds: int, say: Callable[[str], None], only: Sequence[str] = ("",)) -> list[Row]:
     """The modes on one experiment: compared in their first steps, then timed over rounds after one that warms up.
 
-    With `only`, just those whose name begins with one of these; the rest is compared with the reference all the same.
+    With `only`, just those whose name begins with one of these; the reference is then run for the comparison alone.
     """
     rows, first = [], None
     whole = build(experiment)

@@ -54,7 +54,7 @@ def fits(module: nn.Module) -> bool:
     return (
         type(module) is ResNet
         and type(module.fc) is nn.Linear
-        and all(type(layer) in PARTS for layer in module.modules())
+        and all(type(layer) in PARTS and getattr(layer, "affine", True) for layer in module.modules())
         and all(p.requires_grad for p in module.parameters())
     )
 
