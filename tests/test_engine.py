@@ -158,12 +158,12 @@ def test_what_is_laid_out_ahead_is_what_is_taken(monkeypatch):
 
 
 def test_the_schedule_is_the_references_batches():
-    slow = reference(built("logistic()"), synthetic(samples=24, classes=3, shape=(3, 8, 8)), [9, 4, 11])
-    plan = schedule(slow, 5, [2, 0, 1])
-    assert plan.steps == [6, 6, 2]
-    assert plan.active == [3, 3, 2, 2, 2, 2], "the client with few samples stands last"
-    for row, n in enumerate([2, 0, 1]):
-        for t, batch in enumerate(slow.batches(slow.orders(5, n))):
+    slow = reference(built("logistic()"), synthetic(samples=33, classes=3, shape=(3, 8, 8)), [9, 4, 11, 9])
+    plan = schedule(slow, 5, [3, 2, 0, 1])
+    assert plan.steps == [6, 6, 6, 2]
+    assert plan.active == [4, 4, 3, 3, 3, 3], "the client with few samples stands last"
+    for row, n in enumerate([3, 2, 0, 1]):
+        for t, batch in enumerate(slow.batches(slow.orders(5, [n])[0])):
             there = plan.weight[t, row] > 0
             assert plan.index[t, row][there].tolist() == slow.parts[n][batch].tolist()
             assert plan.weight[t, row].sum() == pytest.approx(1)

@@ -128,13 +128,13 @@ def test_dropout_depends_on_round_and_client_alone(layer):
 def test_moves_are_drawn_evenly_and_anew_for_every_batch():
     data = synthetic(samples=400, classes=3, shape=(1, 4, 4))
     train = Reference(nn.Identity(), data, [torch.arange(400)], 5, 10, 0.1, "gradient", 1, augment="crop_flip")
-    moves = train.moves(0, 0).flatten(0, 1)
-    assert train.moves(0, 0).shape == (*train.orders(0, 0).shape, 3)
+    moves = train.moves(0, [0])[0].flatten(0, 1)
+    assert train.moves(0, [0]).shape == (*train.orders(0, [0]).shape, 3)
     for column, values in zip(moves.T, (range(-4, 5), range(-4, 5), range(2)), strict=True):
         assert column.unique().tolist() == list(values)
         expected = len(moves) / len(values)
         assert column.add(4 if len(values) > 2 else 0).bincount().sub(expected).abs().max() < 5 * expected**0.5
     assert moves.double().T.corrcoef().sub(torch.eye(3)).abs().max() < 0.1, "each by itself"
     assert not torch.equal(moves[:400], moves[400:800])
-    assert not torch.equal(moves, train.moves(1, 0).flatten(0, 1))
-    assert Reference(nn.Identity(), data, [torch.arange(400)], 1, 200, 0.1, "delta", 1).moves(0, 0) is None
+    assert not torch.equal(moves, train.moves(1, [0])[0].flatten(0, 1))
+    assert Reference(nn.Identity(), data, [torch.arange(400)], 1, 200, 0.1, "delta", 1).moves(0, [0]) is None

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from stableair.streams import Generator, generator, open_unit, uniform
+from stableair.streams import Generator, first_bits, generator, open_unit, uniform
 
 WORD = st.integers(0, 2**64 - 1)
 
@@ -35,6 +35,11 @@ def test_numbers_depend_on_the_position_and_not_on_the_calls():
     split, whole = generator(1, "a", 2), generator(1, "a", 2)
     assert torch.equal(torch.cat([split.uniform(3), split.uniform(4)]), whole.uniform(7))
     assert torch.equal(generator(1, "n").normal(10)[:4], generator(1, "n").normal(4))
+
+
+def test_many_generators_at_once_give_what_each_gives_alone():
+    sources = [generator(seed, "a") for seed in range(3)]
+    assert torch.equal(first_bits(sources, 7), torch.stack([source.bits(7) for source in sources]))
 
 
 def test_any_part_of_the_name_makes_another_stream():

@@ -1,7 +1,7 @@
 """What one client does in a round, and the reference trainer that does it for one client after another."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from stableair.checks import InputError
 from stableair.data import REACH, Dataset, moved
-from stableair.streams import generator
+from stableair.streams import first_bits, generator
 from stableair.vector import State, attach
 
 PAYLOADS = "gradient", "delta"
@@ -60,18 +60,22 @@ class Reference:
         """The samples in the largest batch of any client."""
         return min(self.batch_size, max(map(len, self.parts)))
 
-    def orders(self, k: int, n: int) -> Tensor:
-        """The orders in which client n goes through its m samples in round k: (E, m)."""
-        source, m = generator(self.seed, "batches", k, n, device=self.parts[n].device), len(self.parts[n])
-        return torch.stack([source.permutation(m) for _ in range(self.epochs)])
+    def _bits(self, stream: str, k: int, clients: Sequence[int], each: int = 1) -> Tensor:
+        """Random bits for all that clients with m samples each go through in round k, on the host: (N, E, m * each)."""
+        shape = len(clients), self.epochs, len(self.parts[clients[0]]) * each
+        sources = [generator(self.seed, stream, k, n) for n in clients]
+        return first_bits(sources, math.prod(shape[1:])).view(shape)
 
-    def moves(self, k: int, n: int) -> Tensor | None:
-        """How it moves and mirrors each of these, if it does: (E, m, 3)."""
+    def orders(self, k: int, clients: Sequence[int]) -> Tensor:
+        """The orders in which clients with m samples each go through them in round k: (N, E, m)."""
+        return self._bits("batches", k, clients).sort(stable=True).indices
+
+    def moves(self, k: int, clients: Sequence[int]) -> Tensor | None:
+        """How they move and mirror each of these, if they do: (N, E, m, 3)."""
         if self.augment == "none":
             return None
-        shape = self.epochs, len(self.parts[n]), 3
-        source = generator(self.seed, "augment", k, n, device=self.parts[n].device)
-        down, right, mirrored = (source.bits(math.prod(shape)) & 0x7FFFFFFF).view(shape).unbind(-1)
+        bits = self._bits("augment", k, clients, each=3).unflatten(-1, (-1, 3))
+        down, right, mirrored = (bits & 0x7FFFFFFF).unbind(-1)
         span = 2 * REACH + 1
         return torch.stack([down % span - REACH, right % span - REACH, mirrored % 2], -1)
 
@@ -87,8 +91,8 @@ class Reference:
         grad = torch.zeros_like(local.w)
         attach(self.module, local, grad)
         losses = []
-        moves = self.batches(self.moves(k, n)) if x is None else []
-        for step, batch in enumerate(self.batches(self.orders(k, n))):
+        moves = self.batches(self.moves(k, [n])[0].to(images.device)) if x is None else []
+        for step, batch in enumerate(self.batches(self.orders(k, [n])[0].to(images.device))):
             grad.zero_()
             now = x[batch] if x is not None else self.data.inputs(moved(images[batch], moves[step])).to(state.w.dtype)
             loss = F.cross_entropy(self.module(now), y[batch])

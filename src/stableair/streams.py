@@ -6,6 +6,7 @@ order of calls. Every receiver therefore meets the same fading, noise and batche
 
 import hashlib
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -24,6 +25,12 @@ _MULTIPLY = _signed(0xBF58476D1CE4E5B9), _signed(0x94D049BB133111EB)
 
 def _xorshift(z: Tensor, by: int) -> Tensor:
     return z.bitwise_xor_((z >> by).bitwise_and_((1 << (64 - by)) - 1))  # >> is arithmetic: mask the copied sign
+
+
+def _mix(z: Tensor, key: int | Tensor) -> Tensor:
+    """SplitMix64's two rounds with a key between them, in place."""
+    z = _xorshift(z, 30).mul_(_MULTIPLY[0]).bitwise_xor_(key)
+    return _xorshift(_xorshift(z, 27).mul_(_MULTIPLY[1]), 31)
 
 
 def open_unit(bits: Tensor) -> Tensor:
@@ -57,8 +64,7 @@ class Generator:
         """64 random bits for each of the next n positions: (n,) int64."""
         z = torch.arange(self.position + 1, self.position + n + 1, device=self.device)
         self.position += n
-        z = _xorshift(z.mul_(_GAMMA).add_(self.key[0]), 30).mul_(_MULTIPLY[0]).bitwise_xor_(self.key[1])
-        return _xorshift(_xorshift(z, 27).mul_(_MULTIPLY[1]), 31)
+        return _mix(z.mul_(_GAMMA).add_(self.key[0]), self.key[1])
 
     def uniform(self, *shape: int) -> Tensor:
         """Float64 in the open interval (0, 1)."""
@@ -87,6 +93,12 @@ def generator(seed: int, stream: str, *index: int, device: torch.device | str = 
     name = int(seed), stream, *map(int, index)  # a numpy integer names the same stream
     digest = hashlib.blake2b(repr(name).encode(), digest_size=16).digest()
     return Generator((int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little")), device)
+
+
+def first_bits(sources: Sequence[Generator], n: int) -> Tensor:
+    """What `bits(n)` gives for each of many new generators, at once and on the host: (N, n)."""
+    first, second = torch.tensor([source.key for source in sources]).T.unsqueeze(-1)
+    return _mix(torch.arange(1, n + 1).mul_(_GAMMA) + first, second)
 
 
 def uniform(shape: tuple[int, ...], source: Generator | torch.Generator | None, device: torch.device | str) -> Tensor:

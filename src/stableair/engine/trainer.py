@@ -42,35 +42,33 @@ class Schedule:
 
 
 def schedule(reference: Reference, k: int, clients: list[int]) -> Schedule:
-    """The batches of the reference trainer, side by side."""
-    index, weight, moves = [], [], []
-    for n in clients:
-        part = reference.parts[n]
-        size = min(reference.batch_size, len(part))
-        here = torch.ones(reference.epochs, len(part), dtype=torch.float64)
-        index.append(_cut(part[reference.orders(k, n)], size))
-        weight.append(F.normalize(_cut(here, size), p=1, dim=1))
-        if reference.augment != "none":
-            moves.append(_cut(reference.moves(k, n), size))
-    steps, room = [len(t) for t in index], reference.largest_batch
-    index, weight, moves = (_side_by_side(t, room) if t else None for t in (index, weight, moves))
+    """The batches of the reference trainer, side by side; clients with as many samples are laid out together."""
+    rows: dict[int, list[int]] = {}
+    for row, n in enumerate(clients):
+        rows.setdefault(len(reference.parts[n]), []).append(row)
+    size = reference.largest_batch
+    steps = [reference.epochs * -(-len(reference.parts[n]) // size) for n in clients]
+    shape = max(steps), len(clients), size
+    index, weight = torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.float64)
+    moves = None if reference.augment == "none" else index.new_zeros(*shape, 3)
+    for m, group in rows.items():
+        who = [clients[row] for row in group]
+        orders, here = reference.orders(k, who), torch.ones(1, reference.epochs, m, dtype=torch.float64)
+        samples = torch.stack([reference.parts[n] for n in who])
+        t = steps[group[0]]
+        index[:t, group] = _cut(samples.gather(1, orders.flatten(1)).view_as(orders), size)
+        weight[:t, group] = F.normalize(_cut(here, size), p=1, dim=-1)
+        if moves is not None:
+            moves[:t, group] = _cut(reference.moves(k, who), size)
     return Schedule(index, weight, steps, moves)
 
 
 def _cut(of_epochs: Tensor, size: int) -> Tensor:
-    """What a client goes through, (E, m, ...), in batches: (steps, size, ...), with zeros where the last is short."""
-    epochs, m, *rest = of_epochs.shape
-    room = of_epochs.new_zeros(epochs, -(-m // size) * size, *rest)
-    room[:, :m] = of_epochs
-    return room.view(-1, size, *rest)
-
-
-def _side_by_side(clients: list[Tensor], size: int) -> Tensor:
-    """What each client has, (steps, ..., ...), as (T, N, size, ...), with zeros where one has less than another."""
-    out = clients[0].new_zeros(max(map(len, clients)), len(clients), size, *clients[0].shape[2:])
-    for row, t in enumerate(clients):
-        out[: len(t), row, : t.shape[1]] = t
-    return out
+    """What N clients go through, (N, E, m, ...), in batches: (T, N, size, ...), with zeros where the last is short."""
+    n, epochs, m, *rest = of_epochs.shape
+    room = of_epochs.new_zeros(n, epochs, -(-m // size) * size, *rest)
+    room[:, :, :m] = of_epochs
+    return room.view(n, -1, size, *rest).transpose(0, 1)
 
 
 @dataclass
