@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -55,7 +56,7 @@ class Reference:
         """What the payload is of a difference of weights."""
         return 1 / self.lr if self.payload == "gradient" else 1.0
 
-    @property
+    @cached_property
     def largest_batch(self) -> int:
         """The samples in the largest batch of any client."""
         return min(self.batch_size, max(map(len, self.parts)))
