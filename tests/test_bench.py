@@ -101,6 +101,16 @@ def test_the_command_prints_and_records(tmp_path, monkeypatch, capsys, tiny):
     assert (tmp_path / "records.md").read_text().startswith("# Records\n\n20")
 
 
+@pytest.mark.parametrize("where", [".", "missing/records.md"])
+def test_a_record_that_cannot_be_written_is_refused_first(tmp_path, monkeypatch, capsys, where):
+    monkeypatch.setattr(bench, "measure", lambda *_: pytest.fail("nothing was to be timed"))
+    monkeypatch.setattr(sys, "argv", ["stableair", "bench", "--record", str(tmp_path / where)])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    assert stop.value.code == 2
+    assert capsys.readouterr().err.startswith("error: cannot write ")
+
+
 def test_the_exported_work_is_the_experiments(tmp_path, monkeypatch):
     import numpy as np
 

@@ -27,7 +27,7 @@ noise = Registry("noise", "noises")
 class Fade(NamedTuple):
     """What the channel does in one round."""
 
-    h: Tensor  # (N,) float64
+    h: Tensor  # (N,) float64, on the host
     xi: Tensor  # (d,)
     pilot: Tensor | None = None  # noise-only symbols, where a receiver asked for them
 
@@ -53,7 +53,7 @@ class Channel:
 
     def draw(self, n: int, d: int, seed: int, k: int, device: torch.device | str = "cpu") -> Fade:
         """h_{n,k} and xi_k, a function of (seed, k) alone."""
-        h = shaped("fading", self.fading(n, generator(seed, "fading", k)), n).double().to(device)
+        h = shaped("fading", self.fading(n, generator(seed, "fading", k)), n).double()
         xi = shaped("noise", self.noise(d, generator(seed, "noise", k, device=device)), d).float()
         pilot = self.noise(self.pilots, generator(seed, "pilot", k, device=device)) if self.pilots else None
         if self.noise_on == "sum":

@@ -524,6 +524,8 @@ def bench(
         raise InputError("--scaling times what auto chooses, at several sizes: leave out --only and --peers")
     if peers and (workload != "digits" or not (peers / "work.py").exists()):
         raise InputError("--peers needs the workload digits and the folder bench/peers of the source")
+    if record:
+        the.check_record(record)
     if scaling:
         import torch
 

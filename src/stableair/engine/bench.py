@@ -292,6 +292,12 @@ def _lines(path: str) -> list[str]:
     return Path(path).read_text().splitlines() if Path(path).exists() else []
 
 
+def check_record(path: Path) -> None:
+    """Refuse a file that cannot be written, before minutes are spent on what goes into it."""
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise InputError(f"cannot write {path}; choose another --record")
+
+
 def append(path: Path, text: str) -> Path:
     """Add a run to the records."""
     try:
