@@ -49,6 +49,11 @@ def test_chunks_do_not_change_the_sum(channel):
     assert torch.equal(sums[0], sums[2])
 
 
+def test_the_interference_is_drawn_on_the_device_and_the_fading_on_the_host():
+    fade = Channel(fading.one("rayleigh()")(), noise.one("none()")()).draw(3, 5, 0, 0, device="meta")
+    assert (fade.h.device.type, fade.xi.device.type) == ("cpu", "meta")
+
+
 def test_a_draw_is_a_function_of_seed_and_round(channel):
     fade, same = channel.draw(5, 100, 1, 2), channel.draw(5, 100, 1, 2)
     assert torch.equal(fade.h, same.h)
