@@ -239,7 +239,8 @@ def test_another_data_folder(command, tmp_path, data_folder, monkeypatch):
     monkeypatch.setenv("STABLEAIR_DATA", str(data_folder))  # what the command changes is put back
     (tmp_path / "d").mkdir()
     (tmp_path / "d" / "cifar10.safetensors").write_bytes((data_folder / "cifar10.safetensors").read_bytes())
-    words = "run", "cifar10", "rounds=1", "clients=2", "model=logistic()", "--data-dir", "d", "--out", "r"
+    small = "rounds=1", "clients=2", "model=logistic()", "norm_stats=clients"
+    words = "run", "cifar10", *small, "--data-dir", "d", "--out", "r"
     code, _, errors = command(*words)
     assert (code, errors) == (0, "note: d/cifar10.safetensors is unchecked: there is no cifar10.json beside it\n")
     environment = json.loads((tmp_path / "r" / "environment.json").read_text())[0]

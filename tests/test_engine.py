@@ -22,14 +22,15 @@ from stableair.checks import InputError
 from stableair.data import synthetic
 from stableair.engine import Choice, accelerate, choose
 from stableair.engine.stacked import Stacked, Unsupported
-from stableair.engine.trainer import StackedTrainer, StackedWorker, _room, schedule
+from stableair.engine.trainer import PRECISIONS, StackedTrainer, StackedWorker, _room, schedule
 from stableair.engine.vmapped import Vmapped
+from stableair.evaluation import Evaluate
 from stableair.experiment import build
 from stableair.local import Reference
 from stableair.models import ResNet, model
 from stableair.receiver import assemble
-from stableair.simulate import Evaluate, simulate
-from stableair.vector import parameters, state
+from stableair.simulate import simulate
+from stableair.vector import buffers, parameters, pooled, state
 
 MODELS = ["logistic()", "mlp(width=5, depth=2)", "cnn(width=7)", "batch", "group"]
 NORMS = {"batch": nn.BatchNorm2d, "group": lambda channels: nn.GroupNorm(4, channels)}
@@ -179,8 +180,9 @@ def test_a_trajectory_with_norms_and_unequal_clients_is_the_references(spec):
     layout, train = parameters(module), reference(module, data, sizes)
     made = build(sa.Experiment(device="cpu", noise="sas(alpha=1.5, tau=0.001)"))
     receive = assemble("mac(C=0.1)", layout, "tensor")
+    channel, evaluate = replace(made.channel, norms=buffers(module)), lambda state: {}
     sim = replace(
-        made, n=3, start=state(module), layout=layout, train=train, receive=receive, evaluate=lambda state: {}
+        made, n=3, start=state(module), layout=layout, train=train, channel=channel, receive=receive, evaluate=evaluate
     )
     fast = replace(sim, train=stacked(train, chunk=2))
     for a, b in zip(simulate(sim, sim.start, 3), simulate(fast, fast.start, 3), strict=True):
@@ -335,7 +337,8 @@ def test_a_batch_norm_over_a_single_number():
     update, stats, loss = uploads(stacked(slow), state(module))
     assert update.isfinite().all()
     assert not update[:, : 3 * 4 * 64].any()
-    torch.testing.assert_close(stats[:, 4:], torch.full_like(stats[:, 4:], 0.81))
+    variances = pooled(stats, buffers(module))[:, 4:]
+    torch.testing.assert_close(variances, torch.full_like(variances, 0.81))
     assert loss.isfinite().all()
 
 
@@ -477,7 +480,7 @@ def test_what_is_refused(tiny):
 
 def test_the_evaluation_rounds_as_the_training_does(tiny):
     sim = build(tiny)
-    assert [accelerate(sim, Choice("stacked", p, 5, "")).evaluate.tf32 for p in ("fp32", "tf32", "bf16")] == [0, 1, 1]
+    assert [accelerate(sim, Choice("stacked", p, 5, "")).evaluate.precision for p in PRECISIONS] == list(PRECISIONS)
 
 
 def test_a_simulation_with_an_evaluation_of_its_own_is_accelerated(tiny):

@@ -85,3 +85,18 @@ def test_a_model_that_does_not_fit_is_refused_in_one_line(made, said, registries
     model("mine")(lambda: lambda shape, classes: made)
     with pytest.raises(InputError, match=said):
         build(Experiment(model="mine()", device="cpu"))
+
+
+def test_the_initialisation_is_torchs_own_unless_hes_is_asked_for():
+    def convolutions(text):
+        torch.manual_seed(0)
+        module = model.one(text)()((3, 16, 16), 10)
+        return [p for p in module.parameters() if p.ndim == 4]
+
+    for p in convolutions("resnet18()"):  # uniform in +- 1/sqrt(fan-in)
+        assert p.std().item() == pytest.approx((3 * p[0].numel()) ** -0.5, rel=0.05)
+        assert p.abs().max() <= p[0].numel() ** -0.5
+    for p in convolutions("resnet18(init=he)"):
+        assert p.std().item() == pytest.approx((2 / (p.shape[0] * p[0, 0].numel())) ** 0.5, rel=0.05)
+    with pytest.raises(InputError, match="init: 'xavier' is unknown; allowed: torch, he"):
+        model.one("resnet34(init=xavier)")()

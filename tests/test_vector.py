@@ -1,7 +1,7 @@
 import torch
 from torch import nn
 
-from stableair.vector import State, attach, parameters, state
+from stableair.vector import State, attach, buffers, moments, parameters, pooled, state
 
 
 def module():
@@ -49,3 +49,32 @@ def test_an_attached_module_reads_and_writes_the_vectors():
     assert flat.stats[:4].abs().sum() > 0, "a forward pass moved the running mean"
     flat.w.zero_()
     assert not any(p.any() for p in net.parameters())
+
+
+def test_clients_pool_to_the_statistics_of_all_their_samples():
+    """Clients whose means differ: the variance of everything together holds the spread of the means too."""
+    samples = torch.randn(3, 50, 4) * torch.tensor([1.0, 2.0, 0.5, 3.0]) + 1e3 * torch.arange(3.0)[:, None, None]
+    norms = buffers(module())
+    each = torch.cat([samples.mean(1), samples.var(1, correction=0)], 1)
+    sent = moments(each, norms)
+    assert sent.dtype == torch.float64
+    together = pooled(sent.mean(0), norms)
+    everything = samples.flatten(0, 1).double()
+    torch.testing.assert_close(together[:4], everything.mean(0), rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(together[4:], everything.var(0, correction=0), rtol=1e-5, atol=0)
+    torch.testing.assert_close(pooled(moments(each, norms), norms).float(), each, rtol=1e-5, atol=1e-5)
+    assert torch.equal(each[:, 4:], samples.var(1, correction=0)), "the client's own are untouched"
+
+
+def test_only_a_mean_and_a_variance_of_one_layer_make_a_pair():
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("running_var", torch.ones(2))
+            self.register_buffer("temperature", torch.ones(1))
+            self.norm = nn.BatchNorm1d(1)
+
+    norms = buffers(Odd())
+    sent = moments(torch.tensor([3.0, 3.0, 5.0, 2.0, 7.0]), norms)
+    assert sent.tolist() == [3, 3, 5, 2, 11]
+    assert pooled(sent, norms).tolist() == [3, 3, 5, 2, 7]

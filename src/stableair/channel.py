@@ -15,6 +15,7 @@ from stableair.checks import InputError, number, positive
 from stableair.local import Upload
 from stableair.spec import Registry
 from stableair.streams import Generator, generator
+from stableair.vector import NOTHING, Layout, pooled
 
 NOISE_ON = "mean", "sum"
 Fading = Callable[[int, Generator], Tensor]  # (n, source) -> (n,) float64, amplitudes
@@ -36,7 +37,7 @@ class Received(NamedTuple):
     """What reaches the server in one round, and what it would have been."""
 
     g: Tensor  # (d,), faded sum and interference: Eq. (3)
-    stats: Tensor  # (b,), mean of the clients' norm buffers
+    stats: Tensor  # (b,), the norm buffers of all clients together
     clean: Tensor  # (d,) float64, (1/N) sum of the unfaded payloads
     loss: Tensor  # (), mean of the clients' training losses
     pilot: Tensor | None = None  # noise-only symbols, where a receiver asked for them
@@ -50,6 +51,7 @@ class Channel:
     noise: Noise
     pilots: int = 0  # symbols a round in which no client sends
     noise_on: str = "mean"  # the interference hits the mean, as in Eq. (3), or the sum, and is then divided by N too
+    norms: Layout = NOTHING  # of the norm buffers on the side link
 
     def draw(self, n: int, d: int, seed: int, k: int, device: torch.device | str = "cpu") -> Fade:
         """h_{n,k} and xi_k, a function of (seed, k) alone."""
@@ -70,13 +72,13 @@ class Channel:
                 g.add_(update, alpha=h[client])
                 clean.add_(update)
             stats, loss = stats + upload.stats.double().sum(0), loss + upload.loss.double().sum()
-            kind = upload.stats.dtype
+            kind = upload.update.dtype
             del upload, update  # before the next is made
         n = len(h)
         g = (g / n + fade.xi).to(fade.xi.dtype)
         if g.isnan().any():
             raise InputError("the channel's noise or fading is NaN; every entry must be a number or infinite")
-        return Received(g, (stats / n).to(kind), clean / n, loss / n, fade.pilot)
+        return Received(g, pooled(stats / n, self.norms).to(kind), clean / n, loss / n, fade.pilot)
 
 
 def shaped(what: str, out: Any, length: int) -> Tensor:

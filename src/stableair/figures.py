@@ -222,12 +222,14 @@ def caption(how: Plan, runs: dict[str, list[Run]], notes: list[str]) -> str:
         first = f"Smoke test on {kind}: the figure's form, not its result."
     else:
         first = f"Data: {base.data}{_samples(runs)}."
+    normed = any("accuracy_clients" in key for each in runs.values() for one in each for key in one.rounds[0])
     setup = [
         f"{base.clients} clients by {base.partition}",
         base.model if base.model != "auto" else "the set's own model",
         f"{_count(base.local_epochs, 'local epoch')} of batch {base.batch_size} at lr {base.lr:g}",
         base.fading,
         f"{base.noise}{f' with {SYMBOL[vary]} varied' if vary.startswith('noise.') else ''}",
+        *([f"norm statistics: {base.norm_stats}"] if normed else []),
         f"seeds {base.seed} to {base.seed + how.seeds - 1}" if how.seeds > 1 else f"seed {base.seed}",
     ]
     ours = filter(None, [_count(base.rounds, "round"), *notes, how.figure.ours])

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from stableair.checks import InputError
 from stableair.data import REACH, Dataset, moved
 from stableair.streams import first_bits, generator
-from stableair.vector import State, attach
+from stableair.vector import Layout, State, attach, buffers, moments
 
 PAYLOADS = "gradient", "delta"
 CHUNK = 10  # clients whose updates are in memory at once, unless somebody says otherwise
@@ -26,7 +26,7 @@ class Upload(NamedTuple):
 
     clients: Tensor  # (m,) int64
     update: Tensor  # (m, d), the payload that goes over the air
-    stats: Tensor  # (m, b), norm buffers on the noiseless side link
+    stats: Tensor  # (m, b) float64, the `moments` of the norm buffers, on the noiseless side link
     loss: Tensor  # (m,), mean loss over the client's local steps
 
 
@@ -60,6 +60,11 @@ class Reference:
     def largest_batch(self) -> int:
         """The samples in the largest batch of any client."""
         return min(self.batch_size, max(map(len, self.parts)))
+
+    @cached_property
+    def norms(self) -> Layout:
+        """The blocks of the norm buffers."""
+        return buffers(self.module)
 
     def _bits(self, stream: str, k: int, clients: Sequence[int], each: int = 1) -> Tensor:
         """Random bits for all that clients with m samples each go through in round k, on the host: (N, E, m * each)."""
@@ -117,7 +122,8 @@ class Reference:
                 finally:
                     for counter, first in counters:
                         counter.copy_(first)
-        return Upload(clients, *(torch.stack(column) for column in zip(*rows, strict=True)))
+        update, stats, loss = (torch.stack(column) for column in zip(*rows, strict=True))
+        return Upload(clients, update, moments(stats, self.norms), loss)
 
     def __call__(self, state: State, k: int) -> Iterator[Upload]:
         for clients in torch.arange(len(self.parts)).split(self.chunk):

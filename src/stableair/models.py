@@ -51,15 +51,15 @@ def cnn(width=2048) -> Model:
 
 
 @model("resnet18")
-def resnet18(norm="batch") -> Model:
+def resnet18(norm="batch", init="torch") -> Model:
     """ResNet-18 with the CIFAR stem (3 x 3, no max-pool), norm batch or group: 11,173,962 entries for CIFAR-10."""
-    return _resnet("resnet18", (2, 2, 2, 2), norm)
+    return _resnet("resnet18", (2, 2, 2, 2), norm, init)
 
 
 @model("resnet34")
-def resnet34(norm="batch") -> Model:
+def resnet34(norm="batch", init="torch") -> Model:
     """ResNet-34 with the CIFAR stem (3 x 3, no max-pool), norm batch or group: 21,328,292 entries for CIFAR-100."""
-    return _resnet("resnet34", (3, 4, 6, 3), norm)
+    return _resnet("resnet34", (3, 4, 6, 3), norm, init)
 
 
 NORMS: dict[str, Callable[[int], nn.Module]] = {
@@ -68,9 +68,20 @@ NORMS: dict[str, Callable[[int], nn.Module]] = {
 }
 
 
-def _resnet(name: str, depths: tuple[int, ...], norm: str) -> Model:
-    make = NORMS[choice("norm", norm, NORMS)]
-    return lambda shape, classes: ResNet(_image(name, shape, least=8)[0], depths, classes, make)
+INITS = "torch", "he"  # torch's own, or He's normal law by the fan-out of each convolution
+
+
+def _resnet(name: str, depths: tuple[int, ...], norm: str, init: str) -> Model:
+    make, he = NORMS[choice("norm", norm, NORMS)], choice("init", init, INITS) == "he"
+
+    def build(shape: tuple[int, ...], classes: int) -> nn.Module:
+        module = ResNet(_image(name, shape, least=8)[0], depths, classes, make)
+        for layer in module.modules():
+            if he and isinstance(layer, nn.Conv2d):
+                nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+        return module
+
+    return build
 
 
 def _image(name: str, shape: tuple[int, ...], least: int) -> tuple[int, int, int]:
@@ -97,9 +108,6 @@ class ResNet(nn.Module):
                 width = out
             setattr(self, f"layer{stage + 1}", nn.Sequential(*blocks))
         self.fc = nn.Linear(width, classes)
-        for layer in self.modules():
-            if isinstance(layer, nn.Conv2d):
-                nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.relu(self.bn1(self.conv1(x)))

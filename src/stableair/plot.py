@@ -20,6 +20,9 @@ FEW = 20  # classes that can be told apart by colour
 AXES = {
     "test/accuracy": "test accuracy",
     "test/loss": "test loss",
+    "test/accuracy_clients": "test accuracy, the clients' norm statistics",
+    "test/accuracy_recalibrated": "test accuracy, norm statistics recalibrated",
+    "test/accuracy_batch": "test accuracy, norm statistics of the test batch",
     "validation/accuracy": "validation accuracy",
     "validation/loss": "validation loss",
     "train/loss": "training loss",

@@ -37,7 +37,12 @@ from stableair.vector import State
 
 EXPERIMENT, ENVIRONMENT, CLIENTS = "experiment.json", "environment.json", "clients.json"
 ROUNDS, CHECKPOINT = "rounds.jsonl", "checkpoint.pt"
-LATER = {"precision": "auto", "noise_on": "mean", "augment": "none"}  # settings that the first runs did not have yet
+LATER = {
+    "precision": "auto",
+    "noise_on": "mean",
+    "augment": "none",
+    "norm_stats": "clients",
+}  # settings that the first runs did not have yet
 LAST = 10  # rounds to average over: the accuracy of a method that suffers jumps from round to round
 
 

@@ -7,18 +7,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import Tensor
 
 from stableair.channel import Channel, Fade, Received, shaped
 from stableair.checks import InputError
-from stableair.data import Dataset
-from stableair.local import Trainer, Upload, products
+from stableair.evaluation import Metrics
+from stableair.local import Trainer, Upload
 from stableair.receiver import Receiver
 from stableair.server import Update
-from stableair.vector import Layout, State, attach
-
-Metrics = dict[str, float | None]
+from stableair.vector import Layout, State
 
 
 @dataclass(frozen=True)
@@ -99,29 +96,3 @@ def _own(rule: Any) -> Metrics:
     """What a rule tells of itself, as `receiver/...`."""
     told = rule.metrics() if hasattr(rule, "metrics") else {}
     return {f"receiver/{name}": None if value is None else float(value) for name, value in told.items()}
-
-
-@dataclass(frozen=True)
-class Evaluate:
-    """Accuracy and mean loss of a state on the data's test split, recorded under `name`."""
-
-    module: nn.Module
-    data: Dataset
-    name: str = "test"
-    batch: int = 1000
-    tf32: bool = False  # how products round on a GPU
-
-    @torch.no_grad()
-    def __call__(self, state: State) -> Metrics:
-        attach(self.module, state)
-        self.module.eval()
-        test = self.data.test
-        seen = torch.zeros(2, dtype=torch.float64, device=state.w.device)  # hits and loss: fetched once, at the end
-        with products(self.tf32):
-            for x, y in zip(test.x.split(self.batch), test.y.split(self.batch), strict=True):
-                output = self.module(self.data.inputs(x))
-                seen += torch.stack(
-                    [(output.argmax(1) == y).sum(), F.cross_entropy(output.double(), y, reduction="sum")]
-                )
-        accuracy, loss = (seen / len(test.y)).tolist()
-        return {f"{self.name}/accuracy": accuracy, f"{self.name}/loss": loss}

@@ -41,6 +41,9 @@ def _layout(blocks: Iterable[tuple[str, tuple[int, ...]]]) -> Layout:
     return Layout(names, shapes, tuple(accumulate(map(prod, shapes), initial=0)))
 
 
+NOTHING = Layout((), (), (0,))  # a vector without entries
+
+
 class State(NamedTuple):
     """What the server broadcasts: parameters and norm buffers."""
 
@@ -56,6 +59,30 @@ def parameters(module: nn.Module) -> Layout:
 def buffers(module: nn.Module) -> Layout:
     """The blocks of a module's vector of norm buffers."""
     return _layout((name, tuple(b.shape)) for name, b in module.named_buffers() if b.is_floating_point())
+
+
+def _variances(norms: Layout) -> list[tuple[slice, slice]]:
+    """Where in a vector of norm buffers a running mean and its variance stand, found by their names."""
+    places = {name: slice(*ends) for name, ends in zip(norms.names, pairwise(norms.offsets), strict=True)}
+    of_means = {name.removesuffix("running_var") + "running_mean": name for name in norms.names}
+    return [(places[mean], places[var]) for mean, var in of_means.items() if mean in places and mean != var]
+
+
+def moments(stats: Tensor, norms: Layout) -> Tensor:
+    """Norm buffers as they can be averaged over clients, in float64: var + mean^2 in a variance's place. (..., b)."""
+    stats = stats.double()  # a copy, or the tensor itself: then it must not change
+    stats = stats.clone() if (pairs := _variances(norms)) else stats
+    for mean, var in pairs:
+        stats[..., var] += stats[..., mean].square()
+    return stats
+
+
+def pooled(average: Tensor, norms: Layout) -> Tensor:
+    """The norm buffers of all clients together, from the average of their `moments`. (..., b)."""
+    stats = average.clone()
+    for mean, var in _variances(norms):
+        stats[..., var] = (stats[..., var] - stats[..., mean].square()).clamp_(min=0)
+    return stats
 
 
 def _buffers(module: nn.Module) -> list[Tensor]:

@@ -14,8 +14,9 @@ from stableair.engine.processes import ProcessTrainer
 from stableair.engine.stacked import Stacked, Unsupported
 from stableair.engine.trainer import PRECISIONS, StackedTrainer
 from stableair.engine.vmapped import Vmapped, check_samples_apart, perturbed
+from stableair.evaluation import Evaluate
 from stableair.local import SMALL, Reference, products
-from stableair.simulate import Evaluate, Simulation
+from stableair.simulate import Simulation
 
 __all__ = ["PRECISIONS", "Choice", "Unsupported", "accelerate", "choose"]
 
@@ -199,7 +200,7 @@ def accelerate(sim: Simulation, how: Choice | None = None) -> Simulation:
     train = StackedTrainer(plain, program, how.precision, how.chunk, by_hand)
     fast = replace(sim, train=train)
     if isinstance(sim.evaluate, Evaluate):
-        fast = replace(fast, evaluate=replace(sim.evaluate, tf32=how.precision != "fp32"))
+        fast = replace(fast, evaluate=replace(sim.evaluate, precision=how.precision))
     return fast
 
 

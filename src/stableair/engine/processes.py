@@ -39,7 +39,10 @@ class _Crew:
     def __init__(self, reference: Reference, workers: int, state: State):
         chunk = min(reference.chunk, len(reference.parts))
         shapes = {"update": (chunk, len(state.w)), "stats": (chunk, len(state.stats)), "loss": (chunk,)}
-        self.shared = {name: torch.zeros(shape).share_memory_() for name, shape in shapes.items()}
+        kinds = {"stats": torch.float64}
+        self.shared = {
+            name: torch.zeros(shape, dtype=kinds.get(name)).share_memory_() for name, shape in shapes.items()
+        }
         self.start = State(*(torch.empty_like(t).share_memory_() for t in state))
         context = mp.get_context("spawn")
         self.lines: list[Connection] = []

@@ -14,7 +14,7 @@ from stableair.data import moved
 from stableair.engine.stacked import Stacked, Tensors
 from stableair.engine.vmapped import Vmapped
 from stableair.local import SMALL, Reference, Upload, products, threads_for
-from stableair.vector import Layout, State, buffers, parameters
+from stableair.vector import Layout, State, moments, parameters
 
 PRECISIONS = "fp32", "tf32", "bf16"
 
@@ -141,7 +141,7 @@ class Worker:
 
     def __init__(self, reference: Reference, precision: str, n: int):
         self.reference, self.lr, b = reference, reference.lr, reference.largest_batch
-        self.layout, self.norms = parameters(reference.module), buffers(reference.module)
+        self.layout, self.norms = parameters(reference.module), reference.norms
         self.device = reference.parts[0].device
         master = next(reference.module.parameters()).dtype
         self.dtype = torch.bfloat16 if precision == "bf16" else master
@@ -176,7 +176,7 @@ class Worker:
         rows = torch.cat([p[:m].reshape(m, -1) for p in self.p.values()], 1)
         update = torch.sub(state.w, rows, out=rows).mul_(self.reference.scale)
         stats = torch.cat([rows[:, :0], *(s[:m].reshape(m, -1) for s in self.stats.values())], 1)
-        return Upload(torch.tensor(clients), update, stats, self.loss[:m] / steps)
+        return Upload(torch.tensor(clients), update, moments(stats, self.norms), self.loss[:m] / steps)
 
     @torch.no_grad()
     def load(self, state: State) -> None:
