@@ -3,8 +3,8 @@
     python bench/reproduce.py list
     python bench/reproduce.py run --minutes 25
 
-Every run has a folder of its own in bench/reproduction, kept without its checkpoint once it is finished. The runs of one
-call share a process, so that the kernels are compiled once.
+Every run has a folder of its own in bench/reproduction, kept without its checkpoint once it is finished. The runs of
+one call share a process, so that the kernels are compiled once.
 """
 
 import argparse

@@ -17,7 +17,8 @@ CHANGES = {
     "seed": 9, "local_epochs": 2, "batch_size": 4, "lr": 0.5, "payload": "delta", "blocks": "layer",
     "fading": "unit()", "augment": "crop_flip",
     "noise": "none()", "noise_on": "sum", "receiver": "gnc(max_norm=3) | mac(C=0.1)", "server": "momentum(beta=0.5)",
-    "evaluate": "validation", "norm_stats": "batch", "device": "cpu", "engine": "reference", "precision": "bf16", "chunk": 3,
+    "evaluate": "validation", "norm_stats": "batch",
+    "device": "cpu", "engine": "reference", "precision": "bf16", "chunk": 3,
 }  # fmt: skip
 
 
