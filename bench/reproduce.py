@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from stableair.experiment import IDEAL, PRESETS, Experiment
-from stableair.figures import SEARCHED
-from stableair.record import CHECKPOINT, load, run
-from stableair.search import RESULT, search
+from stableair.paper.figures import SEARCHED
+from stableair.results.folder import CHECKPOINT, load, run
+from stableair.searches import RESULT, search
 
 FOLDER = Path(__file__).parent / "reproduction"
 ROUNDS = {"cifar10": 60, "cifar10-noniid": 60, "cifar100": 40, "femnist": 60}

@@ -38,4 +38,7 @@ EXAMPLES = {
         "hf(name='someone/images', writer=who)",
     ],
     "servers": ["sgd()", "momentum()"],
+    "participations": ["all()"],
+    "powers": ["none()"],
+    "channels": ["flat(noise_on=sum)"],
 }

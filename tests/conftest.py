@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from stableair import hub
+from stableair.data import hub
 from stableair.experiment import Experiment
 from stableair.spec import REGISTRIES
 

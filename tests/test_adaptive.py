@@ -6,10 +6,12 @@ import torch
 
 import stableair as sa
 from stableair import stable, theory
-from stableair.adaptive import ALPHAS, BEST_C, BEST_K, DOUBLINGS, AdaptiveMac, doublings, myriad
-from stableair.channel import Channel, sas, unit
+from stableair.channels.fading import unit
+from stableair.channels.flat import Flat
+from stableair.channels.noise import sas
 from stableair.checks import InputError
-from stableair.receiver import assemble, cauchy, clip, mac
+from stableair.receivers import assemble, cauchy, clip, mac
+from stableair.receivers.adaptive import ALPHAS, BEST_C, BEST_K, DOUBLINGS, AdaptiveMac, doublings, myriad
 from stableair.streams import generator
 from stableair.vector import Layout
 
@@ -146,7 +148,7 @@ def test_the_reference_is_clipped_too():
 
 
 def test_pilots_are_symbols_of_their_own():
-    fade = Channel(unit(), sas(1.5, 0.1), pilots=100).draw(3, 200, 0, 0)
+    fade = Flat(unit(), sas(1.5, 0.1), pilots=100).draw(3, torch.arange(3), 200, 0, 0)
     assert fade.pilot.shape == (100,)
     assert not torch.equal(fade.pilot, fade.xi[:100])
 

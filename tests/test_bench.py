@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from stableair import cli
 from stableair.checks import InputError
+from stableair.cli import main as cli
+from stableair.contracts import Upload
 from stableair.engine import bench
 from stableair.engine.trainer import StackedTrainer
-from stableair.local import Upload
 
 PEERS = Path(__file__).parent.parent / "bench" / "peers"
 
@@ -29,8 +29,8 @@ def test_every_mode_is_compared_and_timed(tiny):
 def test_a_mode_that_does_something_else_is_not_timed(tiny, monkeypatch):
     real = StackedTrainer.__call__
 
-    def wrong(self, state, k):
-        for upload in real(self, state, k):
+    def wrong(self, state, k, clients):
+        for upload in real(self, state, k, clients):
             yield Upload(upload.clients, upload.update * 1.1, *upload[2:])
 
     monkeypatch.setattr(StackedTrainer, "__call__", wrong)
@@ -40,7 +40,7 @@ def test_a_mode_that_does_something_else_is_not_timed(tiny, monkeypatch):
 
 def test_a_mode_whose_losses_are_wrong_is_not_timed(tiny, monkeypatch):
     real = StackedTrainer.__call__
-    changed = lambda self, state, k: (u._replace(loss=u.loss * 1.01) for u in real(self, state, k))  # noqa: E731
+    changed = lambda self, *args: (u._replace(loss=u.loss * 1.01) for u in real(self, *args))  # noqa: E731
     monkeypatch.setattr(StackedTrainer, "__call__", changed)
     with pytest.raises(InputError, match=r"stacked, fp32 does not do what the reference does: .* losses 0.01"):
         bench.measure(tiny, 1, lambda line: None)

@@ -18,18 +18,22 @@ from torch.nn import functional as F
 
 import stableair as sa
 import stableair.engine
+from stableair.algorithm import simulate
+from stableair.builder import build
 from stableair.checks import InputError
-from stableair.data import synthetic
+from stableair.choices import PRECISIONS
+from stableair.contracts import Work
+from stableair.data.sets import synthetic
 from stableair.engine import Choice, accelerate, choose
 from stableair.engine.stacked import Stacked, Unsupported
-from stableair.engine.trainer import PRECISIONS, StackedTrainer, StackedWorker, _room, schedule
+from stableair.engine.trainer import StackedTrainer, StackedWorker, _room, schedule
 from stableair.engine.vmapped import Vmapped
 from stableair.evaluation import Evaluate
-from stableair.experiment import build
 from stableair.local import Reference
 from stableair.models import ResNet, model
-from stableair.receiver import assemble
-from stableair.simulate import simulate
+from stableair.participants import everybody as all_of_them
+from stableair.participants import participants
+from stableair.receivers import assemble
 from stableair.vector import buffers, parameters, pooled, state
 
 MODELS = ["logistic()", "mlp(width=5, depth=2)", "cnn(width=7)", "batch", "group"]
@@ -40,7 +44,7 @@ def reference(module, data, sizes, device="cpu", **changes):
     """A trainer over clients of the given sizes."""
     parts = [part.to(device) for part in torch.arange(sum(sizes)).split(sizes)]
     settings = {"epochs": 2, "batch_size": 4, "lr": 0.03, "payload": "gradient", "seed": 3}
-    return Reference(module.to(device), data.to(device), parts, **settings | changes)
+    return Reference(Work(module.to(device), data.to(device), parts, **settings | changes))
 
 
 def built(spec, shape=(3, 8, 8), classes=3):
@@ -51,16 +55,21 @@ def built(spec, shape=(3, 8, 8), classes=3):
     return model.one(spec)()(shape, classes)
 
 
+def everybody(train):
+    """All clients, in the order in which they are added up."""
+    return participants(all_of_them(), train.work.sizes, seed=0)(0)
+
+
 def uploads(train, start, k=0):
     """The uploads of a round in the order of the clients."""
-    clients, *rest = (torch.cat(column) for column in zip(*train(start, k), strict=True))
+    clients, *rest = (torch.cat(column) for column in zip(*train(start, k, everybody(train)), strict=True))
     assert all(len(column) == len(clients) for column in rest)
     order = clients.argsort().to(rest[0].device)
     return [column[order] for column in rest]
 
 
 def stacked(slow, chunk=4, precision="fp32"):
-    return StackedTrainer(slow, Stacked(slow.module), precision, chunk)
+    return StackedTrainer(slow.work, Stacked(slow.work.module), precision, chunk)
 
 
 def agree(slow, fast, start, tolerance=1e-9, k=0):
@@ -75,23 +84,23 @@ def test_every_upload_is_the_references(spec, sizes):
     """In float64: in float32 the rounding of a deep network grows within a few steps into another trajectory."""
     data = synthetic(samples=sum(sizes), classes=3, shape=(3, 16, 16))
     slow = reference(built(spec, (3, 16, 16)).double(), data, sizes)
-    agree(slow, stacked(slow), state(slow.module))
+    agree(slow, stacked(slow), state(slow.work.module))
 
 
 @pytest.mark.parametrize("sizes", [[8, 8, 8], [9, 4, 2]], ids=["equal", "unequal"])
 def test_crop_and_flip_are_the_references(sizes):
     data = synthetic(samples=sum(sizes), classes=3, shape=(3, 16, 16))
     slow = reference(built("cnn(width=8)", (3, 16, 16)).double(), data, sizes, augment="crop_flip")
-    plain = replace(slow, augment="none")
-    agree(slow, stacked(slow), state(slow.module))
-    assert not torch.equal(uploads(slow, state(slow.module))[0], uploads(plain, state(slow.module))[0])
+    plain = replace(slow, work=replace(slow.work, augment="none"))
+    agree(slow, stacked(slow), state(slow.work.module))
+    assert not torch.equal(uploads(slow, state(slow.work.module))[0], uploads(plain, state(slow.work.module))[0])
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(1, 5), st.integers(1, 6), st.integers(1, 3))
 def test_any_sizes_chunks_and_batches(sizes, batch, chunk, epochs):
     data = synthetic(samples=sum(sizes), classes=3, shape=(1, 4, 4))
     slow = reference(built("cnn(width=5)", (1, 4, 4)), data, sizes, batch_size=batch, epochs=epochs, lr=0.05)
-    agree(slow, stacked(slow, chunk), state(slow.module), 1e-4, k=2)
+    agree(slow, stacked(slow, chunk), state(slow.work.module), 1e-4, k=2)
 
 
 def test_a_masked_batch_norm_is_exactly_each_clients_own():
@@ -132,7 +141,7 @@ def test_clients_that_have_finished_take_no_work(monkeypatch):
     slow = reference(built("logistic()"), synthetic(samples=24, classes=3, shape=(3, 8, 8)), [4, 14, 6])
     real, taken = StackedWorker.step, []
     monkeypatch.setattr(StackedWorker, "step", lambda self, m: (taken.append(m), real(self, m)))
-    agree(slow, stacked(slow), state(slow.module), 1e-5)
+    agree(slow, stacked(slow), state(slow.work.module), 1e-5)
     assert taken == [3, 3, 2, 2, 1, 1, 1, 1], "two epochs of 4, 2 and 1 batches, the longest first"
 
 
@@ -152,24 +161,24 @@ def test_what_is_laid_out_ahead_is_what_is_taken(monkeypatch):
         made.clear()
         fast = stacked(slow, chunk)
         fast._lay_out(3, [2, 0, 1])
-        agree(slow, fast, state(slow.module), 1e-5, k=3)
+        agree(slow, fast, state(slow.work.module), 1e-5, k=3)
         assert made == [(3, clients) for clients in chunks], "the first was there"
-        agree(slow, fast, state(slow.module), 1e-5, k=4)
+        agree(slow, fast, state(slow.work.module), 1e-5, k=4)
         assert made[len(chunks) :] == [(4, clients) for clients in chunks], "and is not taken for another round"
 
 
 def test_the_schedule_is_the_references_batches():
     slow = reference(built("logistic()"), synthetic(samples=33, classes=3, shape=(3, 8, 8)), [9, 4, 11, 9])
-    plan = schedule(slow, 5, [3, 2, 0, 1])
+    plan = schedule(slow.work, 5, [3, 2, 0, 1])
     assert plan.steps == [6, 6, 6, 2]
     assert plan.active == [4, 4, 3, 3, 3, 3], "the client with few samples stands last"
     for row, n in enumerate([3, 2, 0, 1]):
-        for t, batch in enumerate(slow.batches(slow.orders(5, [n])[0])):
+        for t, batch in enumerate(slow.work.batches(slow.work.orders(5, [n])[0])):
             there = plan.weight[t, row] > 0
-            assert plan.index[t, row][there].tolist() == slow.parts[n][batch].tolist()
+            assert plan.index[t, row][there].tolist() == slow.work.parts[n][batch].tolist()
             assert plan.weight[t, row].sum() == pytest.approx(1)
         assert plan.weight[int(plan.steps[row]) :, row].sum() == 0
-    assert schedule(slow, 5, [1]).index.shape == (2, 1, 4), "room for the largest batch of anybody"
+    assert schedule(slow.work, 5, [1]).index.shape == (2, 1, 4), "room for the largest batch of anybody"
 
 
 @pytest.mark.parametrize("spec", ["batch", "group"])
@@ -182,8 +191,9 @@ def test_a_trajectory_with_norms_and_unequal_clients_is_the_references(spec):
     receive = assemble("mac(C=0.1)", layout, "tensor")
     channel, evaluate = replace(made.channel, norms=buffers(module)), lambda state: {}
     sim = replace(
-        made, n=3, start=state(module), layout=layout, train=train, channel=channel, receive=receive, evaluate=evaluate
-    )
+        made, n=3, start=state(module), layout=layout, train=train, channel=channel, receive=receive, evaluate=evaluate,
+        participants=participants(all_of_them(), sizes, seed=0),
+    )  # fmt: skip
     fast = replace(sim, train=stacked(train, chunk=2))
     for a, b in zip(simulate(sim, sim.start, 3), simulate(fast, fast.start, 3), strict=True):
         torch.testing.assert_close(a.state.w, b.state.w, rtol=1e-5, atol=1e-6)
@@ -325,7 +335,7 @@ def test_a_frozen_layer_stays_as_it_is(program):
     module = nn.Sequential(nn.Flatten(), nn.Linear(192, 5), nn.ReLU(), nn.Linear(5, 3)).double()
     module[1].weight.requires_grad_(False)
     slow = reference(module, synthetic(samples=20, classes=3, shape=(3, 8, 8)), [9, 4, 7])
-    fast = StackedTrainer(slow, program(module), "fp32", 4)
+    fast = StackedTrainer(slow.work, program(module), "fp32", 4)
     agree(slow, fast, state(module))
     assert not uploads(fast, state(module))[0][:, : 192 * 5].any()
 
@@ -345,7 +355,7 @@ def test_a_batch_norm_over_a_single_number():
 def test_a_users_own_network():
     torch.manual_seed(0)
     slow = reference(Own().double(), synthetic(samples=20, classes=3, shape=(3, 8, 8)), [9, 4, 7])
-    agree(slow, stacked(slow), state(slow.module))
+    agree(slow, stacked(slow), state(slow.work.module))
 
 
 class Crossed(nn.Module):
@@ -452,12 +462,13 @@ def test_what_is_chosen_on_a_cpu(tiny, monkeypatch):
     middle = replace(sim, start=sim.start._replace(w=torch.empty(6_600_000)))
     assert choose(middle, "auto", rounds=1).engine == "reference", "not worth the start of the processes"
     assert choose(middle, "auto", rounds=1000).engine == "processes"
-    quick = replace(middle, train=replace(sim.train, epochs=1, batch_size=6))
+    quick = replace(middle, train=Reference(replace(sim.train.work, epochs=1, batch_size=6)))
     assert choose(quick, "auto", rounds=10**6).engine == "reference", "too few steps to hand an update over for"
     large = replace(sim, start=sim.start._replace(w=torch.empty(11_000_000)))
     assert choose(large, "auto", rounds=1000).engine == "reference"
     assert choose(large, "fast").engine == "processes"
-    noisy = replace(middle, train=replace(sim.train, module=nn.Sequential(nn.Dropout(0.5), sim.train.module)))
+    dropping = nn.Sequential(nn.Dropout(0.5), sim.train.work.module)
+    noisy = replace(middle, train=Reference(replace(sim.train.work, module=dropping)))
     assert choose(noisy, "fast").engine == "processes", "which take any module"
     monkeypatch.setattr(stableair.engine, "_cores", lambda: 1)
     assert choose(middle, "auto", rounds=1000).engine == "reference"
@@ -494,44 +505,45 @@ def test_processes_do_what_the_loop_does_bit_for_bit(tiny):
     for k in (0, 3):
         slow, fast = uploads(replace(sim.train, chunk=2), sim.start, k), uploads(crew, sim.start, k)
         assert all(torch.equal(a, b) for a, b in zip(slow, fast, strict=True))
-    assert [len(u.clients) for u in crew(sim.start, 0)] == [2, 2, 1]
+    assert [len(u.clients) for u in crew(sim.start, 0, sim.participants(0))] == [2, 2, 1]
 
 
 def test_a_worker_that_has_gone_is_one_line(tiny):
     crew = accelerate(build(tiny), Choice("processes", "fp32", 2, "")).train
-    list(crew(build(tiny).start, 0))
+    list(crew(build(tiny).start, 0, torch.arange(5)))
     for member in crew._crew.members:
         member.kill()
         member.join()
     with pytest.raises(InputError, match="a worker process has ended: for lack of memory, or"):
-        list(crew(build(tiny).start, 1))
+        list(crew(build(tiny).start, 1, torch.arange(5)))
 
 
 def test_whatever_fails_in_a_worker_is_named(tiny):
     sim = build(tiny)
-    wrong = replace(sim.train, parts=[torch.tensor([0, 10**6])] * 2)
+    wrong = Reference(replace(sim.train.work, parts=[torch.tensor([0, 10**6])] * 2))
     crew = accelerate(replace(sim, train=wrong, n=2), Choice("processes", "fp32", 2, "")).train
     with pytest.raises(InputError, match="round 0: a worker process failed: IndexError: "):
-        list(crew(sim.start, 0))
+        list(crew(sim.start, 0, torch.arange(2)))
 
 
 def test_what_a_worker_refuses_reaches_the_parent(tiny):
     sim = build(tiny)
     module = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.BatchNorm1d(3))
-    single = replace(sim.train, module=module, parts=[torch.arange(4), torch.arange(1)])
+    single = Reference(replace(sim.train.work, module=module, parts=[torch.arange(4), torch.arange(1)]))
     with pytest.raises(InputError, match="round 2: client 1 cannot train: Expected more than 1 value per channel"):
-        list(accelerate(replace(sim, train=single, n=2), Choice("processes", "fp32", 2, "")).train(state(module), 2))
+        crew = accelerate(replace(sim, train=single, n=2), Choice("processes", "fp32", 2, "")).train
+        list(crew(state(module), 2, torch.arange(2)))
 
 
 PARENT = """
-import sys, stableair as sa
+import sys, torch, stableair as sa
 from dataclasses import replace
 from stableair.engine import Choice, accelerate
-from stableair.experiment import build
+from stableair.builder import build
 if __name__ == "__main__":
     e = sa.Experiment(data="synthetic(samples=20, shape=(1, 2, 2))", clients=2, device="cpu")
     sim = accelerate(build(e), Choice("processes", "fp32", 2, ""))
-    list(sim.train(sim.start, 0))
+    list(sim.train(sim.start, 0, torch.arange(sim.n)))
     print(*[member.pid for member in sim.train._crew.members], flush=True)
     if sys.argv[1] == "stay":
         sys.stdin.read()
@@ -646,7 +658,7 @@ def test_out_of_memory_halves_the_chunk_and_repeats_it(tiny, monkeypatch):
     assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
     scarce(monkeypatch, most=0)
     with pytest.warns(UserWarning), pytest.raises(InputError, match="too little memory for one client"):
-        list(fast(start, 0))
+        list(fast(start, 0, torch.arange(5)))
 
 
 def test_without_the_engine_everything_works_slowly(tmp_path):
@@ -672,7 +684,7 @@ def test_without_the_engine_everything_works_slowly(tmp_path):
 def test_on_a_gpu_every_upload_is_the_references(cuda, spec, sizes):
     data = synthetic(samples=sum(sizes), classes=3, shape=(3, 16, 16))
     slow = reference(built(spec, (3, 16, 16)).double(), data, sizes, device=cuda)
-    agree(slow, stacked(slow), state(slow.module))
+    agree(slow, stacked(slow), state(slow.work.module))
 
 
 @pytest.mark.gpu
@@ -684,7 +696,7 @@ def test_on_a_gpu_one_step_is_as_exact_as_the_precision(cuda, spec, precision, u
     """Losses and norm buffers closely; a gradient jumps where rounding carries an entry over the kink of a relu."""
     data = synthetic(samples=24, classes=3, shape=(3, 16, 16))
     slow = reference(built(spec, (3, 16, 16)), data, [8, 8, 8], device=cuda, batch_size=8, epochs=1, lr=0.1)
-    start = state(slow.module)
+    start = state(slow.work.module)
     pairs = zip(
         uploads(slow, start), uploads(stacked(slow, precision=precision), start), (update, rest, rest), strict=True
     )
@@ -735,7 +747,7 @@ def test_on_a_gpu_a_trajectory_in_fp32_is_the_references(cuda, tiny):
 def test_on_a_gpu_what_cannot_be_stacked_is_vmapped(cuda, sizes):
     data = synthetic(samples=sum(sizes), classes=3, shape=(3, 8, 8))
     train = reference(Attentive().double(), data, sizes, device=cuda)
-    sim = replace(build(sa.Experiment(device=cuda)), train=train, n=len(sizes), start=state(train.module))
+    sim = replace(build(sa.Experiment(device=cuda)), train=train, n=len(sizes), start=state(train.work.module))
     how = choose(sim, "auto")
     assert how[:2] == ("vmapped", "fp32")
     agree(train, accelerate(sim, how).train, sim.start)
@@ -746,7 +758,7 @@ def test_on_a_gpu_what_cannot_be_stacked_is_vmapped(cuda, sizes):
 def test_on_a_gpu_crop_and_flip_are_the_references(cuda, spec):
     data = synthetic(samples=24, classes=3, shape=(3, 16, 16))
     slow = reference(built(spec, (3, 16, 16)).double(), data, [8, 9, 7], device=cuda, augment="crop_flip")
-    agree(slow, stacked(slow), state(slow.module))
+    agree(slow, stacked(slow), state(slow.work.module))
 
 
 @pytest.mark.gpu

@@ -6,10 +6,11 @@ from torch import nn
 from torch.nn import functional as F
 
 import stableair as sa
+from stableair.algorithm import simulate
+from stableair.builder import build
 from stableair.checks import InputError, Note
-from stableair.evaluation import NORM_STATS, Evaluate, calibration_sample
-from stableair.experiment import build
-from stableair.simulate import simulate
+from stableair.choices import NORM_STATS
+from stableair.evaluation import Evaluate, calibration_sample
 from stableair.vector import state
 
 
@@ -55,7 +56,7 @@ def test_the_clients_statistics_count_for_the_clients_treatment_alone(normed):
 def test_each_treatment_is_what_a_direct_computation_gives(normed):
     for treatment in NORM_STATS:
         sim = build(normed.with_(norm_stats=treatment))
-        data, module, at = sim.train.data, sim.train.module, shifted(sim, 2)
+        data, module, at = sim.train.work.data, sim.train.work.module, shifted(sim, 2)
         x, linear = data.inputs(data.test.x), module[3]
         found = sim.evaluate(at)["test/loss"]
         sample = data.inputs(data.train.x[sim.evaluate.calibration])  # fewer than 200: one batch
@@ -71,7 +72,7 @@ def test_each_treatment_is_what_a_direct_computation_gives(normed):
 def test_recalibration_averages_its_batches_evenly(normed, monkeypatch):
     monkeypatch.setattr("stableair.evaluation.BATCH", 7)
     sim = build(normed.with_(norm_stats="recalibrated"))
-    sample = sim.train.data.inputs(sim.train.data.train.x[sim.evaluate.calibration])
+    sample = sim.train.work.data.inputs(sim.train.work.data.train.x[sim.evaluate.calibration])
     batches = sample.tensor_split(-(-len(sample) // 7))
     assert len(batches) > 3
     assert max(map(len, batches)) - min(map(len, batches)) <= 1
@@ -82,7 +83,7 @@ def test_recalibration_averages_its_batches_evenly(normed, monkeypatch):
 
 def test_an_evaluation_leaves_no_trace(normed):
     sim = build(normed.with_(model="normed(momentum=0.3)", norm_stats="recalibrated"))
-    module = sim.train.module
+    module = sim.train.work.module
     before = sim.start.stats.clone(), module[0].num_batches_tracked.clone()
     first = sim.evaluate(sim.start)
     assert sim.evaluate(sim.start) == first
@@ -122,6 +123,6 @@ def test_a_model_without_norm_statistics_has_one_accuracy_and_says_so(tiny):
 
 def test_test_batches_never_hold_a_single_sample(normed):
     sim = build(normed.with_(norm_stats="batch"))
-    odd = Evaluate(sim.train.module, sim.train.data, "test", "batch", sim.evaluate.calibration, batch=11)
-    assert len(sim.train.data.test.y) % 11 == 1, "plain batches of 11 would leave one sample over"
-    assert odd(state(sim.train.module))["test/accuracy"] >= 0
+    odd = Evaluate(sim.train.work.module, sim.train.work.data, "test", "batch", sim.evaluate.calibration, batch=11)
+    assert len(sim.train.work.data.test.y) % 11 == 1, "plain batches of 11 would leave one sample over"
+    assert odd(state(sim.train.work.module))["test/accuracy"] >= 0

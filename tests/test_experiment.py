@@ -1,7 +1,9 @@
+import inspect
 import json
 import math
 import tomllib
-from dataclasses import FrozenInstanceError, fields
+from dataclasses import FrozenInstanceError, fields, replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,17 +11,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import stableair as sa
-from stableair.experiment import PRESETS, TYPES, Experiment, build, from_words
+from stableair import baseline
+from stableair.builder import build
+from stableair.experiment import HOMES, PRESETS, TYPES, Experiment, from_words, registry
+from stableair.receivers import receiver
 
 CHANGES = {
     "data": "synthetic(samples=100)", "partition": "dirichlet(beta=0.3)", "model": "logistic()", "clients": 7,
     "rounds": 3,
     "seed": 9, "local_epochs": 2, "batch_size": 4, "lr": 0.5, "payload": "delta", "blocks": "layer",
     "fading": "unit()", "augment": "crop_flip",
-    "noise": "none()", "noise_on": "sum", "receiver": "gnc(max_norm=3) | mac(C=0.1)", "server": "momentum(beta=0.5)",
+    "noise": "none()", "channel": "flat(noise_on=sum)", "receiver": "gnc(max_norm=3) | mac(C=0.1)",
+    "server": "momentum(beta=0.5)",
     "evaluate": "validation", "norm_stats": "batch",
     "device": "cpu", "engine": "reference", "precision": "bf16", "chunk": 3,
 }  # fmt: skip
+
+IDS = [
+    "b4b8bf78e9ad", "b4b8bf78e9ad", "5af018280153", "928bc3c8e7e8", "de7e9b290092", "01946a5088c7",
+    "88edc0b268a6", "5acc1013b054", "fedcf6776880",
+]  # fmt: skip
 
 
 def test_the_defaults_are_the_papers_set_up():
@@ -30,7 +41,7 @@ def test_the_defaults_are_the_papers_set_up():
 
 
 def test_the_changes_cover_every_field():
-    assert CHANGES.keys() == TYPES.keys()
+    assert CHANGES.keys() | {"participation", "power"} == TYPES.keys()  # of those two kinds there is one member each
 
 
 @pytest.mark.parametrize("key", CHANGES)
@@ -220,7 +231,8 @@ def test_blocks_reach_the_receiver_and_the_seed_the_partition():
     # One step too small to matter over all of a client's data: its loss tells which samples it holds.
     one_look = Experiment(partition="shards(2)", lr=1e-12, local_epochs=1, batch_size=1000, chunk=50)
     start = build(one_look).start
-    (first,), (same,), (other,) = (build(one_look.with_(seed=seed)).train(start, 0) for seed in (0, 0, 1))
+    sims = [build(one_look.with_(seed=seed)) for seed in (0, 0, 1)]
+    (first,), (same,), (other,) = (sim.train(start, 0, torch.arange(50)) for sim in sims)
     assert torch.equal(first.loss, same.loss)
     assert not torch.allclose(first.loss, other.loss, rtol=1e-3)
 
@@ -242,3 +254,98 @@ def test_a_bare_name_takes_its_arguments_from_dotted_keys():
         from_words(["noise=none", "noise.tau=3"])
     with pytest.raises(sa.InputError, match="missing a required argument: 'std'"):
         from_words(["noise=gaussian"])
+
+
+def test_a_new_setting_or_argument_moves_no_id(monkeypatch, registries):
+    """What enters the baseline with the value that means "as before" is in no id."""
+    before = {spec: Experiment(receiver=spec).id() for spec in ("mac(C=1)", "mac(C=2)")}
+    mac = receiver.entries["mac"]
+
+    def wider(C: float, gain: bool | None = None, pilot: int = 0, sharpness: float = 1.0):
+        return mac.factory(C, gain, pilot)
+
+    monkeypatch.setitem(receiver.entries, "mac", replace(mac, factory=wider))
+    assert Experiment().id() != before["mac(C=1)"], "an argument that no table knows is a difference"
+    monkeypatch.setitem(baseline.BASELINE_ARGUMENTS["receiver"]["mac"], "sharpness", 1.0)
+    assert {spec: Experiment(receiver=spec).id() for spec in before} == before
+    assert Experiment(receiver="mac(C=1, sharpness=2)").id() != before["mac(C=1)"]
+
+
+def test_a_default_that_changes_moves_the_id_and_old_records_keep_theirs(monkeypatch, registries):
+    old = Experiment(receiver="mac(C=1)")
+    record, before = old.to_record(), old.id()
+    mac = receiver.entries["mac"]
+
+    def changed(C: float, gain: bool | None = True, pilot: int = 0):
+        return mac.factory(C, gain, pilot)
+
+    monkeypatch.setitem(receiver.entries, "mac", replace(mac, factory=changed))
+    assert Experiment(receiver="mac(C=1)").id() != before
+    again = Experiment.from_record(record)
+    assert (again.id(), again.receiver) == (before, "mac(C=1, gain=None)"), "what it was called with is written out"
+
+
+def test_the_baseline_names_every_setting_and_argument():
+    """Whoever adds a setting, a component or an argument adds it to the table; nobody changes what stands there."""
+    assert baseline.BASELINE_SETTINGS.keys() == TYPES.keys()
+    for field in HOMES:
+        for entry in registry(field):
+            if entry.factory.__module__.startswith("stableair."):
+                known = baseline.BASELINE_ARGUMENTS[field][entry.name]
+                parameters = inspect.signature(entry.factory).parameters.values()
+                assert {p.name for p in parameters if p.default is not p.empty} == known.keys(), (field, entry.name)
+
+
+def test_the_baseline_has_not_been_edited():
+    """Ids of 0.2.0: a change of any of them makes strangers of all runs there are."""
+    ids = [Experiment(**settings).id() for settings in ({}, *PRESETS.values())]
+    ids.append(Experiment(receiver="mac(C=auto) | gnc(2)", channel="flat(noise_on=sum)", server="momentum()").id())
+    assert ids == IDS
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"receiver": "mac(C=1)"}, {"receiver": "mac(C=1.0, pilot=0)"}),
+        ({"data": "digits"}, {"data": "digits()"}),
+        ({"model": "mlp()"}, {"model": "mlp(200, depth=1)"}),
+        ({"rounds": 3, "device": "cpu", "chunk": 2}, {}),
+    ],
+)
+def test_the_same_thing_said_otherwise_has_the_same_id(one, other):
+    assert Experiment(**one).id() == Experiment(**other).id()
+
+
+def test_a_record_writes_every_argument_out_and_comes_back():
+    e = Experiment(receiver="mac(C=2) | gnc(3)", noise="sas(tau=0.3)", data="synthetic(samples=70)", model="auto")
+    record = json.loads(json.dumps(e.to_record()))
+    assert record["arguments"]["receiver"] == [{"C": 2, "gain": None, "pilot": 0}, {"max_norm": 3, "blocks": "model"}]
+    assert record["arguments"]["noise"] == [{"alpha": 1.5, "tau": 0.3}]
+    assert Experiment.from_record(record) == e
+    assert Experiment.from_json(json.dumps(record)) == e
+    record["arguments"]["noise"][0]["tau"] = 0.4
+    with pytest.raises(sa.InputError, match="its arguments are not those of noise=sas"):
+        Experiment.from_record(record)
+
+
+def test_a_record_of_0_1_is_read_as_it_was_meant():
+    record = json.loads((Path(__file__).parent / "data" / "run-0.1" / "experiment.json").read_text())
+    assert "channel" not in record
+    assert Experiment.from_record(record).channel == "flat()"
+    assert Experiment.from_record(record | {"noise_on": "sum"}).channel == "flat(noise_on=sum)"
+    old = Experiment.from_record(record)
+    for text, meant in (("resnet18()", "resnet18(init=he)"), ("resnet34(norm=group)", "resnet34(group, he)")):
+        assert Experiment.from_record(record | {"model": text}).id() == old.with_(model=meant).id()
+    assert Experiment.from_record(record | {"data": "cifar10", "model": "auto"}).model == "resnet18(init=he)"
+
+
+def test_a_setting_of_0_1_is_told_its_new_name(tmp_path):
+    said = "setting 'noise_on' is now channel.noise_on=sum"
+    with pytest.raises(sa.InputError, match=said):
+        Experiment(noise_on="sum")
+    with pytest.raises(sa.InputError, match=said):
+        from_words(["noise_on=sum"])
+    (tmp_path / "old.toml").write_text('noise_on = "sum"\n')
+    with pytest.raises(sa.InputError, match=said):
+        Experiment.read(tmp_path / "old.toml")
+    assert from_words(["channel.noise_on=sum"]).channel == "flat(noise_on=sum)"

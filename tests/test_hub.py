@@ -9,9 +9,9 @@ import torch
 from PIL import Image as Picture
 from safetensors.numpy import save_file
 
-from stableair import hub
 from stableair.checks import InputError, Note
-from stableair.data import dataset, stored
+from stableair.data import hub
+from stableair.data.sets import dataset, stored
 
 pytest.importorskip("datasets", reason="the hub's library is not installed")
 from datasets import ClassLabel, Dataset, Features, Image, Value

@@ -7,7 +7,8 @@ from torch.nn import functional as F
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from stableair.data import synthetic
+from stableair.contracts import Work
+from stableair.data.sets import synthetic
 from stableair.engine import kernels
 from stableair.engine.kernels import Behind, Moments, Norm
 from stableair.engine.resnet import ResNetWorker, fits
@@ -163,13 +164,14 @@ def small(sizes, batch_size=4):
     module = ResNet(3, (1, 2), 4, nn.BatchNorm2d, first=16).to(PLACE)
     data = synthetic(samples=20, classes=4, shape=(3, 8, 8)).to(PLACE)
     parts = [part.to(PLACE) for part in torch.arange(sum(sizes)).split(sizes)]
-    return Reference(module, data, parts, epochs=1, batch_size=batch_size, lr=0.02, payload="gradient", seed=1)
+    return Work(module, data, parts, epochs=1, batch_size=batch_size, lr=0.02, payload="gradient", seed=1)
 
 
 def both(slow, precision):
     """The uploads of the kernels and of the reference."""
     start, fast = state(slow.module), StackedTrainer(slow, Stacked(slow.module), precision, 3, kernels=True)
-    ((got,), (expected,)) = fast(start, 0), slow(start, 0)
+    who = torch.arange(len(slow.parts))
+    ((got,), (expected,)) = fast(start, 0, who), Reference(slow)(start, 0, who)
     assert type(fast._worker) is ResNetWorker
     order = got.clients.argsort().to(PLACE)
     return [(a[order], b) for a, b in zip(got[1:], expected[1:], strict=True)]

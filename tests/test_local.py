@@ -4,7 +4,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from stableair.checks import InputError
-from stableair.data import synthetic
+from stableair.contracts import Work
+from stableair.data.sets import synthetic
 from stableair.local import Reference
 from stableair.streams import generator
 from stableair.vector import state
@@ -19,12 +20,13 @@ def network(*layers):
 
 
 def trainer(module, **changes):
-    settings = {"epochs": 2, "batch_size": 10, "lr": 0.1, "payload": "gradient", "seed": 5, "chunk": 3}
-    return Reference(module, DATA, PARTS, **settings | changes)
+    settings = {"epochs": 2, "batch_size": 10, "lr": 0.1, "payload": "gradient", "seed": 5} | changes
+    chunk, parts = settings.pop("chunk", 3), settings.pop("parts", PARTS)
+    return Reference(Work(module, DATA, parts, **settings), chunk)
 
 
 def uploads(train, start, k=0):
-    chunks = list(train(start, k))
+    chunks = list(train(start, k, torch.arange(len(train.work.parts))))
     return [torch.cat(column) for column in zip(*chunks, strict=True)]
 
 
@@ -54,7 +56,7 @@ def test_the_start_is_untouched_and_the_chunk_changes_nothing():
     small, large = (uploads(trainer(module, chunk=chunk), start) for chunk in (1, 4))
     assert all(torch.equal(a, b) for a, b in zip(small, large, strict=True))
     assert torch.equal(start.w, before)
-    assert [len(u.clients) for u in trainer(module, chunk=3)(start, 0)] == [3, 1]
+    assert [len(u.clients) for u in trainer(module, chunk=3)(start, 0, torch.arange(4))] == [3, 1]
 
 
 def test_batches_differ_between_rounds_clients_and_seeds():
@@ -63,9 +65,7 @@ def test_batches_differ_between_rounds_clients_and_seeds():
     base = uploads(trainer(module), start, 0)[1]
     assert not torch.equal(base, uploads(trainer(module), start, 1)[1])
     assert not torch.equal(base, uploads(trainer(module, seed=6), start, 0)[1])
-    twins = Reference(
-        module, DATA, [PARTS[2], PARTS[2]], epochs=1, batch_size=10, lr=0.1, payload="delta", seed=5, chunk=2
-    )
+    twins = trainer(module, parts=[PARTS[2], PARTS[2]], epochs=1, payload="delta", chunk=2)
     one, other = uploads(twins, start, 0)[1]
     assert not torch.equal(one, other)
 
@@ -73,9 +73,7 @@ def test_batches_differ_between_rounds_clients_and_seeds():
 def test_norm_buffers_travel_beside_the_update():
     module = network(nn.BatchNorm1d(6, track_running_stats=True))
     start = state(module)
-    train = Reference(
-        module, DATA, [PARTS[0], PARTS[2]], epochs=1, batch_size=5, lr=0.1, payload="delta", seed=0, chunk=1
-    )
+    train = trainer(module, parts=[PARTS[0], PARTS[2]], epochs=1, batch_size=5, chunk=1)
     _, update, stats, _ = uploads(train, start)
     assert stats.shape == (2, 12)
     assert update.shape == (2, len(start.w))
@@ -88,7 +86,7 @@ def test_training_mode_and_threads_are_set_and_restored():
     module.eval()
     before = torch.get_num_threads()
     start = state(module)
-    train = Reference(module, DATA, [PARTS[2]], epochs=1, batch_size=5, lr=0.1, payload="delta", seed=0, chunk=1)
+    train = trainer(module, parts=[PARTS[2]], epochs=1, batch_size=5, lr=0.1, payload="delta", seed=0, chunk=1)
     _, _, stats, _ = uploads(train, start)
     assert not torch.equal(stats[0], start.stats), "batch norm saw the batches"
     assert torch.get_num_threads() == before
@@ -97,7 +95,7 @@ def test_training_mode_and_threads_are_set_and_restored():
 def test_counters_of_batch_norm_start_anew_with_every_client():
     module = network(nn.BatchNorm1d(6, momentum=None))  # its running mean depends on how many batches it has seen
     start = state(module)
-    train = Reference(module, DATA, [PARTS[2]], epochs=1, batch_size=5, lr=0.1, payload="delta", seed=0, chunk=1)
+    train = trainer(module, parts=[PARTS[2]], epochs=1, batch_size=5, lr=0.1, payload="delta", seed=0, chunk=1)
     assert torch.equal(uploads(train, start)[2], uploads(train, start)[2])
 
 
@@ -127,7 +125,7 @@ def test_dropout_depends_on_round_and_client_alone(layer):
 
 def test_moves_are_drawn_evenly_and_anew_for_every_batch():
     data = synthetic(samples=400, classes=3, shape=(1, 4, 4))
-    train = Reference(nn.Identity(), data, [torch.arange(400)], 5, 10, 0.1, "gradient", 1, augment="crop_flip")
+    train = Work(nn.Identity(), data, [torch.arange(400)], 5, 10, 0.1, "gradient", 1, augment="crop_flip")
     moves = train.moves(0, [0])[0].flatten(0, 1)
     assert train.moves(0, [0]).shape == (*train.orders(0, [0]).shape, 3)
     for column, values in zip(moves.T, (range(-4, 5), range(-4, 5), range(2)), strict=True):
@@ -137,4 +135,4 @@ def test_moves_are_drawn_evenly_and_anew_for_every_batch():
     assert moves.double().T.corrcoef().sub(torch.eye(3)).abs().max() < 0.1, "each by itself"
     assert not torch.equal(moves[:400], moves[400:800])
     assert not torch.equal(moves, train.moves(1, [0])[0].flatten(0, 1))
-    assert Reference(nn.Identity(), data, [torch.arange(400)], 1, 200, 0.1, "delta", 1).moves(0, [0]) is None
+    assert Work(nn.Identity(), data, [torch.arange(400)], 1, 200, 0.1, "delta", 1).moves(0, [0]) is None

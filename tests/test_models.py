@@ -3,8 +3,9 @@ import torch
 from torch import nn
 
 from components import EXAMPLES
+from stableair.builder import build
 from stableair.checks import InputError
-from stableair.experiment import Experiment, build
+from stableair.experiment import Experiment
 from stableair.models import cnn, logistic, mlp, model, resnet18, resnet34
 
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import stableair as sa
-from stableair import plot
-from stableair.record import Run
+from stableair.results import plot
+from stableair.results.folder import Run
 
 
 def made(accuracy, **settings):

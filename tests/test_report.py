@@ -5,9 +5,9 @@ import shutil
 import pytest
 
 import stableair as sa
-from stableair import plot, report
 from stableair.experiment import IDEAL
-from stableair.record import Run
+from stableair.results import plot, report
+from stableair.results.folder import Run
 
 
 def made(accuracy, **settings):

@@ -1,3 +1,4 @@
+import inspect
 import math
 
 import pytest
@@ -6,7 +7,7 @@ from hypothesis import strategies as st
 
 import stableair as sa
 from components import EXAMPLES
-from stableair.receiver import receiver
+from stableair.receivers import receiver
 from stableair.spec import REGISTRIES, Registry, literal, load_plugin
 
 
@@ -97,13 +98,49 @@ def test_a_name_is_registered_once(registries):
 
 
 def test_all_decorators_are_offered_and_their_modules_too(registries):
-    for name in ("receiver", "noise", "fading", "partition", "model", "dataset", "server"):
+    kinds = ["receiver", "noise", "fading", "partition", "model", "dataset", "server"]
+    for name in [*kinds, "channel", "participation", "power"]:
         getattr(sa, name)("fresh")(lambda: None)
     assert all("fresh" in registry.entries for registry in registries.values())
-    import stableair.receiver as module
+    import stableair.receivers as module
 
     assert module.mac is sa.mac
-    assert module is sa.receiver
+    assert module.receiver is sa.receiver
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("from stableair.channel import noise", "No module named 'stableair.channel'; it is now in stableair.channels"),
+        ("import stableair.receiver", "it is now in stableair.receivers"),
+        ("from stableair.data import Dataset", "; it is now in stableair.contracts"),
+        ("import stableair as sa; sa.hub", "has no attribute 'hub'; it is now in stableair.data.hub"),
+        ("import stableair as sa; sa.receiver.mac", "'receiver' is the decorator that registers a receiver"),
+    ],
+)
+def test_a_plugin_written_for_0_1_is_told_the_new_name(tmp_path, line, said):
+    (tmp_path / "old.py").write_text(line + "\n")
+    with pytest.raises(sa.InputError) as told:
+        sa.load_plugin(tmp_path / "old.py")
+    assert said in str(told.value)
+    assert "\n" not in str(told.value)
+
+
+def test_the_list_shows_types():
+    shown = {entry.name: entry.typed_signature for entry in REGISTRIES["receivers"]}
+    assert shown["mac"] == "mac(C: float | auto, gain: bool | None = None, pilot: int = 0)"
+    assert shown["gnc"] == "gnc(max_norm: float, blocks: tensor | layer | model = model)"
+    assert (
+        "shape: tuple[int, int, int] = (1, 8, 8)"
+        in {e.name: e.typed_signature for e in REGISTRIES["data"]}["synthetic"]
+    )
+
+
+@pytest.mark.parametrize("kind", REGISTRIES)
+def test_every_argument_of_every_component_has_a_type(kind):
+    for entry in REGISTRIES[kind]:
+        for parameter in inspect.signature(entry.factory).parameters.values():
+            assert parameter.annotation is not parameter.empty, (entry.name, parameter.name)
 
 
 def test_a_plugin_adds_a_component(tmp_path, registries, tiny):
@@ -145,6 +182,6 @@ def test_a_factory_may_hand_arguments_on(registries):
     call = open_to_all.one("any(1, b=2, c=word)")
     assert call() == (1, {"b": 2, "c": "word"})
     assert str(call.with_("b", 3).with_("d", 4)) == "any(first=1, b=3, c=word, d=4)"
-    assert str(call.short()) == str(call)
+    assert str(call.full()) == str(call)
     assert open_to_all.one(str(call))() == call()
     REGISTRIES.pop("test things")

@@ -4,11 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from stableair import stable, theory, theory_plot
+from stableair import stable, theory
 from stableair.checks import InputError
-from stableair.receiver import blank, cauchy, clip, gnc, mac, none, sign, tanh_clip
+from stableair.paper import theory_plots
+from stableair.paper.theorem import Check, check
+from stableair.receivers import blank, cauchy, clip, gnc, mac, none, sign, tanh_clip
 from stableair.streams import generator
-from stableair.theory import best_threshold, bound, check, efficacy, fisher, tail_constant, unclipped
+from stableair.theory import best_threshold, bound, efficacy, fisher, tail_constant, unclipped
 
 
 def test_the_tail_constant():
@@ -107,14 +109,14 @@ def test_theorem_1_against_a_simulation():
 
 
 def test_the_pictures():
-    figure = theory_plot.overview(1.5, 0.1, 1.0, 0.3)
+    figure = theory_plots.overview(1.5, 0.1, 1.0, 0.3)
     left, right = figure.axes
     assert len(left.collections) == 3
     curve = right.lines[4]  # alpha = 1.5: a line and a dot each for 1.1, 1.3, then 1.5
     peak = curve.get_xdata()[np.argmax(curve.get_ydata())]
     assert peak == pytest.approx(1.25, rel=0.1)
-    rows = [theory.Check(1.5, 0.1, 1, 0.1, 2.0, 0.1, 1.0, 3.0)]
-    assert theory_plot.checks(rows).axes[0].get_yscale() == "log"
+    rows = [Check(1.5, 0.1, 1, 0.1, 2.0, 0.1, 1.0, 3.0)]
+    assert theory_plots.checks(rows).axes[0].get_yscale() == "log"
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ import sys
 import pytest
 
 import stableair as sa
-from stableair import track
 from stableair.checks import InputError, Note
+from stableair.results import track
 
 
 def tracked(kind, experiment, folder):
@@ -90,7 +90,7 @@ def test_unknown_and_missing_trackers_are_refused_before_anything_is_computed(mo
 def test_nothing_is_imported_unless_asked_for(tiny, tmp_path):
     code = (
         "import json, sys, stableair as sa\n"
-        "from stableair.track import track\n"
+        "from stableair.results.track import track\n"
         f"e = sa.Experiment(**json.loads({tiny.to_json()!r}))\n"
         "with track(None, e, None) as tell: sa.run(e, on_round=tell)\n"
         "loaded = {'tensorboard', 'wandb', 'mlflow', 'optuna', 'plotly', 'datasets'} & set(sys.modules)\n"

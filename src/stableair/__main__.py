@@ -1,3 +1,3 @@
-from stableair.cli import main
+from stableair.cli.main import main
 
 main()

@@ -15,16 +15,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from stableair.data import Dataset
-from stableair.local import products
+from stableair.choices import NORM_STATS
+from stableair.contracts import Dataset, Metrics
+from stableair.local import float32_matmul
 from stableair.streams import generator
 from stableair.vector import State, attach
 
-NORM_STATS = "clients", "recalibrated", "batch"
 SAMPLES = 40  # of each client, to recalibrate on
 BATCH = 200  # in each forward pass over them
-
-Metrics = dict[str, float | None]
 
 
 def norm_layers(module: nn.Module) -> list[_BatchNorm]:
@@ -98,7 +96,7 @@ class Evaluate:
     @contextmanager
     def _arithmetic(self) -> Iterator[None]:
         lower = self.precision == "bf16"
-        with products(self.precision != "fp32"), torch.autocast("cuda", torch.bfloat16, enabled=lower):
+        with float32_matmul(self.precision != "fp32"), torch.autocast("cuda", torch.bfloat16, enabled=lower):
             yield
 
 

@@ -1,38 +1,41 @@
 """An experiment is one flat frozen value: numbers, and spec strings such as noise="sas(alpha=1.5, tau=0.1)"."""
 
-import copy
 import functools
 import hashlib
 import json
 import tomllib
-import warnings
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-import torch
-from torch import nn
+from stableair.baseline import BASELINE_ARGUMENTS, BASELINE_SETTINGS
+from stableair.checks import InputError, choice, nearest, positive, whole
+from stableair.choices import AUGMENTS, BLOCKS, ENGINES, NORM_STATS, PAYLOADS, PRECISIONS, SPLITS
+from stableair.spec import Call, Registry, equal, literal, parse_words, spell, written
 
-from stableair import vector
-from stableair.channel import NOISE_ON, Channel, fading, noise
-from stableair.checks import InputError, Note, choice, nearest, positive, whole
-from stableair.data import AUGMENTS, Dataset, dataset, hold_out
-from stableair.evaluation import NORM_STATS, Evaluate, calibration_sample, norm_layers
-from stableair.local import CHUNK, PAYLOADS, Reference
-from stableair.models import model
-from stableair.partition import divide, labels, partition
-from stableair.receiver import assemble, receiver
-from stableair.server import server
-from stableair.simulate import Simulation
-from stableair.spec import Call, Registry, literal, written
-from stableair.streams import generator
+HOMES = {  # which registry a spec is looked up in; a component's module is imported when it is asked for
+    "data": ("stableair.data.sets", "dataset"),
+    "partition": ("stableair.data.partitions", "partition"),
+    "model": ("stableair.models", "model"),
+    "participation": ("stableair.participants", "participation"),
+    "power": ("stableair.channels.kinds", "power"),
+    "channel": ("stableair.channels.kinds", "channel"),
+    "fading": ("stableair.channels.kinds", "fading"),
+    "noise": ("stableair.channels.kinds", "noise"),
+    "receiver": ("stableair.receivers.rules", "receiver"),
+    "server": ("stableair.servers", "server"),
+}
+EXECUTION = "rounds", "device", "engine", "precision", "chunk"  # how far and on what it runs: no part of what it is
+ARGUMENTS = "arguments"  # in experiment.json: what every component was called with, defaults included
+FIRST = (  # the settings that every record has; the others came later
+    "data", "partition", "model", "clients", "rounds", "seed", "local_epochs", "batch_size", "lr", "payload", "blocks",
+    "fading", "noise", "receiver", "server", "evaluate", "device", "engine", "chunk",
+)  # fmt: skip
+MOVED = {"noise_on": "channel.noise_on={}"}  # settings of 0.1 and what they are now
 
-SPECS: dict[str, Registry] = {
-    "data": dataset, "partition": partition, "model": model, "fading": fading, "noise": noise,
-    "receiver": receiver, "server": server,
-}  # fmt: skip
-HOW = "rounds", "device", "engine", "precision", "chunk"  # how far and on what it is computed: no part of what it is
-VALIDATION = 0.2  # share of the training data that evaluate="validation" holds out
+T = TypeVar("T")
 
 IDEAL = {"fading": "unit()", "noise": "none()", "receiver": "none()"}  # the paper's upper bound
 PRESETS: dict[str, dict[str, Any]] = {
@@ -49,26 +52,36 @@ PRESETS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def _strict(cls: type) -> type:
+def _strict(cls: type[T]) -> type[T]:
     """A misspelt field is an InputError with a suggestion, as everywhere else, and not Python's TypeError."""
-    init = cls.__init__
+    init: Callable[..., None] = cls.__init__
 
     @functools.wraps(init)
-    def __init__(self, *args: Any, **settings: Any) -> None:
+    def strict(self: T, *args: Any, **settings: Any) -> None:
         if args:
             raise InputError(f"settings are given by name, such as data={args[0]!r}")
-        known(settings)
+        check_known(settings)
         init(self, **settings)
 
-    cls.__init__ = __init__
+    cls.__init__ = strict  # type: ignore[method-assign, assignment]
     return cls
 
 
-def known(settings: dict[str, Any]) -> None:
+def check_known(settings: dict[str, Any]) -> None:
     """Refuse settings that are no fields of an experiment."""
-    for key in settings:
+    for key, value in settings.items():
+        if key in MOVED:
+            raise InputError(f"setting {key!r} is now {MOVED[key].format(value)}")
         if key not in TYPES:
             raise InputError(f"setting {key!r} is unknown; {nearest(key, TYPES)}")
+
+
+def registry(field: str) -> Registry:
+    """The registry in which a field's specs are looked up."""
+    module, name = HOMES[field]
+    found = getattr(import_module(module), name)
+    assert isinstance(found, Registry)
+    return found
 
 
 @_strict
@@ -91,9 +104,11 @@ class Experiment:
     augment: str = "none"  # or "crop_flip": each image of a local batch is moved by up to 4 pixels and may be mirrored
     payload: str = "gradient"  # what a client sends: (w_k - w_{k,n}) / lr, or with "delta" w_k - w_{k,n}
     blocks: str = "tensor"  # what an entry-wise receiver works on: each tensor, each layer, or the whole model
+    participation: str = "all()"  # who takes part in a round
+    power: str = "none()"  # what a client does to its payload before it sends it
+    channel: str = "flat()"  # Eq. (3)
     fading: str = "rayleigh(mean=1)"
     noise: str = "sas(alpha=1.5, tau=0.1)"
-    noise_on: str = "mean"  # of the clients' payloads, as in Eq. (3), or their "sum", before the division by N
     receiver: str = "mac(C=1)"
     server: str = "sgd()"
     evaluate: str = "test"  # or "validation": a fifth of the training data is held out and the test data stay unseen
@@ -111,15 +126,14 @@ class Experiment:
         self._set("lr", positive("lr", self.lr))
         choice("payload", self.payload, PAYLOADS)
         choice("augment", self.augment, AUGMENTS)
-        choice("blocks", self.blocks, vector.BLOCKS)
-        choice("noise_on", self.noise_on, NOISE_ON)
-        choice("evaluate", self.evaluate, ["test", "validation"])
+        choice("blocks", self.blocks, BLOCKS)
+        choice("evaluate", self.evaluate, SPLITS)
         choice("norm_stats", self.norm_stats, NORM_STATS)
-        choice("engine", self.engine, ["auto", "reference", "fast"])
-        choice("precision", self.precision, ["auto", "fp32", "tf32", "bf16"])
+        choice("engine", self.engine, ENGINES)
+        choice("precision", self.precision, ["auto", *PRECISIONS])
         if not isinstance(self.device, str):
             raise InputError(f"device must be a name such as 'cpu' or 'cuda:0': got {self.device!r}")
-        for name in SPECS:
+        for name in HOMES:
             for call in (calls := self._calls(name)):
                 if name != "data":  # a data set is made when it is needed
                     call()
@@ -132,7 +146,7 @@ class Experiment:
         text = getattr(self, name)
         if name == "model" and text == "auto":
             return ()
-        return SPECS[name].parse(text) if name == "receiver" else (SPECS[name].one(text),)
+        return registry(name).parse(text) if name == "receiver" else (registry(name).one(text),)
 
     def with_(self, **settings: Any) -> "Experiment":
         """The experiment with other settings; a dotted key changes one argument: with_(**{"receiver.C": 0.3}).
@@ -142,8 +156,8 @@ class Experiment:
         """
         plain = {key: value for key, value in settings.items() if "." not in key}
         dotted = {tuple(key.split(".", 1)): value for key, value in settings.items() if "." in key}
-        known(plain)
-        for name in [name for name, text in plain.items() if name in SPECS and str(text).isidentifier()]:
+        check_known(plain)
+        for name in [name for name, text in plain.items() if name in HOMES and str(text).isidentifier()]:
             mine = {argument: value for (owner, argument), value in dotted.items() if owner == name}
             if mine:  # noise=gaussian noise.std=1: a bare name gets its arguments first
                 plain[name] += f"({', '.join(f'{argument}={written(value)}' for argument, value in mine.items())})"
@@ -154,7 +168,7 @@ class Experiment:
         return changed
 
     def _with_argument(self, name: str, argument: str, value: Any) -> "Experiment":
-        choice("setting", name, SPECS)
+        choice("setting", name, HOMES)
         calls = self._calls(name)
         takers = [argument in call.parameters or call.entry.open for call in calls]
         if not any(takers):
@@ -165,10 +179,18 @@ class Experiment:
         return replace(self, **{name: " | ".join(map(str, calls))})
 
     def id(self) -> str:
-        """Twelve hex digits of what the experiment is; how far it runs and on what leaves them unchanged."""
-        what = {key: value for key, value in asdict(self).items() if key not in HOW}
-        what |= {name: [str(call.short()) for call in self._calls(name)] for name in SPECS}
-        return hashlib.blake2b(json.dumps(what, sort_keys=True).encode(), digest_size=6).hexdigest()
+        """Twelve hex digits of what the experiment is; how far it runs and on what leaves them unchanged.
+
+        They are a hash of what differs from the frozen baseline: a setting or an argument that is new, and at the value
+        that means "as before", moves no id; a default that changes does.
+        """
+        plain = {key: value for key, value in asdict(self).items() if key not in (*EXECUTION, *HOMES)}
+        different: dict[str, Any] = {key: v for key, v in plain.items() if not equal(v, BASELINE_SETTINGS.get(key))}
+        for name in HOMES:
+            calls = [(call.entry.name, call.full().arguments) for call in self._calls(name)]
+            if (mine := _beyond_baseline(name, calls)) != _beyond_baseline(name, _baseline_calls(name)):
+                different[name] = mine
+        return hashlib.blake2b(json.dumps(different, sort_keys=True).encode(), digest_size=6).hexdigest()
 
     @property
     def name(self) -> str:
@@ -179,8 +201,35 @@ class Experiment:
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
+    def to_record(self) -> dict[str, Any]:
+        """What a run folder keeps of it: the settings as they were given, and every argument of every component."""
+        calls = {name: [call.full().arguments for call in self._calls(name)] for name in HOMES}
+        return self.to_dict() | {ARGUMENTS: calls}
+
+    @classmethod
+    def from_record(cls, record: dict[str, Any]) -> "Experiment":
+        """The experiment of a record, of this version or an older one: whatever it lacks is as it was then."""
+        settings = settings_of_record(record)
+        arguments = record.get(ARGUMENTS, {})
+        found = {}
+        for name in HOMES:
+            given = [] if settings[name] == "auto" else parse_words(name, settings[name])
+            kept = arguments.get(name) or [{} for _ in given]
+            if len(kept) != len(given):
+                raise InputError(f"its {ARGUMENTS} are not those of {name}={settings[name]}")
+            texts = []
+            for (component, written_out), every in zip(given, kept, strict=True):
+                silent = BASELINE_ARGUMENTS.get(name, {}).get(component, {}) | _tuples(every)
+                if any(key in silent and not equal(silent[key], v) for key, v in written_out.items() if key in every):
+                    raise InputError(f"its {ARGUMENTS} are not those of {name}={settings[name]}")
+                call = registry(name).one(spell(component, silent | written_out))
+                call = call.without({key: v for key, v in silent.items() if key not in written_out})
+                texts.append(str(replace(call, bare="(" not in settings[name])))
+            found[name] = " | ".join(texts) or "auto"
+        return cls(**settings | found)
+
     def to_json(self) -> str:
-        return json.dumps(asdict(self), indent=2) + "\n"
+        return json.dumps(self.to_dict(), indent=2) + "\n"
 
     def to_toml(self) -> str:
         # The settings are flat and of types that JSON and TOML write alike.
@@ -202,6 +251,8 @@ class Experiment:
             raise InputError(f"not {language}: {error}") from None
         if not isinstance(settings, dict):
             raise InputError(f"not an experiment: {type(settings).__name__} instead of a table of settings")
+        if ARGUMENTS in settings:  # the record of a run
+            return cls.from_record(settings)
         flat = {}
         for key, value in settings.items():  # noise.tau = 0.3 in TOML is a table of its own
             flat |= {f"{key}.{k}": v for k, v in value.items()} if isinstance(value, dict) else {key: value}
@@ -221,7 +272,44 @@ class Experiment:
             raise InputError(f"{path}: {error}") from None
 
 
-TYPES: dict[str, type] = {field.name: field.type for field in fields(Experiment)}
+TYPES: dict[str, type] = {field.name: field.type for field in fields(Experiment)}  # type: ignore[misc]
+
+
+def settings_of_record(record: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a record by name, as they were given; what it lacks has the value that means "as before"."""
+    if lost := [key for key in FIRST if not isinstance(record.get(key), str | int | float)]:
+        raise InputError(f"no {', '.join(lost)}")
+    check_known({key: value for key, value in record.items() if key not in (ARGUMENTS, *MOVED)})
+    settings = BASELINE_SETTINGS | {key: value for key, value in record.items() if key in TYPES}
+    if "noise_on" in record:  # 0.1
+        settings["channel"] = "flat()" if record["noise_on"] == "mean" else f"flat(noise_on={record['noise_on']})"
+    if "norm_stats" not in record:  # 0.1: its ResNets started from He's initialisation
+        own = {"cifar10": "resnet18", "cifar100": "resnet34"}.get(str(settings["data"]).partition("(")[0], "")
+        text = f"{own}()" if settings["model"] == "auto" and own else str(settings["model"])
+        for network in ("resnet18", "resnet34"):
+            if text.startswith(network) and "init" not in text:
+                settings["model"] = text.replace("()", "(init=he)").replace("(norm=", "(init=he, norm=")
+    return settings
+
+
+def _tuples(arguments: dict[str, Any]) -> dict[str, Any]:
+    """JSON knows lists alone."""
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in arguments.items()}
+
+
+def _baseline_calls(name: str) -> list[tuple[str, dict[str, Any]]]:
+    text = str(BASELINE_SETTINGS[name])
+    return [] if text == "auto" else parse_words(name, text)
+
+
+def _beyond_baseline(name: str, calls: list[tuple[str, dict[str, Any]]]) -> list[Any]:
+    """Components with the arguments that are not the baseline's."""
+    found = []
+    for component, arguments in calls:
+        usual = BASELINE_ARGUMENTS.get(name, {}).get(component, {})
+        own = {key: written(v) for key, v in arguments.items() if key not in usual or not equal(v, usual[key])}
+        found.append([component, dict(sorted(own.items()))])
+    return found
 
 
 def from_words(words: list[str]) -> Experiment:
@@ -257,87 +345,3 @@ def _typed(key: str, text: str) -> Any:
         return kind(text)
     except ValueError:
         raise InputError(f"{key} must be a {'whole ' * (kind is int)}number: got {text!r}") from None
-
-
-def device(name: str) -> torch.device:
-    """The device of that name, which must be there; "auto" is a GPU where there is one."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        found = torch.device(name)
-        torch.zeros(1, device=found, dtype=torch.float64).item()
-    except (RuntimeError, AssertionError, TypeError, NotImplementedError):
-        there = ["auto", "cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
-        raise InputError(f"device {name!r} is not there; {nearest(name, there)}") from None
-    return found
-
-
-@torch.no_grad()
-def _check_model(module: Any, data: Dataset) -> None:
-    """Refuse a model that cannot tell the classes of these data apart, or has nothing to learn."""
-    if not isinstance(module, nn.Module):
-        raise InputError(f"the model must be a torch.nn.Module: got {type(module).__name__}")
-    x = data.inputs(data.train.x[:2])
-    try:
-        out = copy.deepcopy(module).eval()(x)
-    except Exception as error:  # whatever the model's own code raises
-        said = str(error).strip().partition("\n")[0]
-        raise InputError(
-            f"the model cannot take inputs of shape {tuple(x.shape)}: {type(error).__name__}: {said}"
-        ) from error
-    wanted = len(x), data.classes
-    if not isinstance(out, torch.Tensor) or tuple(out.shape) != wanted:
-        found = tuple(out.shape) if isinstance(out, torch.Tensor) else type(out).__name__
-        raise InputError(f"the model must give a tensor of shape {wanted}, a logit for each class: got {found}")
-    if not any(p.requires_grad for p in module.parameters()):
-        raise InputError("the model has no parameter that learns")
-
-
-def build(experiment: Experiment) -> Simulation:
-    """Make every part of the experiment: data, clients, model, channel, receiver, server."""
-    e, place = experiment, device(experiment.device)
-    data = dataset.one(e.data)()
-    if e.evaluate == "validation":
-        data = hold_out(data, VALIDATION, e.seed)
-    parts = divide(partition.one(e.partition)(), data.train, e.clients, generator(e.seed, "partition").numpy())
-
-    with torch.random.fork_rng(devices=[]):  # torch's own initialisation, on the CPU: the same w_0 on every device
-        torch.manual_seed(generator(e.seed, "init").key[0])
-        module = model.one(data.model if e.model == "auto" else e.model)()(tuple(data.train.x.shape[1:]), data.classes)
-        _check_model(module, data)
-    module, data = module.to(place), data.to(place)
-
-    if e.norm_stats != "clients" and not norm_layers(module):
-        warnings.warn(
-            f"norm_stats={e.norm_stats} changes nothing: the model keeps no norm statistics", Note, stacklevel=2
-        )
-    layout = vector.parameters(module)
-    samples = [torch.from_numpy(part) for part in parts]
-    pilots = max(call.arguments.get("pilot", 0) for call in receiver.parse(e.receiver))
-    update = server.one(e.server)
-    if "lr" in update.parameters and update.arguments.get("lr", update.parameters["lr"].default) is None:
-        update = update.with_("lr", e.lr if e.payload == "gradient" else 1.0)
-    return Simulation(
-        n=e.clients,
-        seed=e.seed,
-        start=vector.state(module),
-        layout=layout,
-        train=Reference(
-            module,
-            data,
-            [part.to(place) for part in samples],
-            epochs=e.local_epochs,
-            batch_size=e.batch_size,
-            lr=e.lr,
-            payload=e.payload,
-            seed=e.seed,
-            chunk=e.chunk or CHUNK,
-            augment=e.augment,
-        ),
-        channel=Channel(fading.one(e.fading)(), noise.one(e.noise)(), pilots, e.noise_on, vector.buffers(module)),
-        receive=assemble(e.receiver, layout, e.blocks),
-        update=update(),
-        evaluate=Evaluate(module, data, e.evaluate, e.norm_stats, calibration_sample(samples, e.seed).to(place)),
-        labels=labels(parts, data.train, data.classes),
-        files=dict(data.files),
-    )

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from itertools import pairwise
 from math import prod
+from typing import Literal
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -22,7 +23,7 @@ def logistic() -> Model:
 
 
 @model("mlp")
-def mlp(width=200, depth=1) -> Model:
+def mlp(width: int = 200, depth: int = 1) -> Model:
     """A perceptron with `depth` hidden layers of `width` units."""
     width, depth = whole("width", width, 1), whole("depth", depth, 1)
 
@@ -35,7 +36,7 @@ def mlp(width=200, depth=1) -> Model:
 
 
 @model("cnn")
-def cnn(width=2048) -> Model:
+def cnn(width: int = 2048) -> Model:
     """Two 5 x 5 convolutions (32, 64), each with pooling, and one dense layer: 6,603,710 entries for FEMNIST."""
     width = whole("width", width, 1)
 
@@ -51,13 +52,13 @@ def cnn(width=2048) -> Model:
 
 
 @model("resnet18")
-def resnet18(norm="batch", init="torch") -> Model:
+def resnet18(norm: Literal["batch", "group"] = "batch", init: Literal["torch", "he"] = "torch") -> Model:
     """ResNet-18 with the CIFAR stem (3 x 3, no max-pool), norm batch or group: 11,173,962 entries for CIFAR-10."""
     return _resnet("resnet18", (2, 2, 2, 2), norm, init)
 
 
 @model("resnet34")
-def resnet34(norm="batch", init="torch") -> Model:
+def resnet34(norm: Literal["batch", "group"] = "batch", init: Literal["torch", "he"] = "torch") -> Model:
     """ResNet-34 with the CIFAR stem (3 x 3, no max-pool), norm batch or group: 21,328,292 entries for CIFAR-100."""
     return _resnet("resnet34", (3, 4, 6, 3), norm, init)
 

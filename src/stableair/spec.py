@@ -7,19 +7,21 @@ import ast
 import hashlib
 import inspect
 import math
+import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from types import UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from stableair.checks import InputError, nearest
 
 LONGEST = 500  # characters; no honest spec is longer
 REGISTRIES: dict[str, "Registry"] = {}
+Factory = TypeVar("Factory", bound=Callable[..., Any])
 PLUGINS: dict[str, str] = {}  # the files loaded so far and their SHA-256: a run records them
 
 
@@ -28,13 +30,18 @@ class Entry:
     """A registered factory and what it declared of itself."""
 
     name: str
-    factory: Callable
+    factory: Callable[..., Any]
     declared: dict[str, Any]
 
     @property
     def signature(self) -> str:
         parameters = [p.replace(annotation=p.empty) for p in inspect.signature(self.factory).parameters.values()]
         return f"{self.name}{inspect.Signature(parameters)}"
+
+    @property
+    def typed_signature(self) -> str:
+        """The signature with the types of its arguments, as `stableair list` shows it."""
+        return f"{self.name}({', '.join(map(_typed, inspect.signature(self.factory).parameters.values()))})"
 
     @property
     def open(self) -> bool:
@@ -59,7 +66,7 @@ class Call:
     def __str__(self) -> str:
         if self.bare and not self.arguments:
             return self.entry.name
-        return f"{self.entry.name}({', '.join(f'{k}={written(v)}' for k, v in self.arguments.items())})"
+        return spell(self.entry.name, self.arguments)
 
     @property
     def parameters(self) -> dict[str, inspect.Parameter]:
@@ -73,10 +80,16 @@ class Call:
         given = changed.arguments
         return replace(self, arguments={name: given[name] for name in changed.parameters if name in given})
 
-    def short(self) -> "Call":
-        """The same call without the arguments that equal their defaults."""
-        given = {k: v for k, v in self.arguments.items() if not _same(v, self.parameters[k].default)}
-        return replace(self, arguments=given, bare=False)
+    def full(self) -> "Call":
+        """The same call with every argument, defaults included."""
+        defaults = {k: p.default for k, p in self.parameters.items() if p.default is not p.empty}
+        every = defaults | self.arguments
+        return replace(self, arguments={k: every[k] for k in self.parameters if k in every}, bare=False)
+
+    def without(self, hidden: dict[str, Any]) -> "Call":
+        """The same call without the arguments of these names that equal their defaults."""
+        same = [k for k, v in self.arguments.items() if k in hidden and equal(v, self.parameters[k].default)]
+        return replace(self, arguments={k: v for k, v in self.arguments.items() if k not in same})
 
     def __call__(self) -> Any:
         """Build the component."""
@@ -97,12 +110,12 @@ class Registry:
         self.entries: dict[str, Entry] = {}
         REGISTRIES[plural] = self
 
-    def __call__(self, name: str, **declared: Any) -> Callable[[Callable], Callable]:
+    def __call__(self, name: str, **declared: Any) -> Callable[[Factory], Factory]:
         """`@receiver("soft")` on a factory makes it known as "soft"."""
         if not isinstance(name, str) or not name.isidentifier():
             raise InputError(f"a {self.kind}'s name must be an identifier: got {name!r}")
 
-        def register(factory: Callable) -> Callable:
+        def register(factory: Factory) -> Factory:
             known = self.entries.get(name)
             again_in_notebook = known and known.factory.__module__ == factory.__module__ == "__main__"
             if known and not again_in_notebook:
@@ -113,6 +126,10 @@ class Registry:
             return factory
 
         return register
+
+    def __getattr__(self, name: str) -> Any:
+        """In 0.1 `sa.receiver` was a module too, with `sa.receiver.mac` in it."""
+        raise AttributeError(f"{self.kind!r} is the decorator that registers a {self.kind}; it has no {name!r}")
 
     def __iter__(self) -> Iterator[Entry]:
         return iter(self.entries.values())
@@ -159,19 +176,37 @@ class Registry:
         return Call(self.kind, entry, given, bare=not called)
 
 
-def registry(kind: str, plural: str, module: str) -> Registry:
-    """A registry whose decorator is also the module itself, for modules named after what they hold.
+def parse_words(kind: str, text: str) -> list[tuple[str, dict[str, Any]]]:
+    """The names and arguments of "a(x=1) | b(y=2)", without asking whether there are such components."""
+    found = []
+    for node in _stages(kind, text):
+        called = isinstance(node, ast.Call)
+        function, positional, keywords = (node.func, node.args, node.keywords) if called else (node, [], [])
+        if not isinstance(function, ast.Name) or positional or any(keyword.arg is None for keyword in keywords):
+            raise _refused(kind, text, node)
+        found.append((function.id, {str(word.arg): _value(kind, text, word.value) for word in keywords}))
+    return found
 
-    `stableair.receiver` is a module with `mac` in it, and `@stableair.receiver("soft")` adds a rule to it.
-    """
-    known = Registry(kind, plural)
 
-    class Callable_(ModuleType):
-        def __call__(self, name: str, **declared: Any) -> Callable[[Callable], Callable]:
-            return known(name, **declared)
+def spell(name: str, arguments: dict[str, Any]) -> str:
+    """A component as it stands in a spec."""
+    return f"{name}({', '.join(f'{key}={written(value)}' for key, value in arguments.items())})"
 
-    sys.modules[module].__class__ = Callable_
-    return known
+
+def _typed(parameter: inspect.Parameter) -> str:
+    """A parameter with its type in words: `C: float | auto`."""
+    stars = {parameter.VAR_KEYWORD: "**", parameter.VAR_POSITIONAL: "*"}.get(parameter.kind, "")
+    kind = "" if parameter.annotation is parameter.empty else f": {_in_words(parameter.annotation)}"
+    default = "" if parameter.default is parameter.empty else f" = {written(parameter.default)}"
+    return f"{stars}{parameter.name}{kind}{default}"
+
+
+def _in_words(kind: Any) -> str:
+    if get_origin(kind) in (Union, UnionType):
+        return " | ".join(map(_in_words, get_args(kind)))
+    if get_origin(kind) is Literal:
+        return " | ".join(map(str, get_args(kind)))
+    return "None" if kind is type(None) else kind.__name__ if type(kind) is type else str(kind).removeprefix("typing.")
 
 
 def literal(text: str) -> Any:
@@ -180,6 +215,24 @@ def literal(text: str) -> Any:
         return _value("value", text, ast.parse(text.strip(), mode="eval").body)
     except (SyntaxError, ValueError):
         return text
+
+
+MOVED = {  # modules and names of 0.1, and where they are now
+    "adaptive": "stableair.receivers.adaptive", "channel": "stableair.channels", "demo": "stableair.paper.demo",
+    "figures": "stableair.paper.figures", "hub": "stableair.data.hub", "partition": "stableair.data.partitions",
+    "plot": "stableair.results.plot", "receiver": "stableair.receivers", "record": "stableair.results",
+    "report": "stableair.results.report", "search": "stableair.searches", "server": "stableair.servers",
+    "simulate": "stableair.algorithm", "theory_plot": "stableair.paper.theory_plots",
+    "track": "stableair.results.track",
+    "Dataset": "stableair.contracts", "Split": "stableair.contracts", "Upload": "stableair.contracts",
+    "Received": "stableair.contracts", "Fade": "stableair.contracts", "Overflow": "stableair.contracts",
+    "dataset": "stableair.data.sets", "Channel": "stableair.channels.flat, as Flat", "Evaluate": "stableair.evaluation",
+}  # fmt: skip
+
+
+def moved_to(name: str) -> str:
+    """What to say after the name of something that was elsewhere in 0.1."""
+    return f"; it is now in {MOVED[name]}" if name in MOVED else ""
 
 
 def load_plugin(path: str | Path) -> None:
@@ -194,7 +247,9 @@ def load_plugin(path: str | Path) -> None:
     except InputError as error:
         raise InputError(f"plug-in {path}: {error}") from None
     except (Exception, SystemExit) as error:
-        raise InputError(f"plug-in {path} does not import: {type(error).__name__}: {error}") from error
+        missing = re.search(r"No module named 'stableair\.(\w+)|cannot import name '(\w+)' from 'stableair", str(error))
+        hint = moved_to(missing[1] or missing[2]) if missing else ""
+        raise InputError(f"plug-in {path} does not import: {type(error).__name__}: {error}{hint}") from error
     PLUGINS[str(path)] = hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 
@@ -234,7 +289,8 @@ def _refused(kind: str, text: str, node: ast.AST) -> InputError:
     return InputError(f"{kind} {text!r}: {ast.unparse(node)!r} is code; only names, numbers and words are allowed")
 
 
-def _same(a: Any, b: Any) -> bool:
+def equal(a: Any, b: Any) -> bool:
+    """Whether two arguments are the same; 1 is 1.0, and True is neither."""
     return type(a) is type(b) and a == b if isinstance(a, bool) or isinstance(b, bool) else a == b
 
 

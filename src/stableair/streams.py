@@ -12,6 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from stableair.checks import InputError
+
+Name = tuple[int, str, tuple[int, ...]]  # of a stream: seed, what it is for, round and client
+
 
 def _signed(x: int) -> int:
     """The int64 with the bits of the unsigned 64-bit number x."""
@@ -49,14 +53,34 @@ class Generator:
     drawing n and then m numbers gives the same as drawing n + m.
     """
 
-    def __init__(self, key: tuple[int, int], device: torch.device | str = "cpu"):
+    def __init__(self, key: tuple[int, int], device: torch.device | str = "cpu", name: Name | None = None):
         self.key = _signed(key[0]), _signed(key[1])
         self.device = torch.device(device)
+        self.name = name  # (seed, stream, index), where it is a named stream
         self.position = 0
+
+    @property
+    def round(self) -> int:
+        """The round whose numbers these are, the first of the stream's indices."""
+        return self._named()[2][0]
+
+    def at(self, k: int) -> "Generator":
+        """The same stream in round k, from its beginning: what a fading or noise with memory walks along.
+
+        >>> generator(0, "noise", 7).at(3).uniform(2).equal(generator(0, "noise", 3).uniform(2))
+        True
+        """
+        seed, stream, (_, *rest) = self._named()
+        return generator(seed, stream, k, *rest, device=self.device)
+
+    def _named(self) -> Name:
+        if self.name is None or not self.name[2]:
+            raise InputError("this generator belongs to no round: make it with generator(seed, stream, k)")
+        return self.name
 
     def ahead(self, positions: int) -> "Generator":
         """A copy of this generator that many positions further on."""
-        copy = Generator(self.key, self.device)
+        copy = Generator(self.key, self.device, self.name)
         copy.position = self.position + positions
         return copy
 
@@ -90,9 +114,10 @@ def generator(seed: int, stream: str, *index: int, device: torch.device | str = 
     >>> generator(0, "noise", 3).permutation(4).tolist() == generator(0, "noise", 3).permutation(4).tolist()
     True
     """
-    name = int(seed), stream, *map(int, index)  # a numpy integer names the same stream
+    name = (int(seed), stream, *map(int, index))  # a numpy integer names the same stream
     digest = hashlib.blake2b(repr(name).encode(), digest_size=16).digest()
-    return Generator((int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little")), device)
+    key = int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little")
+    return Generator(key, device, (name[0], stream, name[2:]))
 
 
 def first_bits(sources: Sequence[Generator], n: int) -> Tensor:

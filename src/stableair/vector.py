@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from stableair.checks import choice
-
-BLOCKS = "tensor", "layer", "model"
+from stableair.choices import BLOCKS
 
 
 class Layout(NamedTuple):

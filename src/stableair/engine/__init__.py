@@ -9,16 +9,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from stableair.algorithm import Simulation
 from stableair.checks import InputError, choice
+from stableair.choices import PRECISIONS
 from stableair.engine.processes import ProcessTrainer
 from stableair.engine.stacked import Stacked, Unsupported
-from stableair.engine.trainer import PRECISIONS, StackedTrainer
+from stableair.engine.trainer import StackedTrainer
 from stableair.engine.vmapped import Vmapped, check_samples_apart, perturbed
 from stableair.evaluation import Evaluate
-from stableair.local import SMALL, Reference, products
-from stableair.simulate import Simulation
+from stableair.local import SMALL, Reference, float32_matmul
 
-__all__ = ["PRECISIONS", "Choice", "Unsupported", "accelerate", "choose"]
+__all__ = ["Choice", "Unsupported", "accelerate", "choose"]
 
 LARGE = 10_000_000  # entries from which a CPU's threads work together better on one client than each on its own
 WORTH = 10_000_000_000  # entries times local steps in a run that repay the seconds it takes to start the processes
@@ -94,10 +95,11 @@ def _program(sim: Simulation) -> Stacked | Vmapped:
 
 def _tried(kind: type, sim: Simulation) -> Stacked | Vmapped:
     """The program of that kind, if for two clients and a few samples it gives what the module itself gives."""
-    data, module = sim.train.data, sim.train.module
-    samples = data.inputs(data.train.x[: max(3, sim.train.largest_batch)]).to(sim.start.w.dtype)
+    work = sim.train.work
+    data, module = work.data, work.module
+    samples = data.inputs(data.train.x[: max(3, work.largest_batch)]).to(sim.start.w.dtype)
     try:
-        with products():
+        with float32_matmul():
             same = _same(kind(copy.deepcopy(module)), module, samples)
         if kind is Vmapped:
             check_samples_apart(module, samples)
@@ -151,7 +153,7 @@ def _name(program: Stacked | Vmapped) -> str:
 
 def _on_cpu(sim: Simulation, engine: str, chunk: int, rounds: int) -> Choice:
     entries, cores, loop = len(sim.start.w), _cores(), min(chunk or sim.train.chunk, sim.n)
-    steps = sum(sim.train.epochs * -(-len(part) // sim.train.batch_size) for part in sim.train.parts)  # in a round
+    steps = sum(map(sim.train.work.steps, range(sim.n)))  # in a round
     if entries < SMALL:
         try:
             kind = _name(_program(sim))
@@ -197,7 +199,7 @@ def accelerate(sim: Simulation, how: Choice | None = None) -> Simulation:
     if by_hand and (how.precision != "bf16" or not has_kernels(sim)):
         raise InputError("engine kernels is for our ResNets with batch norm, in bf16, and needs Triton")
     program = _tried(Vmapped if how.engine == "vmapped" else Stacked, sim)
-    train = StackedTrainer(plain, program, how.precision, how.chunk, by_hand)
+    train = StackedTrainer(plain.work, program, how.precision, how.chunk, by_hand)
     fast = replace(sim, train=train)
     if isinstance(sim.evaluate, Evaluate):
         fast = replace(fast, evaluate=replace(sim.evaluate, precision=how.precision))
@@ -210,4 +212,4 @@ def has_kernels(sim: Simulation) -> bool:
         return False
     from stableair.engine.resnet import fits
 
-    return fits(sim.train.module)
+    return fits(sim.train.work.module)

@@ -21,12 +21,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from stableair.algorithm import Simulation, simulate
+from stableair.builder import build
 from stableair.checks import InputError
+from stableair.contracts import Upload
 from stableair.engine import Choice, Unsupported, accelerate, choose, has_kernels
-from stableair.experiment import IDEAL, PRESETS, Experiment, build
-from stableair.local import Upload
-from stableair.record import run
-from stableair.simulate import Simulation, simulate
+from stableair.experiment import IDEAL, PRESETS, Experiment
+from stableair.results.folder import run
 from stableair.vector import State
 
 SET_UPS = {
@@ -84,7 +85,7 @@ def measure(experiment: Experiment, rounds: int, say: Callable[[str], None], onl
     """
     rows, first = [], None
     whole = build(experiment)
-    longest = max(map(len, whole.train.parts))
+    steps = max(map(whole.train.work.steps, range(whole.n)))
     for how in modes(whole):
         name = f"{how.engine}, {how.precision}"
         wanted = name.startswith(tuple(only))
@@ -108,7 +109,6 @@ def measure(experiment: Experiment, rounds: int, say: Callable[[str], None], onl
         peak = _Peak(sim)
         seconds, training = timed(sim, rounds)
         memory = peak.gib() if sim.start.w.is_cuda else None
-        steps = experiment.local_epochs * -(-longest // experiment.batch_size)
         rows.append(Row(name, seconds, training, steps, memory))
         said = f"first updates {apart[0]:.1g} from the reference's, norm buffers and losses {max(apart[1:]):.1g}"
         say(f"{name}: {rows[-1].median:.4f} s a round, {said}")
@@ -117,13 +117,14 @@ def measure(experiment: Experiment, rounds: int, say: Callable[[str], None], onl
 
 def _shortened(sim: Simulation) -> Simulation:
     """The first batch of three clients: enough to compare, and too short for rounding to grow."""
-    few = replace(sim.train, parts=[part[: sim.train.batch_size] for part in sim.train.parts[:3]], epochs=1)
-    return replace(sim, train=few, n=len(few.parts))
+    work = sim.train.work
+    few = replace(work, parts=[part[: work.batch_size] for part in work.parts[:3]], epochs=1)
+    return replace(sim, train=replace(sim.train, work=few), n=len(few.parts))
 
 
 def _uploads(sim: Simulation) -> list[Tensor]:
     """Updates, norm buffers and losses of a round, client by client."""
-    clients, *rest = (torch.cat(column) for column in zip(*sim.train(sim.start, 0), strict=True))
+    clients, *rest = (torch.cat(column) for column in zip(*sim.train(sim.start, 0, torch.arange(sim.n)), strict=True))
     return [column[clients.argsort().to(column.device)] for column in rest]
 
 
@@ -135,9 +136,9 @@ def timed(sim: Simulation, rounds: int) -> tuple[list[float], list[float]]:
     """The seconds of each round and of its local training, after a round that warms up."""
     seconds, training = [], []
 
-    def train(state: State, k: int) -> Iterator[Upload]:
+    def train(state: State, k: int, clients: Tensor) -> Iterator[Upload]:
         training.append(0.0)
-        uploads = sim.train(state, k)
+        uploads = iter(sim.train(state, k, clients))
         while True:
             begin = _now(sim)
             upload = next(uploads, None)
@@ -214,13 +215,13 @@ def peers(folder: Path, rounds: int, say: Callable[[str], None]) -> list[Row]:
 def _exported(experiment: Experiment, path: Path) -> Path:
     """The work of an experiment as arrays, for programs that know nothing of us."""
     sim = build(experiment.with_(device="cpu"))
-    train, data = sim.train, sim.train.data
+    work, data = sim.train.work, sim.train.work.data
     flat = {key: data.inputs(x).flatten(1).numpy() for key, x in (("x", data.train.x), ("test_x", data.test.x))}
-    order = np.concatenate([part.numpy() for part in train.parts])
+    order = np.concatenate([part.numpy() for part in work.parts])
     np.savez(
         path, **flat, y=data.train.y.numpy(), test_y=data.test.y.numpy(), order=order,
-        sizes=[len(part) for part in train.parts], start=sim.start.w.numpy(),
-        epochs=train.epochs, batch=train.batch_size, lr=train.lr,
+        sizes=work.sizes, start=sim.start.w.numpy(),
+        epochs=work.epochs, batch=work.batch_size, lr=work.lr,
     )  # fmt: skip
     return path
 

@@ -14,7 +14,8 @@ from torch import Tensor
 from torch import multiprocessing as mp
 
 from stableair.checks import InputError
-from stableair.local import Reference, Upload
+from stableair.contracts import Upload, Work
+from stableair.local import Reference
 from stableair.vector import State
 
 
@@ -26,18 +27,26 @@ class ProcessTrainer:
     workers: int
     _crew: "_Crew | None" = field(default=None, repr=False)
 
-    def __call__(self, state: State, k: int) -> Iterator[Upload]:
+    @property
+    def work(self) -> Work:
+        return self.reference.work
+
+    @property
+    def chunk(self) -> int:
+        return self.reference.chunk
+
+    def __call__(self, state: State, k: int, clients: Tensor) -> Iterator[Upload]:
         if self._crew is None:
             self._crew = _Crew(self.reference, self.workers, state)
-        for clients in torch.arange(len(self.reference.parts)).split(self.reference.chunk):
-            yield self._crew.train(state, k, clients)
+        for some in clients.split(self.chunk):
+            yield self._crew.train(state, k, some)
 
 
 class _Crew:
     """The workers and the memory they share with the parent."""
 
     def __init__(self, reference: Reference, workers: int, state: State):
-        chunk = min(reference.chunk, len(reference.parts))
+        chunk = min(reference.chunk, len(reference.work.parts))
         shapes = {"update": (chunk, len(state.w)), "stats": (chunk, len(state.stats)), "loss": (chunk,)}
         kinds = {"stats": torch.float64}
         self.shared = {

@@ -10,10 +10,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from stableair.contracts import Work
 from stableair.engine import kernels
 from stableair.engine.kernels import Behind, Moments, Norm
 from stableair.engine.trainer import Worker
-from stableair.local import Reference
 from stableair.models import Block, ResNet
 from stableair.vector import State
 
@@ -62,9 +62,9 @@ def fits(module: nn.Module) -> bool:
 class ResNetWorker(Worker):
     """The memory and the step of N clients."""
 
-    def __init__(self, reference: Reference, precision: str, n: int):
-        super().__init__(reference, precision, n)
-        module = reference.module
+    def __init__(self, work: Work, precision: str, n: int):
+        super().__init__(work, precision, n)
+        module = work.module
         self.stem = self._conv("conv1", "bn1")
         self.blocks = [
             [self._conv(f"{name}.{conv}", f"{name}.{norm}") for conv, norm in _pairs(block)]
@@ -74,7 +74,7 @@ class ResNetWorker(Worker):
         self.head = self.p["fc.weight"], self.p["fc.bias"]
 
     def _conv(self, conv: str, norm: str) -> Conv:
-        layer, after = (self.reference.module.get_submodule(name) for name in (conv, norm))
+        layer, after = (self.work.module.get_submodule(name) for name in (conv, norm))
         weight = self.p[f"{conv}.weight"]  # (N, O, C, K, K): its memory is laid out anew, O K K C
         n, o, c, k, _ = weight.shape
         weight = torch.empty(n, o, k, k, c, device=weight.device)
@@ -126,7 +126,7 @@ class ResNetWorker(Worker):
         a, (weight, bias) = top.a, (t[: len(index)] for t in self.head)
         features = a.float().mean((2, 3))  # (N, B, C)
         logits = torch.baddbmm(bias[:, None], features, weight.transpose(1, 2))
-        y = self.reference.data.train.y[index]
+        y = self.work.data.train.y[index]
         chances = logits.log_softmax(2)
         self.loss[: len(index)].sub_((chances.gather(2, y[..., None]).squeeze(2) * share).sum(1))
         slope = (chances.exp() - nn.functional.one_hot(y, logits.shape[2])) * share[..., None]

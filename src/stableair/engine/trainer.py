@@ -10,13 +10,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from stableair.checks import InputError, Note
-from stableair.data import moved
+from stableair.contracts import Upload, Work, crop_flip, normalised
 from stableair.engine.stacked import Stacked, Tensors
 from stableair.engine.vmapped import Vmapped
-from stableair.local import SMALL, Reference, Upload, products, threads_for
+from stableair.local import SMALL, float32_matmul, threads_for
 from stableair.vector import Layout, State, moments, parameters
-
-PRECISIONS = "fp32", "tf32", "bf16"
 
 
 @dataclass(frozen=True)
@@ -41,25 +39,25 @@ class Schedule:
         return replace(self, index=self.index.to(device), weight=self.weight.to(device), moves=moves)
 
 
-def schedule(reference: Reference, k: int, clients: list[int]) -> Schedule:
-    """The batches of the reference trainer, side by side; clients with as many samples are laid out together."""
+def schedule(work: Work, k: int, clients: list[int]) -> Schedule:
+    """The batches of the work, side by side; clients with as many samples are laid out together."""
     rows: dict[int, list[int]] = {}
     for row, n in enumerate(clients):
-        rows.setdefault(len(reference.parts[n]), []).append(row)
-    size = reference.largest_batch
-    steps = [reference.epochs * -(-len(reference.parts[n]) // size) for n in clients]
+        rows.setdefault(work.sizes[n], []).append(row)
+    size = work.largest_batch
+    steps = [work.steps(n) for n in clients]
     shape = max(steps), len(clients), size
     index, weight = torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.float64)
-    moves = None if reference.augment == "none" else index.new_zeros(*shape, 3)
+    moves = None if work.augment == "none" else index.new_zeros(*shape, 3)
     for m, group in rows.items():
         who = [clients[row] for row in group]
-        orders, here = reference.orders(k, who), torch.ones(1, reference.epochs, m, dtype=torch.float64)
-        samples = torch.stack([reference.parts[n] for n in who])
+        orders, here = work.orders(k, who), torch.ones(1, work.epochs, m, dtype=torch.float64)
+        samples = torch.stack([work.parts[n] for n in who])
         t = steps[group[0]]
         index[:t, group] = _cut(samples.gather(1, orders.flatten(1)).view_as(orders), size)
         weight[:t, group] = F.normalize(_cut(here, size), p=1, dim=-1)
         if moves is not None:
-            moves[:t, group] = _cut(reference.moves(k, who), size)
+            moves[:t, group] = _cut(work.moves(k, who), size)
     return Schedule(index, weight, steps, moves)
 
 
@@ -73,9 +71,9 @@ def _cut(of_epochs: Tensor, size: int) -> Tensor:
 
 @dataclass
 class StackedTrainer:
-    """The reference trainer's work, a chunk of clients at a time."""
+    """The work of a round, a chunk of clients at a time."""
 
-    reference: Reference
+    work: Work
     program: Stacked | Vmapped
     precision: str
     chunk: int
@@ -84,13 +82,12 @@ class StackedTrainer:
     _ahead: dict[tuple, Schedule] = field(default_factory=dict, repr=False)  # what is laid out already
 
     def __post_init__(self):
-        self.host = replace(self.reference, parts=[part.cpu() for part in self.reference.parts])
-        self.chunk = min(self.chunk, len(self.reference.parts))
+        self.host = replace(self.work, parts=[part.cpu() for part in self.work.parts])
+        self.chunk = min(self.chunk, len(self.work.parts))
 
-    def __call__(self, state: State, k: int) -> Iterator[Upload]:
-        everybody = sorted(range(len(self.reference.parts)), key=lambda n: -len(self.reference.parts[n]))
-        left = everybody
-        while left:  # those with many samples together, so that few wait for the others
+    def __call__(self, state: State, k: int, clients: Tensor) -> Iterator[Upload]:
+        everybody = left = clients.tolist()  # those with many samples come first: few wait for the others
+        while left:
             mine = left[: self.chunk]
             upload = self._train(state, k, mine)
             if upload is None:
@@ -132,18 +129,18 @@ class StackedTrainer:
         if self.kernels:
             from stableair.engine.resnet import ResNetWorker
 
-            return ResNetWorker(self.reference, self.precision, self.chunk)
-        return StackedWorker(self.reference, self.precision, self.chunk, self.program)
+            return ResNetWorker(self.work, self.precision, self.chunk)
+        return StackedWorker(self.work, self.precision, self.chunk, self.program)
 
 
 class Worker:
     """The memory of N clients and a round in it; on a GPU the step is captured once and replayed."""
 
-    def __init__(self, reference: Reference, precision: str, n: int):
-        self.reference, self.lr, b = reference, reference.lr, reference.largest_batch
-        self.layout, self.norms = parameters(reference.module), reference.norms
-        self.device = reference.parts[0].device
-        master = next(reference.module.parameters()).dtype
+    def __init__(self, work: Work, precision: str, n: int):
+        self.work, self.lr, b = work, work.lr, work.largest_batch
+        self.layout, self.norms = parameters(work.module), work.norms
+        self.device = work.parts[0].device
+        master = next(work.module.parameters()).dtype
         self.dtype = torch.bfloat16 if precision == "bf16" else master
         self.tf32 = precision == "tf32"
 
@@ -152,11 +149,10 @@ class Worker:
             return {name: torch.empty(n, *shape, dtype=master, device=self.device) for name, shape in each}
 
         self.p, self.stats = stack(self.layout), stack(self.norms)
-        data = reference.data
-        self.mean, self.std = (torch.tensor(t, device=self.device).view(-1, 1, 1) for t in (data.mean, data.std))
+        self.mean, self.std = work.data.scaling(self.device)  # in a captured graph nothing may be copied from the host
         self.index = torch.zeros(n, b, dtype=torch.int64, device=self.device)
         self.weight = torch.zeros(n, b, dtype=master, device=self.device)
-        moving = reference.augment != "none"
+        moving = work.augment != "none"
         self.moves = torch.zeros(n, b, 3, dtype=torch.int64, device=self.device) if moving else None
         self.loss = torch.zeros(n, dtype=master, device=self.device)
         self.entries = sum(p[0].numel() for p in self.p.values())
@@ -164,7 +160,7 @@ class Worker:
 
     def __call__(self, state: State, plan: Schedule, clients: list[int]) -> Upload:
         sizes, steps = plan.active, torch.tensor(plan.steps, device=self.device)
-        with _on(self.device), products(self.tf32), _same_every_time(), threads_for(self.entries):
+        with _on(self.device), float32_matmul(self.tf32), _same_every_time(), threads_for(self.entries):
             if self.device.type == "cuda":
                 sizes = [_room(m, len(clients)) for m in sizes]
                 self._capture(state, plan, sizes)
@@ -174,7 +170,7 @@ class Worker:
                 self.graphs[m].replay() if self.graphs else self.step(m)
         m = len(clients)
         rows = torch.cat([p[:m].reshape(m, -1) for p in self.p.values()], 1)
-        update = torch.sub(state.w, rows, out=rows).mul_(self.reference.scale)
+        update = torch.sub(state.w, rows, out=rows).mul_(self.work.scale)
         stats = torch.cat([rows[:, :0], *(s[:m].reshape(m, -1) for s in self.stats.values())], 1)
         return Upload(torch.tensor(clients), update, moments(stats, self.norms), self.loss[:m] / steps)
 
@@ -196,9 +192,9 @@ class Worker:
 
     def inputs(self, m: int) -> Tensor:
         """The batches of the first m clients as the module takes them: (m, B, c, h, w)."""
-        x = self.reference.data.train.x[self.index[:m]]
-        x = x if self.moves is None else moved(x, self.moves[:m])
-        return ((x.float() - self.mean) / self.std).to(self.dtype)
+        x = self.work.data.train.x[self.index[:m]]
+        x = x if self.moves is None else crop_flip(x, self.moves[:m])
+        return normalised(x, self.mean, self.std).to(self.dtype)
 
     def step(self, m: int) -> None:
         """One local step of the first m clients, on the samples of `index`."""
@@ -231,13 +227,13 @@ def _room(m: int, n: int) -> int:
 class StackedWorker(Worker):
     """Any module that can be stacked or vmapped; a weight of zero on all of its samples leaves a client as it is."""
 
-    def __init__(self, reference: Reference, precision: str, n: int, program: Stacked | Vmapped):
-        super().__init__(reference, precision, n)
+    def __init__(self, work: Work, precision: str, n: int, program: Stacked | Vmapped):
+        super().__init__(work, precision, n)
         self.program = program
-        sizes = {len(part) for part in reference.parts}
-        full = len(sizes) == 1 and not sizes.pop() % reference.largest_batch  # every batch of every client
+        sizes = set(work.sizes)
+        full = len(sizes) == 1 and not sizes.pop() % work.largest_batch  # every batch of every client
         self.masked = program.normalises and not full
-        self.learning = [name for name, p in reference.module.named_parameters() if p.requires_grad]
+        self.learning = [name for name, p in work.module.named_parameters() if p.requires_grad]
         if program.convolves:
             self.entries = SMALL  # convolutions are work enough for all threads
 
@@ -245,7 +241,7 @@ class StackedWorker(Worker):
         p = {name: t[:m].requires_grad_(name in self.learning) for name, t in self.p.items()}
         own = [p[name] for name in self.learning]
         stats = {name: t[:m] for name, t in self.stats.items()}
-        y = self.reference.data.train.y[self.index[:m]]
+        y = self.work.data.train.y[self.index[:m]]
         loss = self._loss(p, stats, self.inputs(m), y, self.weight[:m])
         grads = torch.autograd.grad(loss.sum(), own, materialize_grads=True)  # zero for a layer that nothing calls
         with torch.no_grad():

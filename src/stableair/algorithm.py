@@ -1,0 +1,71 @@
+"""Algorithm 1, line by line, and what is observed in each round."""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stableair.contracts import Channel, Metrics, Received, Receiver, Round, Rule, Train, Update, check_shape
+from stableair.vector import Layout, State
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """The parts of Algorithm 1. Each is a callable: a faster or a different one takes its place from outside."""
+
+    n: int  # clients
+    seed: int
+    start: State  # w_0
+    layout: Layout
+    train: Train
+    channel: Channel
+    receive: Receiver
+    update: Update
+    evaluate: Callable[[State], Metrics]
+    participants: Callable[[int], Tensor]  # k -> (m,), the clients of round k in the order in which they are added up
+    labels: np.ndarray | None = None  # (n, classes), samples of each class at each client: for the record
+    files: dict[str, str] = field(default_factory=dict)  # the data files that were read and their SHA-256: likewise
+
+
+def simulate(sim: Simulation, state: State, rounds: int, start: int = 0) -> Iterator[Round]:
+    """Algorithm 1 from round `start` to `rounds`, a Round at a time."""
+    for k in range(start, rounds):
+        who = sim.participants(k)  # the clients of round k
+        fade = sim.channel.draw(sim.n, who, len(state.w), sim.seed, k, state.w.device)  # h_{n,k}, xi_k
+        got = sim.channel.superpose(sim.train(state, k, who), fade)  # Eq. (3)
+        g = receive(sim.receive, got)  # MAC, Eqs. (5)-(8)
+        state = State(sim.update(state.w, g), got.stats)  # Eq. (4)
+        yield Round(k, state, sim.evaluate(state) | observe(got, g) | reported(sim))
+
+
+def receive(rule: Receiver, got: Received) -> Tensor:
+    """What the receiver makes of the sum, after it has heard the round's pilots: (d,)."""
+    if got.pilot is not None:
+        rule.listen(got.pilot)
+    return check_shape("receiver", rule(got.g), len(got.g)).to(got.g.dtype)
+
+
+def observe(got: Received, g: Tensor) -> Metrics:
+    """What the round looked like; the SNR is the paper's, 20 log10(norm(clean) / norm(xi)), None without noise."""
+    signal, noise = got.clean.norm().item(), got.noise.double().norm().item()  # squares of impulses overflow float32
+    return {
+        "train/loss": got.loss.item(),
+        "channel/snr_db": 20 * math.log10(signal / noise) if signal > 0 and 0 < noise < math.inf else None,
+        "gradient/norm": signal,
+        "clip/fraction": (g != got.g).double().mean().item(),
+    }
+
+
+def reported(sim: Simulation) -> Metrics:
+    """What the rules tell of themselves, as `receiver/...` and `server/...`."""
+    rules: dict[str, Rule] = {"receiver": sim.receive, "server": sim.update}
+    told = {f"{kind}/{name}": value for kind, rule in rules.items() for name, value in rule.metrics().items()}
+    return {name: None if value is None else float(value) for name, value in told.items()}
+
+
+def everyone(n: int) -> Callable[[int], Tensor]:
+    """All n clients in every round, by number: for clients that are all alike."""
+    return lambda k: torch.arange(n)

@@ -1,0 +1,98 @@
+"""What an experiment was when ids began to count from here, 0.2.0. It is never edited, and only ever added to.
+
+`Experiment.id()` hashes what differs from this. A new setting, component or argument enters with the value that means
+"as before". A default that changes later stays as it is here: what relies on it is then another experiment.
+"""
+
+from typing import Any
+
+BASELINE_SETTINGS: dict[str, Any] = {
+    "data": "digits",
+    "partition": "iid()",
+    "model": "auto",
+    "clients": 50,
+    "rounds": 100,
+    "seed": 0,
+    "local_epochs": 5,
+    "batch_size": 10,
+    "lr": 0.03,
+    "augment": "none",
+    "payload": "gradient",
+    "blocks": "tensor",
+    "participation": "all()",
+    "power": "none()",
+    "channel": "flat()",
+    "fading": "rayleigh(mean=1)",
+    "noise": "sas(alpha=1.5, tau=0.1)",
+    "receiver": "mac(C=1)",
+    "server": "sgd()",
+    "evaluate": "test",
+    "norm_stats": "clients",
+    "device": "auto",
+    "engine": "auto",
+    "precision": "auto",
+    "chunk": 0,
+}
+
+BASELINE_ARGUMENTS: dict[str, dict[str, dict[str, Any]]] = {
+    "data": {
+        "digits": {},
+        "synthetic": {"samples": 1000, "classes": 10, "shape": (1, 8, 8), "spread": 1.0, "writers": 10, "seed": 0},
+        "cifar10": {"train": None, "test": None},
+        "cifar100": {"train": None, "test": None},
+        "femnist": {"train": None, "test": None},
+        "hf": {"image": "image", "label": "label", "writer": None, "config": None, "train": None, "test": None},
+    },
+    "partition": {
+        "iid": {},
+        "dirichlet": {},
+        "dirichlet_by_class": {},
+        "shards": {"k": 2},
+        "by_writer": {},
+        "flwr": {},
+    },
+    "model": {
+        "logistic": {},
+        "mlp": {"width": 200, "depth": 1},
+        "cnn": {"width": 2048},
+        "resnet18": {"norm": "batch", "init": "torch"},
+        "resnet34": {"norm": "batch", "init": "torch"},
+    },
+    "participation": {
+        "all": {},
+    },
+    "power": {
+        "none": {},
+    },
+    "channel": {
+        "flat": {"noise_on": "mean"},
+    },
+    "fading": {
+        "rayleigh": {"mean": 1, "power": None},
+        "rician": {"mean": 1},
+        "nakagami": {"mean": 1},
+        "unit": {},
+    },
+    "noise": {
+        "sas": {"alpha": 1.5, "tau": 0.1},
+        "gaussian": {},
+        "student_t": {"scale": 1},
+        "middleton": {"std": 1},
+        "none": {},
+    },
+    "receiver": {
+        "mac": {"gain": None, "pilot": 0},
+        "clip": {},
+        "gnc": {"blocks": "model"},
+        "cauchy": {},
+        "blank": {},
+        "sign": {},
+        "quantile_clip": {},
+        "tanh_clip": {},
+        "none": {},
+    },
+    "server": {
+        "sgd": {"lr": None},
+        "momentum": {"lr": None, "beta": 0.9},
+    },
+}

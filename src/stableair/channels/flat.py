@@ -1,0 +1,77 @@
+"""Eq. (3), the radio channel: g_k = (1/N) sum_n h_{n,k} grad f_n(w_k) + xi_k."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from stableair.channels.kinds import Fading, Make, Noise, channel
+from stableair.channels.power import Power
+from stableair.channels.superposition import Total, accumulate
+from stableair.checks import InputError, choice
+from stableair.contracts import Fade, Received, Upload, check_shape
+from stableair.streams import generator
+from stableair.vector import NOTHING, Layout, pooled
+
+NOISE_ON = "mean", "sum"
+
+
+@dataclass(frozen=True)
+class Flat:
+    """Analog over-the-air aggregation with flat fading and additive interference.
+
+    Given the payloads u_n (d,) of the senders, their gains h_n and the interference xi (d,), the server receives
+    g = (1/N) sum_n h_n u_n + xi (d,). N is the number of clients that sent.
+    """
+
+    fading: Fading
+    noise: Noise
+    power: Power = field(default_factory=Power)
+    pilots: int = 0  # symbols a round in which no client sends
+    norms: Layout = NOTHING  # of the norm buffers on the side link
+    noise_on: str = "mean"  # the interference hits the mean, as in Eq. (3), or the sum, and is then divided by N too
+
+    def draw(self, n: int, who: Tensor, d: int, seed: int, k: int, device: torch.device | str = "cpu") -> Fade:
+        """h_{n,k} of the clients `who` (m,) and xi_k, functions of (seed, k) and of the client alone."""
+        h = check_shape("fading", self.fading(n, generator(seed, "fading", k)), n).double()
+        xi = check_shape("noise", self.noise(d, generator(seed, "noise", k, device=device)), d).float()
+        pilot = self.noise(self.pilots, generator(seed, "pilot", k, device=device)) if self.pilots else None
+        return Fade(k, who, h[who], xi, pilot)
+
+    def superpose(self, uploads: Iterable[Upload], fade: Fade) -> Received:
+        """Eq. (3): accumulate, reduce, finish."""
+        return self.finish(self.reduce(self.accumulate(uploads, fade)), fade)
+
+    def accumulate(self, uploads: Iterable[Upload], fade: Fade) -> Total:
+        """sum_n h_n u_n and its like, in float64."""
+        gains = dict(zip(fade.clients.tolist(), self.power.gain(fade.h).tolist(), strict=True))
+        return accumulate(uploads, gains, len(fade.xi), fade.k, fade.xi.device)
+
+    def reduce(self, total: Total) -> Total:
+        """The total over all processes; here there is one."""
+        return total
+
+    def finish(self, total: Total, fade: Fade) -> Received:
+        """Divide by the number of senders, add the interference, round to float32."""
+        n = total.senders
+        xi, pilot = self.power.noise(fade.xi, total), fade.pilot
+        if self.noise_on == "sum":
+            xi, pilot = xi / n, None if pilot is None else pilot / n
+        g = (total.faded / n + xi).to(xi.dtype)
+        if g.isnan().any():
+            raise InputError("the channel's noise or fading is NaN; every entry must be a number or infinite")
+        stats = pooled(total.stats / n, self.norms).to(total.dtype)
+        return Received(g, stats, total.clean / n, total.loss / n, xi, n, n, pilot)
+
+
+@channel("flat")
+def flat(noise_on: Literal["mean", "sum"] = "mean") -> Make:
+    """Eq. (3): one amplitude a client and round, interference on the mean of the payloads, or with "sum" on their sum.
+
+    >>> flat()(fading=lambda n, source: torch.ones(n), noise=lambda d, source: torch.zeros(d)).noise_on
+    'mean'
+    """
+    return partial(Flat, noise_on=choice("noise_on", noise_on, NOISE_ON))

@@ -1,0 +1,136 @@
+"""A data set as tensors. The embedded default is scikit-learn's handwritten digits: real, and no download."""
+
+from math import prod
+
+import torch
+
+from stableair.checks import InputError, choice, number, whole
+from stableair.contracts import Dataset, Split
+from stableair.data import hub
+from stableair.spec import Registry
+from stableair.streams import generator
+
+dataset = Registry("data set", "data")
+
+
+def hold_out(data: Dataset, share: float, seed: int) -> Dataset:
+    """The set with its test split replaced by a share of its training data, which leaves the training split.
+
+    Whatever is chosen by looking at results (a threshold, a learning rate) is chosen on this, never on test data.
+    """
+    order = generator(seed, "validation").permutation(len(data.train.y))
+    held = max(1, round(share * len(order)))
+    return data._replace(train=data.train.take(order[held:]), test=data.train.take(order[:held]))
+
+
+@dataset("digits")
+def digits() -> Dataset:
+    """Handwritten digits of scikit-learn: 1,797 grey images of 8 x 8, ten classes; every fifth, shuffled, is test."""
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    everything = Split(torch.from_numpy(images).to(torch.uint8).reshape(-1, 1, 8, 8), torch.from_numpy(labels).long())
+    order = generator(0, "digits").permutation(len(labels))  # the split is the same for every seed
+    test = torch.arange(len(order)) % 5 == 0
+    return Dataset(everything.take(order[~test]), everything.take(order[test]), classes=10, model="mlp(200)", std=16.0)
+
+
+@dataset("synthetic")
+def synthetic(
+    samples: int = 1000,
+    classes: int = 10,
+    shape: tuple[int, int, int] = (1, 8, 8),
+    spread: float = 1.0,
+    writers: int = 10,
+    seed: int = 0,
+) -> Dataset:
+    """Gaussian clouds, one per class, each writer with an offset of their own; a test split of a fifth on top."""
+    for name, value, least in (("samples", samples, 1), ("classes", classes, 2), ("writers", writers, 1)):
+        whole(name, value, least)
+    whole("seed", seed)
+    number("spread", spread, 0.0)
+    if not isinstance(shape, tuple) or len(shape) != 3:
+        raise InputError(f"shape must be (channels, height, width): got {shape!r}")
+    for side in shape:
+        whole("shape", side, 1)
+    source = generator(seed, "synthetic")
+    centre, offset = source.normal(classes, *shape), 0.3 * source.normal(writers, *shape)
+
+    def split(m: int) -> Split:
+        y, writer = source.permutation(m) % classes, source.permutation(m) % writers
+        x = torch.empty(m, *shape)
+        for rows in torch.arange(m).split(max(1, (1 << 22) // prod(shape))):
+            x[rows] = (centre[y[rows]] + offset[writer[rows]] + spread * source.normal(len(rows), *shape)).float()
+        return Split(x, y, writer)
+
+    return Dataset(split(samples), split(max(classes, samples // 5)), classes, model="mlp(200)")
+
+
+@dataset("cifar10")
+def cifar10(train: int | None = None, test: int | None = None) -> Dataset:
+    """CIFAR-10: 50,000 + 10,000 colour images of 32 x 32, ten classes; `train`, `test` take so many of them."""
+    colours = (125.3, 123.0, 113.9), (63.0, 62.1, 66.7)
+    return _from_folder("cifar10", hub.NAMED["cifar10"], train, test, 10, "resnet18()", *colours)
+
+
+@dataset("cifar100")
+def cifar100(train: int | None = None, test: int | None = None) -> Dataset:
+    """CIFAR-100: 50,000 + 10,000 colour images of 32 x 32, a hundred classes."""
+    colours = (129.3, 124.1, 112.4), (68.2, 65.4, 70.4)
+    return _from_folder("cifar100", hub.NAMED["cifar100"], train, test, 100, "resnet34()", *colours)
+
+
+@dataset("femnist")
+def femnist(train: int | None = None, test: int | None = None) -> Dataset:
+    """FEMNIST: digits and letters by 3,597 writers, grey images of 28 x 28, 62 classes; knows its writers."""
+    return _from_folder("femnist", hub.NAMED["femnist"], train, test, 62, "cnn()", 245.0, 42.0)
+
+
+@dataset("hf")
+def hf(
+    name: str,
+    image: str = "image",
+    label: str = "label",
+    writer: str | None = None,
+    config: str | None = None,
+    train: int | None = None,
+    test: int | None = None,
+) -> Dataset:
+    """Any image set of the hub, or a folder in its schema; the arguments name its columns."""
+    source = hub.Source(name, image, label, writer, config)
+    data = _from_folder(source.name, source, train, test, None, "cnn()", 0.0, 1.0)
+    seen = data.train.x[:: max(1, len(data.train.y) // 2000)].float()
+    mean, std = seen.mean((0, 2, 3)), seen.std((0, 2, 3)).clamp(min=1.0)
+    return data._replace(mean=tuple(mean.tolist()), std=tuple(std.tolist()))
+
+
+def stored(text: str) -> tuple[str, hub.Source]:
+    """The name of a set's data file and where it comes from, for a set of the hub: "cifar10", "hf('user/set')"."""
+    call = dataset.one(text)
+    if call.entry.name != "hf":
+        return call.entry.name, hub.NAMED[choice("set of the hub", call.entry.name, [*hub.NAMED, "hf"])]
+    defaults = {name: parameter.default for name, parameter in call.parameters.items()} | call.arguments
+    source = hub.Source(*(defaults[key] for key in ("name", "image", "label", "writer", "config")))
+    return source.name, source
+
+
+def _from_folder(
+    name: str, source: hub.Source, train: int | None, test: int | None, classes: int | None, model: str, mean, std
+) -> Dataset:
+    """A set of the data folder; `train` and `test` take so many samples of each split, always the same ones."""
+    stored, digest = hub.read(name, source)
+
+    def split(part: str, most: int | None) -> Split:
+        x, y = stored[f"{part}.x"].permute(0, 3, 1, 2), stored[f"{part}.y"]
+        whole_split = Split(x, y, stored.get(f"{part}.writer"))
+        if most is None:
+            return whole_split
+        if whole(part, most, 1) > len(y):
+            raise InputError(f"{part} must be at most {len(y)}, all there are: got {most}")
+        return whole_split.take(generator(0, "subset").permutation(len(y))[:most].sort().values)
+
+    top = max(int(stored["train.y"].max()), int(stored["test.y"].max()))
+    if classes is not None and top >= classes:
+        raise InputError(f"{hub.file(name)}: labels must be below {classes}: got {top}")
+    files = ((hub.file(name).name, digest),)
+    return Dataset(split("train", train), split("test", test), classes or top + 1, model, mean, std, files)

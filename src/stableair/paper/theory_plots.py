@@ -1,0 +1,132 @@
+"""Pictures of the theory: MAC step by step, the clipping interval, the efficacy curves, Theorem 1 and a simulation."""
+
+import math
+
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from stableair import stable, theory
+from stableair.builder import build
+from stableair.experiment import Experiment
+from stableair.paper.theorem import Check
+from stableair.receivers import clip, mac, median
+
+
+def overview(alpha: float, tau: float, C: float, G: float) -> Figure:
+    """The paper's clipping decision interval, and what clipping keeps of a weak signal, side by side."""
+    figure = Figure(figsize=(11, 4.2), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    interval(left, alpha, tau, C, G)
+    efficacies(right, alpha, C / tau)
+    return figure
+
+
+def decision() -> Figure:
+    """Appendix B at the paper's alpha and tau; C and G are this project's."""
+    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+    interval(figure.subplots(), alpha=1.5, tau=0.1, C=1.0, G=0.3)
+    return figure
+
+
+def interval(axes: Axes, alpha: float, tau: float, C: float, G: float) -> None:
+    """Appendix B: an entry is kept for |xi| <= C - sqrt2 G and clipped for |xi| > C + sqrt2 G; between, it depends."""
+    width = math.sqrt(2) * G
+    low, high = max(C - width, 0), C + width
+    x = np.linspace(0, 1.35 * high, 600)
+    density = 2 * stable.pdf(torch.from_numpy(x), alpha, tau).numpy()
+    axes.plot(x, density, color="black", linewidth=1.5)
+    regions = [
+        (0, low, "tab:green", r"kept: $|\xi| \leq C - \sqrt{2}\,G$"),
+        (low, high, "tab:orange", "depends on the gradient; counted as clipped"),
+        (high, x[-1], "tab:red", r"clipped: $|\xi| > C + \sqrt{2}\,G$"),
+    ]
+    for start, stop, colour, text in regions:
+        if stop > start:
+            inside = (x >= start) & (x <= stop)
+            axes.fill_between(x[inside], density[inside], 1e-12, color=colour, alpha=0.35, linewidth=0, label=text)
+    _mark(axes, C)
+    axes.set(yscale="log", xlim=(0, x[-1]), ylim=(density.min() / 2, density.max() * 2))
+    axes.set(xlabel=r"$|\xi|$", ylabel="density", title=f"Clipping decision interval, alpha = {alpha:g}, tau = {tau:g}")
+    axes.legend(fontsize="small", loc="upper right")
+
+
+def efficacies(axes: Axes, alpha: float, ratio: float) -> None:
+    """Efficacy of clipping over C / tau as a share of the Fisher information, for several alpha; the best is marked."""
+    grid = np.geomspace(0.05, 50, 80)
+    for a in sorted({1.1, 1.3, 1.5, 1.7, 1.9, alpha}):
+        share = [theory.efficacy(clip(C), a) / theory.fisher(a) for C in grid]
+        (line,) = axes.plot(grid, share, label=f"alpha = {a:g}", linewidth=2.4 if a == alpha else 1.3)
+        best = theory.best_threshold(a)
+        if math.isfinite(best):
+            axes.plot(
+                best, theory.efficacy(clip(best), a) / theory.fisher(a), "o", color=line.get_color(), markersize=5
+            )
+    _mark(axes, ratio)
+    axes.set(xscale="log", ylim=(0, 1.03), xlabel=r"$C / \tau$", ylabel="efficacy, share of the Fisher information")
+    axes.set_title("What clipping keeps of a weak signal")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize="small", loc="lower center")
+
+
+def _mark(axes: Axes, C: float) -> None:
+    axes.axvline(C, color="black", linestyle="--", linewidth=1)
+    axes.annotate("C", (C, 0.03), xycoords=("data", "axes fraction"), xytext=(4, 0), textcoords="offset points")
+
+
+def checks(rows: list[Check]) -> Figure:
+    """What was measured against both bounds of Theorem 1."""
+    figure = Figure(figsize=(9, 4.2), layout="constrained")
+    axes = figure.subplots()
+    place = np.arange(len(rows))
+    axes.errorbar(
+        place, [r.measured for r in rows], [2 * r.error for r in rows], fmt="o", color="black", label="measured"
+    )
+    axes.plot(place, [r.printed for r in rows], "v", color="tab:red", markersize=8, label="bound as printed")
+    axes.plot(place, [r.corrected for r in rows], "^", color="tab:green", markersize=8, label="bound corrected")
+    names = [f"$\\alpha$={r.alpha:g}\n$\\tau$={r.tau:g}\nC={r.C:g}\n$\\eta$={r.eta:g}" for r in rows]
+    axes.set_xticks(place, names, fontsize="small")
+    axes.set(yscale="log", ylabel=r"mean of $\|\nabla f(w_k)\|^2$", title="Theorem 1 on pseudo-Huber losses, L = G = 1")
+    axes.grid(alpha=0.3, axis="y")
+    axes.legend(fontsize="small")
+    return figure
+
+
+def steps(C: float = 1.0, entries: int = 60) -> Figure:
+    """Fig. 2: what MAC does to a gradient, on the output layer of a real first round, 50 clients on the digits."""
+    experiment = Experiment(noise="sas(alpha=1.5, tau=0.3)", device="cpu")
+    sim = build(experiment)
+    who = sim.participants(0)
+    fade = sim.channel.draw(sim.n, who, len(sim.start.w), sim.seed, 0, "cpu")
+    got = sim.channel.superpose(sim.train(sim.start, 0, who), fade)
+    g, clean = (sim.layout.split(v)[-2].double().flatten() for v in (got.g, got.clean))
+    first = max(0, min(int((g - median(g)).abs().argmax()) - entries // 2, len(g) - entries))
+    shown = slice(first, first + entries)  # the largest impulse in the middle
+    m = median(g)
+    centred, clipped, recovered = g - m, clip(C)(g - m), mac(C)(g)
+
+    figure = Figure(figsize=(12, 3.8), layout="constrained")
+    panels = figure.subplots(1, 3)
+    titles = r"1. centralise: $g - \mathrm{med}(g)$", r"2. clip to $[-C, C]$", r"3. recover: $+\,\mathrm{med}(g)$"
+    x = np.arange(first, first + entries)
+    for axes, title, values in zip(panels, titles, (centred, clipped, recovered), strict=True):
+        values = values[shown].numpy()
+        cut = np.abs(centred[shown].numpy()) > C
+        axes.vlines(x, 0, values, color=np.where(cut, "tab:red", "tab:blue"), linewidth=1.2)
+        axes.scatter(x, values, 9, color=np.where(cut, "tab:red", "tab:blue"), zorder=3)
+        centre = float(m) if axes is panels[2] else 0.0
+        for bound in (centre - C, centre + C):
+            axes.axhline(bound, color="black", linestyle="--", linewidth=1)
+        axes.axhline(0, color="black", linewidth=0.6)
+        axes.set(title=title, xlabel="entry of the output layer's weights")
+        axes.grid(alpha=0.3)
+    panels[2].plot(x, clean[shown].numpy(), color="tab:green", linewidth=1.2, label="what the clients sent, averaged")
+    for axes in panels[1:]:
+        axes.set_ylim(-1.7 * C, 1.7 * C)
+    panels[0].set_ylabel("value")
+    panels[0].plot([], [], "o-", color="tab:red", markersize=4, label=f"beyond C = {C:g}")
+    panels[0].legend(fontsize="small", loc="best")
+    panels[2].legend(fontsize="small", loc="lower right")
+    figure.suptitle(f"MAC on a received gradient: {experiment.data}, {experiment.noise}, median {m.item():.2g}")
+    return figure

@@ -1,0 +1,21 @@
+"""Eqs. (5)-(8): what the server does to the sum it received."""
+
+from stableair.receivers.compose import assemble, blockwise, chain
+from stableair.receivers.medians import median
+from stableair.receivers.rules import (
+    blank,
+    cauchy,
+    clip,
+    gnc,
+    mac,
+    none,
+    quantile_clip,
+    receiver,
+    sign,
+    tanh_clip,
+)  # fmt: skip
+
+__all__ = [
+    "assemble", "blank", "blockwise", "cauchy", "chain", "clip", "gnc", "mac", "median", "none", "quantile_clip",
+    "receiver", "sign", "tanh_clip",
+]  # fmt: skip

@@ -1,0 +1,289 @@
+"""Search the parameters of any part on a validation split. The test data stay unseen, and every method searched with
+the same trials, rounds and seeds has had the same budget."""
+
+import json
+import math
+import re
+from collections.abc import Callable
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from scipy.stats import qmc
+
+from stableair.checks import InputError, whole
+from stableair.experiment import TYPES, Experiment
+from stableair.results.folder import EXPERIMENT, Run, load, run, write_whole
+from stableair.spec import literal
+from stableair.streams import generator
+
+RESULT = "search.json"
+METRIC = "validation/accuracy"
+
+
+class Range(NamedTuple):
+    """From low to high; log spaces by factors, int takes whole numbers alone."""
+
+    low: float
+    high: float
+    log: bool = False
+    int: bool = False
+
+    def suggest(self, trial: Any, key: str) -> float:
+        if self.int:
+            return trial.suggest_int(key, int(self.low), int(self.high), log=self.log)
+        return float(f"{trial.suggest_float(key, self.low, self.high, log=self.log):.3g}")  # C=0.134 is fine enough
+
+    def at(self, share: float) -> float:
+        """The value at a share of the way from low to high."""
+        span = self.high / self.low if self.log else self.high - self.low
+        value = self.low * span**share if self.log else self.low + share * span
+        return round(value) if self.int else value
+
+    def ends(self) -> tuple[float, float]:
+        return (int(self.low), int(self.high)) if self.int else (self.low, self.high)
+
+    def __str__(self) -> str:
+        return f"{self.low:g}:{self.high:g}" + ":log" * self.log + ":int" * self.int
+
+
+class Choice(NamedTuple):
+    """One of several values."""
+
+    values: tuple
+
+    def suggest(self, trial: Any, key: str) -> Any:
+        return trial.suggest_categorical(key, self.values)
+
+    def at(self, share: float) -> Any:
+        return self.values[min(int(share * len(self.values)), len(self.values) - 1)]
+
+    def ends(self) -> tuple:
+        return self.values
+
+    def __str__(self) -> str:
+        return ",".join(map(str, self.values))
+
+
+Space = Range | Choice
+
+
+class Trial(NamedTuple):
+    """One candidate: its parameters, its score and over how many rounds it was judged."""
+
+    values: dict[str, Any]
+    score: float
+    rounds: int
+    stopped: bool = False  # early, because it was hopeless
+    failed: str = ""  # what kept it from being computed
+
+
+class Result(NamedTuple):
+    """What a search found; `best` is the experiment with the best values, on the test split again."""
+
+    base: Experiment
+    spaces: dict[str, Space]
+    trials: list[Trial]
+
+    @property
+    def winner(self) -> Trial:
+        return max((t for t in self.trials if not t.stopped and not t.failed), key=lambda trial: trial.score)
+
+    @property
+    def at_the_end(self) -> list[str]:
+        """The ranges whose best value is at one of their ends: there the best may lie beyond."""
+        return [
+            key for key, one in self.spaces.items()
+            if isinstance(one, Range) and not one.at(0.05) < self.winner.values[key] < one.at(0.95)
+        ]  # fmt: skip
+
+    @property
+    def best(self) -> Experiment:
+        return self.base.with_(**self.winner.values)
+
+
+def space(key: str, text: str) -> Space | None:
+    """The space that `0.01:10:log`, `1:9:int` or `a,b,c` stands for; None where the text is a plain value."""
+    if TYPES.get(key) is str and not re.fullmatch(r"[\w,]+", text):
+        return None  # such as device=cuda:0
+    low, *rest = text.split(":")
+    if rest and "(" not in text:
+        high, *options = rest
+        if set(options) - {"log", "int"} or not _number(low) or not _number(high):
+            raise InputError(f"{key}={text} is no range: write low:high, low:high:log or low:high:int")
+        found = Range(float(low), float(high), "log" in options, "int" in options or TYPES.get(key) is int)
+        if not found.low < found.high or (found.log and found.low <= 0):
+            raise InputError(f"{key}={text}: low must be below high{', and above 0 for log' * found.log}")
+        if found.int and not (found.low.is_integer() and found.high.is_integer()):
+            raise InputError(f"{key}={text}: its ends must be whole numbers")
+        return found
+    if "," in text and "(" not in text:
+        return Choice(tuple(map(literal, text.split(","))))
+    return None
+
+
+def _number(text: str) -> bool:
+    """Whether it is a finite number, written as one."""
+    plain = re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", text.strip())
+    return bool(plain) and math.isfinite(float(text))
+
+
+def search(
+    base: Experiment,
+    spaces: dict[str, Space],
+    folder: Path,
+    *,
+    trials: int = 12,
+    seeds: int = 1,
+    watch: Callable[[str, int], Callable] = lambda title, rounds: lambda row: None,
+    say: Callable[[str], None] = lambda line: None,
+) -> Result:
+    """Try so many values, each with the seeds base.seed, base.seed + 1, ... for base.rounds on a validation split.
+
+    The first half of the trials is spread evenly over the spaces, the other half placed by what those found. A trial
+    that after a third of its rounds is among the worst quarter of those before it is stopped. All is kept in the
+    folder: the same search goes on where it was stopped, and a finished one is not computed again.
+    """
+    optuna = _optuna()
+    whole("trials", trials, 1), whole("seeds", seeds, 1)
+    if not spaces:
+        raise InputError("nothing to search: give a range such as receiver.C=0.01:10:log")
+    for key, one in spaces.items():
+        for value in one.ends():
+            base.with_(**{key: value})  # what no trial could take is refused before the first
+    base = base.with_(evaluate="validation")
+    header = {"experiment": base.id(), "rounds": base.rounds, "trials": trials, "seeds": seeds}
+    header |= {key: str(one) for key, one in spaces.items()}
+    _refuse_another(folder, header)
+    if all(isinstance(one, Choice) for one in spaces.values()):
+        trials = min(trials, math.prod(len(one.values) for one in spaces.values()))  # more would repeat some
+
+    even = trials - trials // 2
+    sampler = optuna.samplers.TPESampler(seed=base.seed, n_startup_trials=even)
+    pruner = optuna.pruners.PercentilePruner(75.0, n_startup_trials=3, n_warmup_steps=base.rounds // 3)
+    study = optuna.create_study(direction="maximize", sampler=sampler, pruner=pruner)
+    for point in _spread(list(spaces.values()), even):
+        study.enqueue_trial(dict(zip(spaces, point, strict=True)))
+
+    found = []
+    for number in range(trials):
+        trial = study.ask()
+        values = {key: one.suggest(trial, key) for key, one in spaces.items()}
+        each = [base.with_(seed=base.seed + s, **values) for s in range(seeds)]
+        judge = _Judge(trial, base.rounds * seeds)
+        try:
+            for one in each:
+                _play(one, folder / one.name, judge, watch(f"trial {number + 1}/{trials}", one.rounds))
+        except optuna.TrialPruned:
+            study.tell(trial, state=optuna.trial.TrialState.PRUNED)
+            found.append(Trial(values, judge.score, judge.rounds, stopped=True))
+        except InputError as error:  # such as a learning rate that overflows at once: the others may do
+            study.tell(trial, 0.0)
+            found.append(Trial(values, 0.0, judge.rounds, failed=str(error)))
+        else:
+            study.tell(trial, judge.score)
+            found.append(Trial(values, judge.score, judge.rounds))
+        say(described(found[-1], base.rounds * seeds))
+    if all(trial.failed for trial in found):
+        raise InputError(f"every trial failed; the first: {found[0].failed}")
+    result = Result(base.with_(evaluate="test"), spaces, found)
+    _write(folder, header, result)
+    return result
+
+
+def _spread(spaces: list[Space], n: int) -> list[tuple]:
+    """Where to begin: the combinations of mere choices, well mixed, else n points spread evenly over the spaces."""
+    if all(isinstance(one, Choice) for one in spaces):
+        every = list(product(*(one.values for one in spaces)))
+        return [every[i] for i in generator(0, "search").permutation(len(every)).tolist()]
+    sequence = qmc.Halton(len(spaces), scramble=False)
+    sequence.fast_forward(1)  # its first point is a corner
+    shares = sequence.random(n)
+    return [tuple(one.at(share) for one, share in zip(spaces, point, strict=True)) for point in shares]
+
+
+def described(trial: Trial, rounds: int) -> str:
+    """A trial in one line."""
+    values = "  ".join(f"{key}={value}" for key, value in trial.values.items())
+    if trial.failed:
+        return f"{values}  failed: {trial.failed}"
+    early = f", stopped after {trial.rounds} of {rounds} rounds" if trial.stopped else ""
+    return f"{values}  validation accuracy {trial.score:.4f}{early}"
+
+
+class _Judge:
+    """Sees the rounds of a trial, one seed after the other, and gives up on it when it is hopeless."""
+
+    def __init__(self, trial: Any, rounds: int):
+        self.trial, self.most = trial, rounds
+        self.runs: list[Run] = []
+        self.rounds = 0
+
+    def begin(self, experiment: Experiment) -> None:
+        self.runs.append(Run(experiment.to_dict(), []))
+
+    def __call__(self, row: dict[str, Any]) -> None:
+        current = self.runs[-1]
+        if row["round"] < len(current):
+            return  # seen already: a run that was killed may repeat its last round
+        current.rounds.append(row)
+        self.trial.report(self.score, self.rounds)
+        self.rounds += 1
+        if self.rounds < self.most and self.trial.should_prune():
+            import optuna
+
+            raise optuna.TrialPruned
+
+    @property
+    def score(self) -> float:
+        """Mean over the seeds of the accuracy over the last rounds."""
+        scores = [one.settled(METRIC) for one in self.runs if one.rounds]
+        return sum(scores) / len(scores) if scores else math.nan
+
+
+def _play(experiment: Experiment, folder: Path, judge: _Judge, watch: Callable) -> None:
+    """Show the judge every round of a run: the recorded ones, then the others as they are computed."""
+    judge.begin(experiment)
+    if (folder / EXPERIMENT).exists():
+        for row in load(folder).rounds[: experiment.rounds]:
+            judge(row)
+
+    def on_round(row: dict[str, Any]) -> None:
+        watch(row)
+        judge(row)
+
+    run(experiment, folder, resume=True, on_round=on_round)
+
+
+def _refuse_another(folder: Path, header: dict[str, Any]) -> None:
+    """Keep the folder to one search, from its beginning."""
+    path = folder / RESULT
+    if path.exists():
+        try:
+            there = json.loads(path.read_text())["search"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise InputError(
+                f"{path} is corrupted ({type(error).__name__}); delete it or choose another --out"
+            ) from None
+        if different := [key for key in header | there if header.get(key) != there.get(key)]:
+            raise InputError(
+                f"{folder} holds another search, with another {', '.join(different)}; choose another --out"
+            )
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    write_whole(path, (json.dumps({"search": header}, indent=2) + "\n").encode())
+
+
+def _write(folder: Path, header: dict[str, Any], result: Result) -> None:
+    rows = [trial._asdict() for trial in result.trials]
+    content = {"search": header, "trials": rows, "best": result.winner._asdict()}
+    write_whole(folder / RESULT, (json.dumps(content, indent=2) + "\n").encode())
+
+
+def _optuna() -> Any:
+    try:
+        import optuna
+    except ImportError:
+        raise InputError("a search needs Optuna: pip install 'stableair[search]'") from None
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    return optuna

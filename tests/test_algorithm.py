@@ -1,0 +1,181 @@
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import stableair as sa
+from stableair.algorithm import observe, simulate
+from stableair.builder import build
+from stableair.checks import InputError
+from stableair.contracts import Received, Upload, as_receiver, check_finite
+from stableair.data.sets import synthetic
+
+IDEAL = {"fading": "unit()", "noise": "none()", "receiver": "none()"}
+
+
+def rounds(experiment, **parts):
+    sim = replace(build(experiment), **parts)
+    return list(simulate(sim, sim.start, experiment.rounds))
+
+
+def test_the_ideal_transmission_is_federated_averaging(tiny):
+    sim = build(tiny.with_(**IDEAL, payload="delta"))
+    (first, *_) = simulate(sim, sim.start, 1)
+    (upload,) = sim.train(sim.start, 0, sim.participants(0))
+    clients = sim.start.w - upload.update
+    torch.testing.assert_close(first.state.w, clients.mean(0))
+    assert first.metrics["channel/snr_db"] is None
+    assert first.metrics["clip/fraction"] == 0
+
+
+def test_gradient_and_delta_give_the_same_noiseless_path_and_another_payload(tiny):
+    gradient, delta = (rounds(tiny.with_(**IDEAL, payload=payload)) for payload in ("gradient", "delta"))
+    for a, b in zip(gradient, delta, strict=True):
+        torch.testing.assert_close(a.state.w, b.state.w, rtol=1e-4, atol=1e-5)
+        assert a.metrics["gradient/norm"] == pytest.approx(b.metrics["gradient/norm"] / tiny.lr, rel=1e-3)
+
+
+def test_four_receivers_meet_the_same_channel_and_batches(tiny):
+    seen = {}
+    for spec in ("mac(C=0.01)", "gnc(max_norm=0.1)", "clip(C=0.02)", "none()"):
+        sim, log = build(tiny.with_(receiver=spec)), []
+
+        def superpose(uploads, fade, channel=sim.channel, log=log):
+            log.append((fade.h, fade.xi))
+            return channel.superpose(uploads, fade)
+
+        channel = type("Watched", (), {"draw": staticmethod(sim.channel.draw), "superpose": staticmethod(superpose)})()
+        states = [r.state.w for r in simulate(replace(sim, channel=channel), sim.start, 3)]
+        batches = torch.cat(
+            [u.update for u in sim.train(sim.start, 2, sim.participants(2))]
+        )  # from one state: the same batches, the same update
+        seen[spec] = (log, states, batches)
+    (first, *others) = seen.values()
+    for log, states, batches in others:
+        for (h, xi), (h0, xi0) in zip(log, first[0], strict=True):
+            assert torch.equal(h, h0)
+            assert torch.equal(xi, xi0)
+        assert torch.equal(batches, first[2])
+        assert not torch.equal(states[-1], first[1][-1])
+
+
+def test_what_is_observed_is_what_happened(tiny):
+    sim = build(tiny.with_(receiver="mac(C=0.05)"))
+    (first,) = simulate(sim, sim.start, 1)
+    fade = sim.channel.draw(5, torch.arange(5), len(sim.start.w), 0, 0)
+    got = sim.channel.superpose(sim.train(sim.start, 0, sim.participants(0)), fade)
+    clean, m = got.clean, first.metrics
+    assert m["gradient/norm"] == pytest.approx(clean.norm().item())
+    power = clean.square().sum() / fade.xi.double().square().sum()
+    assert m["channel/snr_db"] == pytest.approx(10 * math.log10(power), rel=1e-9)  # the paper's ratio of powers
+    assert m["train/loss"] == pytest.approx(got.loss.item())
+    changed = [(block - block.median()).abs() > 0.05 for block in sim.layout.split(got.g)]
+    assert m["clip/fraction"] == pytest.approx(torch.cat(changed).double().mean().item(), abs=1e-3)
+    assert 0 < m["clip/fraction"] < 1
+
+
+def test_accuracy_and_loss_are_those_of_the_new_model(tiny):
+    sim = build(tiny)
+    (first,) = simulate(sim, sim.start, 1)
+    assert sim.evaluate(first.state).items() <= first.metrics.items()
+    assert sim.evaluate(sim.start) != sim.evaluate(first.state)
+
+
+def test_accuracy_and_loss_are_means_over_all_samples_whatever_the_batch(tiny):
+    sim = build(tiny)
+    train = sim.train.work
+    for batch in (5, 12, 1000):
+        got = replace(sim.evaluate, batch=batch)(sim.start)
+        output = train.module(train.data.inputs(train.data.test.x))
+        assert got["test/loss"] == pytest.approx(F.cross_entropy(output, train.data.test.y).item(), rel=1e-5)
+        assert got["test/accuracy"] == pytest.approx((output.argmax(1) == train.data.test.y).double().mean().item())
+
+
+def test_it_learns(tiny):
+    longer = tiny.with_(rounds=15, receiver="mac(C=1)", **{"noise.tau": 0.01})
+    accuracy = [r.metrics["test/accuracy"] for r in rounds(longer)]
+    assert accuracy[-1] > 0.8
+
+
+def test_validation_never_touches_the_test_data(tiny, registries):
+    @sa.dataset("sealed")
+    def sealed():
+        data = synthetic(samples=60, classes=3, shape=(1, 2, 2))
+        return data._replace(test=data.test._replace(x=data.test.x * math.nan))
+
+    last = rounds(tiny.with_(data="sealed", evaluate="validation"))[-1].metrics
+    assert math.isfinite(last["validation/loss"])
+    assert not any(name.startswith("test/") for name in last)
+    assert math.isnan(rounds(tiny.with_(data="sealed"))[-1].metrics["test/loss"]), "the seal would have been seen"
+
+
+def test_evaluation_uses_the_running_statistics_and_leaves_them_alone(tiny, registries):
+    @sa.model("normed")
+    def normed():
+        return lambda shape, classes: nn.Sequential(
+            nn.BatchNorm2d(1), nn.Dropout(0.5), nn.Flatten(), nn.Linear(4, classes)
+        )
+
+    sim = build(tiny.with_(model="normed()"))
+    (first,) = simulate(sim, sim.start, 1)
+    before = first.state.stats.clone()
+    assert sim.evaluate(first.state) == sim.evaluate(first.state)
+    assert torch.equal(first.state.stats, before)
+    shifted = first.state._replace(stats=first.state.stats + 3)
+    assert sim.evaluate(shifted) != sim.evaluate(first.state)
+
+
+def test_a_bad_upload_names_round_and_client(tiny):
+    good = build(tiny).train
+
+    def train(state, k, clients):
+        for upload in good(state, k, clients):
+            if k == 2:
+                upload.update[3, 0] = math.nan
+            yield Upload(*upload)
+
+    with pytest.raises(InputError, match="round 2: client 3 uploaded a non-finite update"):
+        rounds(tiny, train=train)
+
+
+@pytest.mark.parametrize("column", [1, 2, 3])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_non_finite_upload_names_its_client(column, bad):
+    upload = Upload(torch.tensor([2, 3, 5]), torch.ones(3, 4), torch.ones(3, 2), torch.ones(3))
+    check_finite(upload, 0)
+    upload[column][1] = bad
+    with pytest.raises(InputError, match="round 7: client 3 uploaded a non-finite"):
+        check_finite(upload, 7)
+
+
+def test_a_receiver_of_another_shape_is_named(tiny):
+    with pytest.raises(InputError, match="the receiver must return a tensor of shape"):
+        rounds(tiny, receive=as_receiver(lambda g: g[:-1]))
+
+
+def test_no_signal_and_no_noise_have_no_ratio():
+    g = torch.ones(2)
+    loud = Received(g, g, g.double(), g.sum(), noise=torch.tensor([0.0, math.inf]), senders=1, divisor=1)
+    assert observe(loud, g)["channel/snr_db"] is None
+    assert observe(loud._replace(noise=torch.zeros(2)), g)["channel/snr_db"] is None
+    assert observe(loud._replace(clean=0 * g.double(), noise=g), g)["channel/snr_db"] is None
+
+
+def test_going_on_from_a_round_is_the_same_as_not_stopping(tiny):
+    sim = build(tiny)
+    whole = list(simulate(sim, sim.start, 4))
+    later = list(simulate(sim, whole[1].state, 4, start=2))
+    assert [r.k for r in later] == [2, 3]
+    assert torch.equal(later[-1].state.w, whole[-1].state.w)
+    assert later[-1].metrics == whole[-1].metrics
+
+
+@pytest.mark.gpu
+def test_a_gpu_follows_the_cpu(tiny, cuda):
+    here, there = (rounds(tiny.with_(device=device)) for device in ("cpu", cuda))
+    for a, b in zip(here, there, strict=True):
+        torch.testing.assert_close(b.state.w.cpu(), a.state.w, rtol=1e-3, atol=1e-4)
+        assert b.metrics["channel/snr_db"] == pytest.approx(a.metrics["channel/snr_db"], rel=1e-4)

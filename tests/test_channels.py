@@ -1,0 +1,244 @@
+import math
+
+import pytest
+import torch
+from scipy import stats
+
+from components import EXAMPLES
+from stableair.channels.flat import Flat
+from stableair.channels.kinds import fading, noise
+from stableair.checks import InputError
+from stableair.contracts import Fade, Upload
+from stableair.streams import generator
+
+
+def amplitudes(spec, n=400_000):
+    return fading.one(spec)()(n, generator(0, "fading"))
+
+
+def noises(spec, d=400_000):
+    return noise.one(spec)()(d, generator(0, "noise"))
+
+
+def uploads(update, stats=None, chunk=2):
+    n = len(update)
+    stats = torch.zeros(n, 0) if stats is None else stats
+    rows = torch.arange(n), update, stats, torch.ones(n)
+    return [Upload(*(t[i : i + chunk] for t in rows)) for i in range(0, n, chunk)]
+
+
+@pytest.fixture
+def channel():
+    return Flat(fading.one("rayleigh()")(), noise.one("sas()")())
+
+
+def test_superpose_is_equation_3(channel):
+    update, stats = torch.randn(5, 1000), torch.randn(5, 7)
+    fade = channel.draw(5, torch.arange(5), 1000, seed=1, k=2)
+    got = channel.superpose(uploads(update, stats), fade)
+    exact = (fade.h[:, None] * update.double()).sum(0) / 5 + fade.xi.double()  # the noise comes after the mean
+    torch.testing.assert_close(got.g, exact.float(), rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(got.clean, update.double().mean(0))
+    torch.testing.assert_close(got.stats, stats.mean(0))
+    assert got.loss == 1
+
+
+def test_chunks_do_not_change_the_sum(channel):
+    update, fade = torch.randn(7, 500) * 1e3, channel.draw(7, torch.arange(7), 500, 0, 0)
+    sums = [channel.superpose(uploads(update, chunk=chunk), fade).g for chunk in (1, 3, 7)]
+    assert torch.equal(sums[0], sums[1])
+    assert torch.equal(sums[0], sums[2])
+
+
+def test_the_interference_is_drawn_on_the_device_and_the_fading_on_the_host():
+    fade = Flat(fading.one("rayleigh()")(), noise.one("none()")()).draw(3, torch.arange(3), 5, 0, 0, device="meta")
+    assert (fade.h.device.type, fade.xi.device.type) == ("cpu", "meta")
+
+
+def test_a_draw_is_a_function_of_seed_and_round(channel):
+    fade, same = channel.draw(5, torch.arange(5), 100, 1, 2), channel.draw(5, torch.arange(5), 100, 1, 2)
+    assert torch.equal(fade.h, same.h)
+    assert torch.equal(fade.xi, same.xi)
+    for other in (channel.draw(5, torch.arange(5), 100, 1, 3), channel.draw(5, torch.arange(5), 100, 2, 2)):
+        assert not torch.equal(fade.h, other.h)
+        assert not torch.equal(fade.xi, other.xi)
+
+
+def test_another_noise_leaves_the_fading_as_it_is(channel):
+    quiet = Flat(channel.fading, noise.one("none()")())
+    assert torch.equal(quiet.draw(5, torch.arange(5), 100, 1, 2).h, channel.draw(5, torch.arange(5), 100, 1, 2).h)
+
+
+def test_infinite_noise_is_legal_and_nan_is_not(channel):
+    chunks, who, h = uploads(torch.ones(2, 3)), torch.arange(2), torch.ones(2, dtype=torch.float64)
+    loud = Fade(0, who, h, torch.tensor([0.0, math.inf, 0.0]))
+    assert channel.superpose(chunks, loud).g.tolist() == [1, math.inf, 1]
+    with pytest.raises(InputError, match="NaN"):
+        channel.superpose(chunks, loud._replace(xi=torch.tensor([0.0, math.nan, 0.0])))
+
+
+@pytest.mark.parametrize("spec", EXAMPLES["fadings"])
+def test_every_fading_has_unit_mean_and_no_negative_amplitude(spec):
+    h = amplitudes(spec)
+    assert h.dtype == torch.float64
+    assert h.min() >= 0
+    assert abs(h.mean() - 1) < 4.5 * max(h.std().item(), 1e-9) / len(h) ** 0.5
+
+
+def test_rayleigh_has_unit_mean_and_not_unit_power():
+    h = amplitudes("rayleigh(mean=1)")
+    assert h.var().item() == pytest.approx(4 / math.pi - 1, rel=0.02)
+    assert stats.kstest(h.numpy(), stats.rayleigh(scale=math.sqrt(2 / math.pi)).cdf).pvalue > 1e-3
+    assert amplitudes("rayleigh(mean=3)").mean().item() == pytest.approx(3, rel=0.01)
+    assert amplitudes("rayleigh(power=1)").square().mean().item() == pytest.approx(1, rel=0.01)
+
+
+def test_mean_and_power_exclude_each_other():
+    with pytest.raises(InputError, match="not both"):
+        fading.one("rayleigh(mean=2, power=1)")()
+
+
+@pytest.mark.parametrize(
+    ("fade", "xi", "said"),
+    [
+        (lambda n, s: torch.ones(n - 1), None, r"the fading must return a tensor of shape \(5,\): got shape \(4,\)"),
+        (lambda n, s: [1.0] * n, None, "the fading must return a tensor of shape .*: got list"),
+        (None, lambda d, s: torch.zeros(d + 1), "the noise must return a tensor of shape"),
+        (None, lambda d, s: None, "the noise must return a tensor of shape .*: got NoneType"),
+    ],
+)
+def test_a_component_is_held_to_its_contract(channel, fade, xi, said):
+    with pytest.raises(InputError, match=said):
+        Flat(fade or channel.fading, xi or channel.noise).draw(5, torch.arange(5), 10, 0, 0)
+    wide = Flat(channel.fading, lambda d, s: torch.zeros(d, dtype=torch.float64)).draw(5, torch.arange(5), 10, 0, 0)
+    assert wide.xi.dtype == torch.float32
+
+
+def test_rician_and_nakagami_against_scipy():
+    h = amplitudes("rician(K=2)")
+    law = stats.rice(b=2.0)  # b = sqrt(2 K)
+    assert stats.kstest(h.numpy() * law.mean(), law.cdf).pvalue > 1e-3
+    h = amplitudes("nakagami(m=2)")
+    law = stats.nakagami(2)
+    assert stats.kstest(h.numpy() * law.mean(), law.cdf).pvalue > 1e-3
+    rayleigh = stats.rayleigh(scale=math.sqrt(2 / math.pi)).cdf
+    assert stats.kstest(amplitudes("rician(K=0)").numpy(), rayleigh).pvalue > 1e-3
+    assert stats.kstest(amplitudes("nakagami(m=1)").numpy(), rayleigh).pvalue > 1e-3
+    assert amplitudes("nakagami(m=1000)").std() < 0.05
+    assert amplitudes("rician(K=1000)").std() < 0.05
+
+
+@pytest.mark.parametrize("spec", EXAMPLES["noises"])
+def test_every_noise_is_symmetric_and_of_the_right_shape(spec):
+    xi = noises(spec)
+    assert xi.shape == (400_000,)
+    assert xi.dtype == torch.float32
+    assert xi.isfinite().all()
+    assert abs((xi > 0).double().mean() - (xi < 0).double().mean()) < 4.5 / len(xi) ** 0.5
+
+
+@pytest.mark.parametrize(
+    ("spec", "law"),
+    [
+        ("gaussian(std=2)", stats.norm(scale=2)),
+        ("student_t(df=3)", stats.t(3)),
+        ("student_t(df=1.5, scale=0.2)", stats.t(1.5, scale=0.2)),
+        ("sas(alpha=1, tau=0.2)", stats.cauchy(scale=0.2)),
+        ("sas(alpha=2, tau=0.5)", stats.norm(scale=0.5 * 2**0.5)),
+    ],
+)
+def test_noises_against_scipy(spec, law):
+    assert stats.kstest(noises(spec).numpy(), law.cdf).pvalue > 1e-3
+
+
+def test_middleton_class_a_is_its_mixture():
+    A, gamma, std = 0.3, 0.05, 1.5
+    xi = noises(f"middleton(A={A}, gamma={gamma}, std={std})").numpy()
+
+    def cdf(x):
+        weights = [stats.poisson.pmf(m, A) for m in range(30)]
+        scales = [std * math.sqrt((m / A + gamma) / (1 + gamma)) for m in range(30)]
+        return sum(w * stats.norm.cdf(x, scale=s) for w, s in zip(weights, scales, strict=True))
+
+    assert stats.kstest(xi, cdf).pvalue > 1e-3
+    assert xi.std() == pytest.approx(std, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("registry", "text"),
+    [
+        (fading, "rayleigh(mean=0)"), (fading, "rayleigh(mean=-1)"), (fading, "rayleigh(power=0)"),
+        (fading, "rician(K=-1)"),
+        (fading, "nakagami(m=0.4)"), (fading, "nakagami(m=1, mean=nan)"), (fading, "rayleigh(mean=one)"),
+        (noise, "sas(alpha=0.4)"), (noise, "sas(alpha=2.1)"), (noise, "sas(tau=-0.1)"), (noise, "sas(alpha=nan)"),
+        (noise, "gaussian(std=-1)"), (noise, "student_t(df=0)"), (noise, "middleton(A=0, gamma=1)"),
+        (noise, "middleton(A=1, gamma=0)"), (noise, f"gaussian(std={'1' * 400})"),
+    ],
+)  # fmt: skip
+def test_bad_arguments(registry, text):
+    with pytest.raises(InputError, match="must be"):
+        registry.one(text)()
+
+
+def test_noise_on_the_sum_is_divided_by_the_number_of_clients_too():
+    payloads = torch.randn(4, 6)
+    on = {}
+    for where in ("mean", "sum"):
+        channel = Flat(fading.one("unit()")(), noise.one("gaussian(std=2)")(), pilots=3, noise_on=where)
+        fade = channel.draw(4, torch.arange(4), 6, seed=0, k=1)
+        on[where] = channel.superpose(uploads(payloads), fade)
+    torch.testing.assert_close(on["sum"].noise, on["mean"].noise / 4)
+    torch.testing.assert_close(on["sum"].pilot, on["mean"].pilot / 4)
+    summed = payloads.double().sum(0) + on["mean"].noise
+    torch.testing.assert_close(on["sum"].g, (summed / 4).float())
+
+
+def test_the_mean_is_over_the_clients_that_sent(channel):
+    """Two of four clients sending ones give 1, in the payload, the norm buffers and the loss."""
+    still = Flat(fading.one("unit()")(), noise.one("none()")())
+    fade = still.draw(4, torch.tensor([1, 3]), 5, seed=0, k=0)
+    sent = [Upload(torch.tensor([1, 3]), torch.ones(2, 5), torch.ones(2, 3).double(), torch.ones(2))]
+    got = still.superpose(sent, fade)
+    assert (got.g.tolist(), got.stats.tolist(), got.clean.tolist(), got.loss.item()) == ([1] * 5, [1] * 3, [1] * 5, 1)
+    assert (got.senders, got.divisor) == (2, 2)
+
+
+def test_what_a_client_meets_does_not_depend_on_who_else_takes_part(channel):
+    everybody = channel.draw(6, torch.arange(6), 10, seed=1, k=2)
+    some = channel.draw(6, torch.tensor([4, 1]), 10, seed=1, k=2)
+    assert torch.equal(some.h, everybody.h[[4, 1]])
+    assert torch.equal(some.xi, everybody.xi)
+    update = torch.randn(2, 10)
+    got = channel.superpose([Upload(some.clients, update, torch.zeros(2, 0), torch.ones(2))], some)
+    exact = (everybody.h[[4, 1], None] * update.double()).mean(0) + some.xi.double()
+    torch.testing.assert_close(got.g, exact.float(), rtol=1e-6, atol=1e-7)
+
+
+def test_a_round_in_which_nobody_sends_is_said(channel):
+    with pytest.raises(InputError, match="round 3: nobody sent anything"):
+        channel.superpose([], channel.draw(2, torch.arange(0), 5, seed=0, k=3))
+
+
+def test_the_three_steps_of_a_superposition_can_be_told_apart(channel):
+    """Two processes that have each accumulated a part and then add their parts up, as the `reduce` between would."""
+    update, fade = torch.randn(4, 50), channel.draw(4, torch.arange(4), 50, 0, 0)
+    whole = channel.superpose(uploads(update), fade)
+    first, second = (channel.accumulate([upload], fade) for upload in uploads(update))
+    both = type(first)(*(a + b for a, b in zip(first[:5], second[:5], strict=True)), first.dtype)
+    apart = channel.finish(channel.reduce(both), fade)
+    torch.testing.assert_close(apart.g, whole.g)
+    assert (apart.senders, apart.loss.item()) == (4, 1.0)
+
+
+def test_a_noise_with_memory_walks_from_round_zero(registries):
+    """A plug-in whose noise of round k depends on all rounds before: pure in (seed, k), so that it can be resumed."""
+
+    @noise("walk")
+    def walk():
+        return lambda d, source: sum(source.at(j).normal(d) for j in range(source.round + 1)).float()
+
+    channel = Flat(fading.one("unit()")(), noise.one("walk()")())
+    walked = [channel.draw(1, torch.arange(1), 8, seed=5, k=k).xi for k in range(4)]
+    steps = [generator(5, "noise", k).normal(8) for k in range(4)]
+    torch.testing.assert_close(walked[3], sum(steps).float())
+    assert torch.equal(walked[3], channel.draw(1, torch.arange(1), 8, seed=5, k=3).xi)

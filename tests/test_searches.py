@@ -1,0 +1,210 @@
+import json
+
+import pytest
+
+import stableair as sa
+import stableair.searches
+from stableair.checks import InputError
+from stableair.data.sets import dataset, synthetic
+from stableair.results import folder as record
+from stableair.searches import Choice, Range, Result, Trial, search, space
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("0.01:10:log", Range(0.01, 10, log=True)),
+        ("1:9", Range(1, 9)),
+        ("1:9:int", Range(1, 9, int=True)),
+        ("1:64:log:int", Range(1, 64, log=True, int=True)),
+        ("1e-3:1E2:log", Range(1e-3, 100, log=True)),
+        ("0.5,0.9", Choice((0.5, 0.9))),
+        ("auto,1", Choice(("auto", 1))),
+        ("0.5", None),
+        ("mac(C=1)", None),
+        ("synthetic(samples=5, classes=2)", None),
+    ],
+)
+def test_what_a_word_means(text, meant):
+    assert space("receiver.C", text) == meant
+    if meant:
+        assert space("receiver.C", str(meant)) == meant, "and it can be written again"
+
+
+def test_a_whole_number_setting_is_searched_in_whole_numbers(tiny, tmp_path):
+    assert space("local_epochs", "1:9") == Range(1, 9, int=True)
+    found = search(tiny.with_(rounds=1), {"local_epochs": space("local_epochs", "1:3")}, tmp_path, trials=2)
+    assert all(type(t.values["local_epochs"]) is int for t in found.trials)
+
+
+def test_a_setting_that_is_a_word_is_no_range():
+    assert space("device", "cuda:0") is None
+    assert space("blocks", "tensor,layer") == Choice(("tensor", "layer"))
+
+
+@pytest.mark.parametrize(
+    "text", ["a:b", "1:2:lag", "2:1", "1:1", "0:1:log", "-1:1:log", "1:", ":2", "1:1e400", "0.5:3:int", "0:3:log:int"]
+)
+def test_a_range_that_is_none(text):
+    with pytest.raises(InputError, match=f"receiver.C={text}"):
+        space("receiver.C", text)
+
+
+def test_even_spacing():
+    assert Range(0.01, 100, log=True).at(0.5) == pytest.approx(1)
+    assert Range(0, 10).at(0.25) == 2.5
+    assert Range(1, 9, int=True).at(0.3) == 3
+    assert [Choice("abc").at(share) for share in (0, 0.5, 0.99, 1)] == ["a", "b", "c", "c"]
+
+
+def noisy(tiny, **settings):
+    """An experiment in which small thresholds hardly move."""
+    return tiny.with_(noise="sas(alpha=1.5, tau=0.1)", rounds=6, **settings)
+
+
+def test_it_finds_a_threshold_that_learns_and_says_all_it_tried(tiny, tmp_path):
+    said = []
+    found = search(noisy(tiny), {"receiver.C": Range(1e-6, 10, log=True)}, tmp_path, trials=6, say=said.append)
+    assert len(found.trials) == len(said) == 6
+    assert found.winner.values["receiver.C"] > 1e-3
+    assert found.winner.score == max(t.score for t in found.trials if not t.stopped)
+    assert found.best.receiver == f"mac(C={found.winner.values['receiver.C']:g})"
+    assert found.best.evaluate == "test"
+    kept = json.loads((tmp_path / "search.json").read_text())
+    assert [row["values"] for row in kept["trials"]] == [t.values for t in found.trials]
+    assert kept["best"]["score"] == found.winner.score
+
+
+def test_the_score_is_that_of_the_recorded_validation_runs_over_all_seeds(tiny, tmp_path):
+    found = search(noisy(tiny), {"receiver.C": Range(0.1, 10, log=True)}, tmp_path, trials=2, seeds=2)
+    for trial in found.trials:
+        each = [noisy(tiny, evaluate="validation", seed=s).with_(**trial.values) for s in (0, 1)]
+        scores = [sa.load(tmp_path / one.name).settled("validation/accuracy") for one in each]
+        assert trial.score == pytest.approx(sum(scores) / 2)
+        assert trial.rounds == 12
+
+
+def test_the_test_split_is_never_touched(tiny, tmp_path, registries):
+    @dataset("untouchable")
+    def untouchable():
+        return synthetic(samples=60, classes=3, shape=(1, 2, 2))._replace(test=None)
+
+    base = noisy(tiny, data="untouchable")
+    found = search(base, {"receiver.C": Range(0.1, 10)}, tmp_path, trials=2)
+    with pytest.raises(AttributeError):
+        sa.run(found.best)  # the test split itself cannot be used: whoever looks at it fails
+    for folder in tmp_path.glob("untouchable*"):
+        assert not any(key.startswith("test/") for key in sa.load(folder).rounds[0])
+
+
+def test_hopeless_trials_are_stopped_early(tiny, tmp_path, monkeypatch):
+    tried = [(1.0,), (2.0,), (3.0,), (4.0,), (1e-9,), (1e-8,), (1e-7,)]
+    monkeypatch.setattr(stableair.searches, "_spread", lambda *_: tried)
+    base = noisy(tiny).with_(rounds=12)
+    found = search(base, {"receiver.C": Choice(tuple(c for (c,) in tried))}, tmp_path, trials=7)
+    stopped = [t for t in found.trials if t.stopped]
+    assert stopped
+    assert all(t.values["receiver.C"] < 1e-3 for t in stopped)
+    assert all(4 < t.rounds < 12 for t in stopped)
+    run = sa.load(tmp_path / base.with_(evaluate="validation", **stopped[0].values).name)
+    assert len(run) == stopped[0].rounds
+
+
+def test_interrupted_at_any_round_and_repeated_it_finds_the_same(tiny, tmp_path):
+    where = {"receiver.C": Range(1e-6, 10, log=True)}
+    whole = search(noisy(tiny), where, tmp_path / "whole", trials=5)
+
+    class Stop(Exception):
+        pass
+
+    def stopping(left):
+        def watch(title, rounds):
+            def on_round(row):
+                nonlocal left
+                left -= 1
+                if left < 0:
+                    raise Stop
+
+            return on_round
+
+        return watch
+
+    attempts = 0
+    while True:
+        attempts += 1
+        try:
+            again = search(noisy(tiny), where, tmp_path / "parts", trials=5, watch=stopping(7))
+            break
+        except Stop:
+            assert attempts < 20
+    assert attempts > 2
+    assert again.trials == whole.trials
+
+
+def test_a_finished_search_is_not_computed_again(tiny, tmp_path, monkeypatch):
+    where = {"receiver.C": Range(0.1, 10)}
+    first = search(noisy(tiny), where, tmp_path, trials=3)
+    monkeypatch.setattr(record, "build", lambda *_: pytest.fail("computed again"))
+    assert search(noisy(tiny), where, tmp_path, trials=3).trials == first.trials
+
+
+def test_a_diverged_trial_scores_nothing_and_the_search_goes_on(tiny, tmp_path):
+    base = tiny.with_(receiver="none()", rounds=3)
+    found = search(base, {"noise.tau": Choice((0.01, 1e37))}, tmp_path, trials=2)
+    scores = {t.values["noise.tau"]: t.score for t in found.trials}
+    assert scores[1e37] == 0 < scores[0.01]
+
+
+def test_a_diverged_seed_is_no_early_stop(tiny, tmp_path):
+    base = tiny.with_(receiver="none()", rounds=3, noise="sas(alpha=0.5, tau=1e32)")
+    found = search(base, {"noise.tau": Choice((1e32, 1e33))}, tmp_path, trials=2, seeds=2)
+    assert not any(t.stopped for t in found.trials)
+    assert found.winner.score == 0
+
+
+def test_a_trial_that_cannot_be_computed_is_said_and_the_search_goes_on(tiny, tmp_path):
+    said = []
+    found = search(tiny, {"clients": Choice((5, 6000))}, tmp_path / "a", trials=2, say=said.append)
+    assert found.winner.values == {"clients": 5}
+    assert sum("failed: clients must be at most" in line for line in said) == 1
+    with pytest.raises(InputError, match="every trial failed; the first: clients must be"):
+        search(tiny, {"clients": Choice((7000, 6000))}, tmp_path / "b", trials=2)
+
+
+def test_choices_are_mixed_and_none_is_tried_twice(tiny, tmp_path):
+    spaces = {"blocks": Choice(("tensor", "layer", "model")), "batch_size": Choice((2, 5, 10))}
+    few = search(tiny.with_(rounds=1), spaces, tmp_path / "a", trials=3)
+    assert all(len({t.values[key] for t in few.trials}) > 1 for key in spaces)
+    many = search(tiny.with_(rounds=1), spaces, tmp_path / "b", trials=20)
+    assert len(many.trials) == len({tuple(t.values.values()) for t in many.trials}) == 9
+
+
+def test_a_best_value_at_the_end_of_its_range_is_told():
+    def found(value):
+        return Result(None, {"C": Range(0.01, 1, log=True)}, [Trial({"C": value}, 0.5, 1)])
+
+    assert [found(value).at_the_end for value in (0.01, 0.1, 1.0, 0.95)] == [["C"], [], ["C"], ["C"]]
+
+
+def test_several_parameters_of_several_parts(tiny, tmp_path):
+    spaces = {
+        "receiver.C": Range(0.1, 10, log=True),
+        "local_epochs": Range(1, 3, int=True),
+        "server": Choice(("sgd()", "momentum()")),
+    }
+    found = search(noisy(tiny), spaces, tmp_path, trials=4)
+    assert {type(t.values["local_epochs"]) for t in found.trials} == {int}
+    assert len({t.values["server"] for t in found.trials}) == 2
+
+
+def test_refusals(tiny, tmp_path):
+    with pytest.raises(InputError, match="nothing to search"):
+        search(tiny, {}, tmp_path)
+    with pytest.raises(InputError, match="has no argument 'c'; did you mean 'C'"):
+        search(tiny, {"receiver.c": Range(1, 2)}, tmp_path)
+    with pytest.raises(InputError, match="C must be"):
+        search(tiny, {"receiver.C": Range(-1, 2)}, tmp_path)
+    assert not list(tmp_path.iterdir())
+    search(tiny.with_(rounds=1), {"receiver.C": Range(1, 2)}, tmp_path, trials=1)
+    with pytest.raises(InputError, match="holds another search"):
+        search(tiny.with_(rounds=1), {"receiver.C": Range(1, 3)}, tmp_path, trials=1)
