@@ -1,0 +1,322 @@
+"""Clipping gradients in place: the rule is `mac`, the conventions are those of torch's clip_grad_norm_."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from torch import Tensor, nn
+
+from stableair import mac
+from stableair.checks import InputError, Note
+from stableair.nn import clip_grad_mac_
+from stableair.streams import generator
+
+GRADIENTS = arrays(
+    "float32",
+    st.lists(st.integers(1, 5), max_size=3).map(tuple),  # a scalar too
+    elements=st.floats(-1e6, 1e6, width=32),
+).map(torch.from_numpy)
+THRESHOLDS = st.floats(1e-3, 1e3)
+
+
+def holding(*gradients):
+    """Parameters with these gradients; None for a parameter without one."""
+    parameters = []
+    for g in gradients:
+        p = torch.zeros(2, requires_grad=True) if g is None else torch.zeros_like(g, requires_grad=True)
+        p.grad = g
+        parameters.append(p)
+    return parameters
+
+
+def tensors(*rows):
+    return [torch.tensor(row) for row in rows]
+
+
+def flat(gradients):
+    return torch.cat([g.flatten() for g in gradients])
+
+
+def spread(seed=0, shapes=((4, 3), (7,), (), (2, 1, 3))):
+    """Gradients that are shifted against each other, so that their medians differ."""
+    source = generator(seed, "gradients")
+    return [(3 * source.normal(*shape) + 5 * i).float() for i, shape in enumerate(shapes)]
+
+
+@given(st.lists(GRADIENTS, min_size=1, max_size=4), THRESHOLDS)
+def test_it_is_mac_on_each_tensor(gradients, C):
+    before = [g.clone() for g in gradients]
+    share = clip_grad_mac_(holding(*gradients), C)
+    for was, now in zip(before, gradients, strict=True):
+        assert torch.equal(now, mac(C)(was.flatten()).reshape(was.shape))
+    changed = flat(gradients) != flat(before)
+    torch.testing.assert_close(share, changed.sum() / changed.numel())
+    assert clip_grad_mac_(holding(*gradients), C) == 0, "clipping again changes nothing"
+
+
+@given(st.lists(GRADIENTS, min_size=1, max_size=4), THRESHOLDS)
+def test_it_is_mac_on_all_of_them_together(gradients, C):
+    before = flat(gradients).clone()
+    share = clip_grad_mac_(holding(*gradients), C, layerwise=False)
+    assert torch.equal(flat(gradients), mac(C)(before))
+    changed = flat(gradients) != before
+    torch.testing.assert_close(share, changed.sum() / changed.numel())
+
+
+def test_one_median_for_all_is_not_one_for_each():
+    each, together = (holding(*tensors([0.0, 1.0, 90.0], [50.0, 51.0, 52.0])) for _ in range(2))
+    assert clip_grad_mac_(each, 2.0).item() == pytest.approx(1 / 6)
+    assert clip_grad_mac_(together, 2.0, layerwise=False).item() == pytest.approx(3 / 6)
+    assert [p.grad.tolist() for p in each] == [[0.0, 1.0, 3.0], [50.0, 51.0, 52.0]]
+    assert [p.grad.tolist() for p in together] == [[48.0, 48.0, 52.0], [50.0, 51.0, 52.0]]
+
+
+def test_the_median_is_the_lower_middle():
+    (p,) = holding(torch.tensor([[4.0, 1.0], [3.0, 2.0]]))
+    clip_grad_mac_(p, 0.25)
+    assert p.grad.tolist() == [[2.25, 1.75], [2.25, 2.0]], "one median for the whole matrix: 2, not 2.5 or 3"
+
+
+def test_neither_a_clip_at_zero_nor_a_scaled_norm():
+    rules = {
+        "mac": lambda p: clip_grad_mac_(p, 1.0),
+        "value": lambda p: nn.utils.clip_grad_value_(p, 1.0),
+        "norm": lambda p: nn.utils.clip_grad_norm_(p, 1.0),
+    }
+    results = {}
+    for name, rule in rules.items():
+        (p,) = holding(torch.tensor([5.0, 5.5, 6.0, 1e6, -1e6]))
+        rule(p)
+        results[name] = p.grad.tolist()
+    assert results["mac"] == [5.0, 5.5, 6.0, 6.5, 4.5]
+    assert results["value"] == [1.0, 1.0, 1.0, 1.0, -1.0]
+    assert max(map(abs, results["norm"][:3])) < 1e-5
+
+
+def test_it_works_on_the_gradient_that_is_there():
+    parameters = holding(*spread())
+    gradients, addresses = [p.grad for p in parameters], [p.grad.data_ptr() for p in parameters]
+    values = [p.detach().clone() for p in parameters]
+    clip_grad_mac_(parameters, 0.5)
+    for p, g, address, value in zip(parameters, gradients, addresses, values, strict=True):
+        assert p.grad is g
+        assert g.data_ptr() == address
+        assert torch.equal(p.detach(), value), "the parameters themselves are not touched"
+    assert not torch.equal(flat(gradients), flat(spread())), "and something was clipped"
+
+
+def test_a_gradient_that_is_itself_differentiated():
+    (p,) = holding(torch.tensor([0.0, 1.0, 90.0], requires_grad=True))
+    clip_grad_mac_(p, 1.0)
+    assert p.grad.tolist() == [0.0, 1.0, 2.0]
+    assert p.grad.is_leaf, "clipping is no part of the graph"
+
+
+def test_a_strided_gradient():
+    base = torch.tensor([[0.0, 10.0], [1.0, 20.0], [90.0, 30.0]])
+    (p,) = holding(base.T[:1])
+    clip_grad_mac_(p, 1.0)
+    assert base.tolist() == [[0.0, 10.0], [1.0, 20.0], [2.0, 30.0]], "the other column stays"
+
+
+@pytest.mark.parametrize("layerwise", [True, False])
+def test_one_tensor_a_list_and_a_generator_are_the_same(layerwise):
+    def clipped(given):
+        parameters = holding(*spread(shapes=((4, 3),)))
+        share = clip_grad_mac_(given(parameters), 0.5, layerwise)
+        return share.item(), parameters[0].grad.tolist()
+
+    ways = [lambda ps: ps[0], list, lambda ps: (p for p in ps), tuple, iter]
+    results = [clipped(way) for way in ways]
+    assert all(result == results[0] for result in results)
+    assert results[0][0] > 0
+
+
+def test_parameters_without_a_gradient_are_left_out():
+    first, missing, last = parameters = holding(torch.tensor([0.0, 1.0, 90.0]), None, torch.tensor([7.0]))
+    assert clip_grad_mac_(parameters, 1.0).item() == 0.25, "of four entries, not of six"
+    assert missing.grad is None
+    assert first.grad.tolist() == [0.0, 1.0, 2.0]
+    assert last.grad.tolist() == [7.0]
+
+
+@pytest.mark.parametrize("parameters", [[], holding(None), holding(torch.empty(0)), holding(torch.empty(0, 3), None)])
+@pytest.mark.parametrize("layerwise", [True, False])
+def test_no_gradient_at_all(parameters, layerwise):
+    share = clip_grad_mac_(parameters, 1.0, layerwise, error_if_nonfinite=True)
+    assert share.shape == ()
+    assert share.dtype == torch.float32
+    assert share.item() == 0.0
+
+
+@pytest.mark.parametrize("layerwise", [True, False])
+def test_an_empty_gradient_among_others(layerwise):
+    parameters = holding(torch.empty(0), torch.tensor([0.0, 1.0, 90.0, 1.0]))
+    assert clip_grad_mac_(parameters, 1.0, layerwise).item() == 0.25
+    assert parameters[1].grad.tolist() == [0.0, 1.0, 2.0, 1.0]
+
+
+def test_a_used_up_generator_is_told_of():
+    parameters = iter(holding(*spread()))
+    clip_grad_mac_(parameters, 1.0)
+    with pytest.warns(Note, match="empty generator") as told:
+        assert clip_grad_mac_(parameters, 1.0) == 0
+    assert told[0].filename == __file__
+
+
+@pytest.mark.parametrize("layerwise", [True, False])
+def test_a_parameter_given_twice_counts_once(layerwise):
+    p, q = holding(*tensors([0.0, 1.0, 90.0], [2.0]))
+    assert clip_grad_mac_([p, q, p], 1.0, layerwise).item() == 0.25
+    assert p.grad.tolist() == [0.0, 1.0, 2.0]
+
+
+@pytest.mark.parametrize("layerwise", [True, False])
+def test_infinities_are_finite_afterwards(layerwise):
+    parameters = holding(*tensors([0.0, math.inf, 1.0, -math.inf, 0.5], [1.0, 0.25, math.inf]))
+    assert clip_grad_mac_(parameters, 2.0, layerwise).item() == pytest.approx(3 / 8)
+    assert all(p.grad.isfinite().all() for p in parameters)
+    lost = holding(torch.tensor([0.0, math.inf, 1.0]))
+    nn.utils.clip_grad_norm_(lost, 2.0)
+    assert not lost[0].grad.isfinite().all(), "which is where a scaled norm ends"
+
+
+def test_a_nan_makes_all_that_shares_its_median_nan():
+    each, together = (holding(*tensors([0.0, math.nan, 1.0], [1.0, 0.0, 0.5, 5.0])) for _ in range(2))
+    assert clip_grad_mac_(each, 1.0).item() == pytest.approx(4 / 7), "its block counts as clipped"
+    assert each[0].grad.isnan().all()
+    assert each[1].grad.tolist() == [1.0, 0.0, 0.5, 1.5]
+    assert clip_grad_mac_(together, 1.0, layerwise=False).item() == 1.0
+    assert all(p.grad.isnan().all() for p in together)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("layerwise", [True, False])
+@pytest.mark.parametrize("C", [1.0, math.inf])
+def test_what_is_not_finite_is_refused_before_anything_changes(bad, layerwise, C):
+    parameters = holding(*tensors([0.0, 1.0, 90.0], [1.0, bad]))
+    with pytest.raises(RuntimeError, match=r"`parameters` have NaN or infinite entries.*`error_if_nonfinite=False`"):
+        clip_grad_mac_(parameters, C, layerwise, error_if_nonfinite=True)
+    assert parameters[0].grad.tolist() == [0.0, 1.0, 90.0]
+    torch.testing.assert_close(parameters[1].grad, torch.tensor([1.0, bad]), equal_nan=True)
+    fine = holding(torch.tensor([0.0, 1.0, 90.0]))
+    assert clip_grad_mac_(fine, 1.0, layerwise, error_if_nonfinite=True).item() == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize("layerwise", [True, False])
+def test_each_gradient_keeps_its_dtype(layerwise):
+    kinds = torch.float32, torch.bfloat16, torch.float64, torch.float16
+    parameters = holding(*(torch.tensor([0.0, 1.0, -0.5, 90.0, 0.25], dtype=kind) for kind in kinds))
+    share = clip_grad_mac_(parameters, 2.0, layerwise)
+    assert [p.grad.dtype for p in parameters] == list(kinds)
+    for p in parameters:
+        assert p.grad.tolist() == [0.0, 1.0, -0.5, 2.25, 0.25]
+    assert share.dtype == torch.float32
+    assert share.item() == pytest.approx(0.2)
+
+
+def test_one_median_of_many_dtypes_is_not_rounded_on_its_way():
+    wide = torch.tensor([1 + 2.0**-40, 5.0, -5.0], dtype=torch.float64)
+    parameters = holding(torch.tensor([5.0, -5.0], dtype=torch.bfloat16), wide)
+    clip_grad_mac_(parameters, 1.0, layerwise=False)
+    assert wide.tolist() == [1 + 2.0**-40, 2 + 2.0**-40, 2.0**-40], "a median rounded to bfloat16 would be 1"
+    assert parameters[0].grad.tolist()[0] == 2.0
+
+
+@pytest.mark.parametrize("layerwise", [True, False])
+def test_an_infinite_threshold_changes_nothing(layerwise):
+    parameters = holding(*tensors([0.0, math.inf, math.inf], [1.0, math.nan], [-3e38, 3e38]))
+    assert clip_grad_mac_(parameters, math.inf, layerwise).item() == 0.0
+    expected = torch.tensor([0.0, math.inf, math.inf, 1.0, math.nan, -3e38, 3e38])
+    torch.testing.assert_close(flat([p.grad for p in parameters]), expected, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("bad", [0, -1.0, math.nan, "1", None, True])
+def test_bad_thresholds(bad):
+    parameters = holding(torch.tensor([0.0, 1.0, 90.0]))
+    with pytest.raises(InputError, match="C must be"):
+        clip_grad_mac_(parameters, bad)
+
+
+def test_what_has_no_median_is_refused_before_anything_changes():
+    table = nn.Embedding(4, 2, sparse=True)
+    table(torch.tensor([1, 2])).sum().backward()
+    (dense,) = holding(torch.tensor([0.0, 1.0, 90.0]))
+    with pytest.raises(InputError, match=r"dense and real.*torch\.sparse_coo"):
+        clip_grad_mac_([dense, table.weight], 1.0)
+    with pytest.raises(InputError, match=r"dense and real.*torch\.complex64"):
+        clip_grad_mac_([dense, *holding(torch.zeros(2, dtype=torch.complex64))], 1.0)
+    assert dense.grad.tolist() == [0.0, 1.0, 90.0]
+
+
+def test_what_is_no_parameter_is_refused():
+    model = nn.Sequential(nn.Linear(2, 1))
+    for wrong, name in ((model, "Linear"), (model[0], "Linear"), (model.named_parameters(), "tuple"), (3, "int")):
+        with pytest.raises(InputError, match=rf"such as model.parameters\(\): got {name}"):
+            clip_grad_mac_(wrong, 1.0)
+    with pytest.raises(InputError, match=r"layerwise must be True or False: got 2\.0"):
+        clip_grad_mac_(model.parameters(), 1.0, 2.0)
+
+
+@pytest.fixture
+def deaf(monkeypatch):
+    """Whoever asks for a tensor's value on the host fails: on a GPU that would wait for the device."""
+
+    def refuse(self, *_):
+        raise AssertionError("the host waits for the device")
+
+    for name in ("item", "__bool__", "tolist", "__float__", "__int__", "__index__", "numpy", "cpu", "nonzero"):
+        monkeypatch.setattr(Tensor, name, refuse)
+
+
+@pytest.mark.parametrize("layerwise", [True, False])
+def test_the_host_never_waits_for_the_device(layerwise, deaf):
+    clip_grad_mac_(holding(*spread(), torch.tensor([0.0, math.inf, math.nan])), 1.0, layerwise)
+    with pytest.raises(AssertionError, match="waits"):  # the check is the one thing that must
+        clip_grad_mac_(holding(*spread()), 1.0, layerwise, error_if_nonfinite=True)
+
+
+@pytest.mark.parametrize("layerwise", [True, False])
+@pytest.mark.parametrize("C", [1.0, math.inf])
+def test_tensors_without_values(layerwise, C):
+    parameters = holding(*(torch.empty(shape, device="meta") for shape in ((3, 2), (), (5,))))
+    share = clip_grad_mac_(parameters, C, layerwise)
+    assert (share.device.type, share.shape, share.dtype) == ("meta", (), torch.float32)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("layerwise", [True, False])
+def test_a_gpu_gives_the_same_and_is_not_waited_for(cuda, layerwise):
+    here, there = holding(*spread()), holding(*(g.to(cuda) for g in spread()))
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        share = clip_grad_mac_(there, 0.5, layerwise)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert share.device.type == "cuda"
+    assert share.item() == clip_grad_mac_(here, 0.5, layerwise).item()
+    assert all(torch.equal(p.grad, q.grad.cpu()) for p, q in zip(here, there, strict=True))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("layerwise", [True, False])
+def test_gradients_on_two_devices(cuda, layerwise):
+    here, split = holding(*spread()), holding(*(g.to(cuda) if i % 2 else g for i, g in enumerate(spread())))
+    share = clip_grad_mac_(split, 0.5, layerwise)
+    assert share.device.type == "cpu", "the first gradient's"
+    assert share.item() == clip_grad_mac_(here, 0.5, layerwise).item()
+    assert all(torch.equal(p.grad, q.grad.cpu()) for p, q in zip(here, split, strict=True))
+
+
+def test_a_step_of_an_optimizer_between_backward_and_step():
+    model = nn.Linear(3, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    (-model(torch.tensor([[0.0, 1.0, 90.0]]))).backward()
+    share = clip_grad_mac_(model.parameters(), 1.0)
+    assert not share.requires_grad
+    optimizer.step()
+    assert model.weight.tolist() == [[0.0, 1.0, 2.0]]  # the gradient was [0, -1, -90], its median -1
