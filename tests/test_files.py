@@ -1,0 +1,52 @@
+import os
+import stat
+
+import pytest
+
+from stableair.files import write_whole
+
+
+def test_the_old_content_stays_until_the_new_is_complete(tmp_path):
+    path = tmp_path / "a"
+    assert write_whole(path, b"old") == path
+    seen = []
+
+    def halfway(file):
+        file.write(b"new")
+        file.flush()
+        seen.append(path.read_bytes())
+
+    write_whole(path, halfway)
+    assert seen == [b"old"]
+    assert path.read_bytes() == b"new"
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_whatever_goes_wrong_the_old_file_stays_and_nothing_is_left(tmp_path):
+    path = tmp_path / "a"
+    write_whole(path, b"old")
+
+    def fails(file):
+        file.write(b"half")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_whole(path, fails)
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["a"]
+    with pytest.raises(FileNotFoundError):
+        write_whole(tmp_path / "no" / "a", b"x")
+
+
+def test_a_link_is_replaced_and_not_followed(tmp_path):
+    (tmp_path / "precious").write_bytes(b"mine")
+    (tmp_path / "a").symlink_to(tmp_path / "precious")
+    write_whole(tmp_path / "a", b"x")
+    assert (tmp_path / "precious").read_bytes() == b"mine"
+    assert not (tmp_path / "a").is_symlink()
+
+
+def test_a_new_file_is_as_readable_as_its_neighbours(tmp_path):
+    (tmp_path / "plain").touch()
+    write_whole(tmp_path / "a", b"x")
+    assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == stat.S_IMODE((tmp_path / "plain").stat().st_mode)
