@@ -16,7 +16,8 @@ from typing import NamedTuple
 
 from stableair.experiment import IDEAL, PRESETS, Experiment
 from stableair.paper.figures import SEARCHED
-from stableair.results.folder import CHECKPOINT, load, run
+from stableair.results.run import CHECKPOINT, PREVIOUS, load
+from stableair.runner import run
 from stableair.searches import RESULT, search
 
 FOLDER = Path(__file__).parent / "reproduction"
@@ -45,13 +46,13 @@ class Job(NamedTuple):
         place = folder / self.name
         if self.method:
             _, key, space = SEARCHED[self.method]
-            search(self.experiment, {key: space}, place, trials=TRIALS, say=lambda line: print("  " + line, flush=True))
+            search(self.experiment, {key: space}, place, trials=TRIALS, log=lambda line: print("  " + line, flush=True))
         else:
             every = max(1, self.experiment.rounds // 6)
             run(
                 self.experiment, place, resume=True, on_round=lambda row: row["round"] % every or print(row, flush=True)
             )
-        for checkpoint in place.rglob(CHECKPOINT):
+        for checkpoint in (*place.rglob(CHECKPOINT), *place.rglob(PREVIOUS)):
             checkpoint.unlink()
 
 

@@ -578,24 +578,24 @@ def test_a_resumed_run_goes_on_as_it_began_whatever_fits_now(tiny, tmp_path, mon
     sa.run(tiny.with_(rounds=2, **asked), tmp_path / "a")
     monkeypatch.setattr(stableair.engine, "CLIENTS", 2)
     told = []
-    sa.run(tiny.with_(**asked), tmp_path / "a", resume=True, say=told.append)
+    sa.run(tiny.with_(**asked), tmp_path / "a", resume=True, on_start=told.append)
     assert told[0]["chunk"] == 5
-    sa.run(tiny.with_(rounds=5, chunk=3, **asked), tmp_path / "a", resume=True, say=told.append)
+    sa.run(tiny.with_(rounds=5, chunk=3, **asked), tmp_path / "a", resume=True, on_start=told.append)
     assert (told[1]["chunk"], told[1]["engine"]) == (3, "stacked"), "unless it is asked for something else"
 
 
 def test_another_chunk_is_no_other_engine(tiny, tmp_path):
     told = []
     sa.run(tiny.with_(rounds=1, engine="reference"), tmp_path / "a")
-    sa.run(tiny.with_(chunk=3), tmp_path / "a", resume=True, say=told.append)
+    sa.run(tiny.with_(chunk=3), tmp_path / "a", resume=True, on_start=told.append)
     assert (told[0]["engine"], told[0]["chunk"]) == ("reference", 3)
 
 
 def test_a_run_says_how_it_is_computed_and_a_resumed_one_goes_on_so(tiny, tmp_path):
     told = []
     slow = tiny.with_(engine="reference", chunk=2)
-    sa.run(slow.with_(rounds=2), tmp_path / "a", say=told.append)
-    resumed = sa.run(tiny, tmp_path / "a", resume=True, say=told.append)  # engine=auto would be another one here
+    sa.run(slow.with_(rounds=2), tmp_path / "a", on_start=told.append)
+    resumed = sa.run(tiny, tmp_path / "a", resume=True, on_start=told.append)  # engine=auto would be another one here
     assert [(how["engine"], how["chunk"]) for how in told] == [("reference", 2)] * 2
     whole = sa.run(slow)
     assert torch.equal(resumed.state.w, whole.state.w)
@@ -635,7 +635,7 @@ def test_a_chunk_that_memory_has_halved_is_recorded_and_kept(tiny, tmp_path, mon
     monkeypatch.undo()
     assert [e["chunk"] for e in record_of(tmp_path / "a")] == [2]
     told = []
-    sa.run(tiny, tmp_path / "a", resume=True, say=told.append)
+    sa.run(tiny, tmp_path / "a", resume=True, on_start=told.append)
     assert (told[0]["chunk"], told[0]["why"]) == (2, "as the rounds before")
 
 
@@ -667,7 +667,7 @@ def test_without_the_engine_everything_works_slowly(tmp_path):
     code = (
         "import stableair as sa\n"
         "e = sa.Experiment(data='synthetic(samples=20, shape=(1, 2, 2))', clients=2, rounds=1, device='cpu')\n"
-        "print(len(sa.run(e, say=lambda how: print(how['why']))))\n"
+        "print(len(sa.run(e, on_start=lambda how: print(how['why']))))\n"
         "try: sa.run(e.with_(engine='fast'))\n"
         "except sa.InputError as error: print(error)\n"
     )

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 import stableair as sa
+from stableair import runner as record
 from stableair.checks import InputError
 from stableair.cli import main as cli
 from stableair.data import hub
 from stableair.experiment import IDEAL
 from stableair.paper import figures
-from stableair.results import folder as record
 
 SMALL = {"model": "logistic()"}  # the networks themselves are for the slow tests
 

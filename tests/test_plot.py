@@ -5,7 +5,7 @@ import pytest
 
 import stableair as sa
 from stableair.results import plot
-from stableair.results.folder import Run
+from stableair.results.run import Run, find, group, with_metric
 
 
 def made(accuracy, **settings):
@@ -18,7 +18,7 @@ def texts(figure):
 
 
 def test_runs_that_differ_in_the_seed_alone_are_one_line_with_a_band():
-    groups = plot.label([made([0.1, 0.2], seed=0), made([0.3, 0.4], seed=1, rounds=7), made([0.5], receiver="none()")])
+    groups = group([made([0.1, 0.2], seed=0), made([0.3, 0.4], seed=1, rounds=7), made([0.5], receiver="none()")])
     assert {name: len(runs) for name, runs in groups.items()} == {"mac(C=1)": 2, "none()": 1}
     axes = plot.curves(groups).axes[0]
     np.testing.assert_allclose(axes.lines[0].get_ydata(), [0.2, 0.3])
@@ -31,11 +31,11 @@ def test_runs_that_differ_in_the_seed_alone_are_one_line_with_a_band():
 
 def test_labels_say_what_differs():
     ideal = {"fading": "unit()", "noise": "none()", "receiver": "none()"}
-    groups = plot.label([made([1], **ideal), made([1], receiver="mac(C=2)"), made([1], clients=5, receiver="mac(C=2)")])
+    groups = group([made([1], **ideal), made([1], receiver="mac(C=2)"), made([1], clients=5, receiver="mac(C=2)")])
     assert list(groups) == ["ideal", "clients=50", "clients=5"]
     both = [made([1], clients=n, **more) for n in (5, 50) for more in (ideal, {})]
-    assert list(plot.label(both)) == ["ideal, clients=5", "clients=5", "ideal, clients=50", "clients=50"]
-    assert list(plot.label([made([1])])) == ["mac(C=1)"]
+    assert list(group(both)) == ["ideal, clients=5", "clients=5", "ideal, clients=50", "clients=50"]
+    assert list(group([made([1])])) == ["mac(C=1)"]
 
 
 def test_a_diverged_run_is_drawn_up_to_there_and_says_so():
@@ -57,9 +57,9 @@ def test_runs_of_different_length_are_averaged_where_they_are():
 def test_runs_are_found_below_a_folder_and_pictures_written(tiny, tmp_path):
     for seed in (0, 1):
         sa.run(tiny.with_(seed=seed), tmp_path / "runs" / f"seed{seed}")
-    found, unreadable = plot.find([tmp_path / "runs", tmp_path / "runs" / "seed0"])
+    found, unreadable = find([tmp_path / "runs", tmp_path / "runs" / "seed0"])
     assert (len(found), unreadable) == (2, []), "each once"
-    figure = plot.curves(plot.label(found), "channel/snr_db")
+    figure = plot.curves(group(found), "channel/snr_db")
     assert figure.axes[0].get_ylabel() == "SNR in dB"
     for name in ("a.png", "below/a.pdf"):
         assert plot.save(figure, tmp_path / name).stat().st_size > 1000
@@ -68,13 +68,13 @@ def test_runs_are_found_below_a_folder_and_pictures_written(tiny, tmp_path):
 def test_bad_input(tiny, tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(sa.InputError, match="there is no such folder"):
-        plot.find([tmp_path / "missing"])
+        find([tmp_path / "missing"])
     with pytest.raises(sa.InputError, match="holds no run"):
-        plot.find([tmp_path / "empty"])
+        find([tmp_path / "empty"])
     with pytest.raises(sa.InputError, match="metric 'accuracy' was not recorded; did you mean 'test/accuracy'"):
-        plot.recorded([made([1])], "accuracy")
+        with_metric([made([1])], "accuracy")
     with pytest.raises(sa.InputError, match="no round is complete"):
-        plot.recorded([made([])], "test/accuracy")
+        with_metric([made([])], "test/accuracy")
     with pytest.raises(sa.InputError, match="its ending must give the format"):
         plot.save(plot.curves({"a": [made([1])]}), tmp_path / "picture")
     with pytest.raises(sa.InputError, match="no round is complete"):
@@ -85,14 +85,14 @@ def test_bad_input(tiny, tmp_path):
 
 def test_runs_without_the_metric_are_told_apart():
     runs = [made([0.5]), made([])]
-    assert plot.recorded(runs, "test/accuracy") == (runs[:1], runs[1:])
+    assert with_metric(runs, "test/accuracy") == (runs[:1], runs[1:])
 
 
 def test_a_loss_that_blew_up_does_not_flatten_the_others_and_many_lines_have_their_key_below():
     runs = [made([1.0], clients=n) for n in range(1, 9)]
     for run in runs:
         run.rounds[0]["test/loss"] = 10.0 ** run.settings["clients"]
-    figure = plot.curves(plot.label(runs), "test/loss")
+    figure = plot.curves(group(runs), "test/loss")
     assert figure.axes[0].get_yscale() == "log"
     assert figure.axes[0].get_legend() is None
     assert len(figure.legends[0].get_texts()) == 8

@@ -6,8 +6,8 @@ import pytest
 
 import stableair as sa
 from stableair.experiment import IDEAL
-from stableair.results import plot, report
-from stableair.results.folder import Run
+from stableair.results import report
+from stableair.results.run import Run, find
 
 
 def made(accuracy, **settings):
@@ -32,8 +32,8 @@ def runs(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def page(runs):
-    found, unreadable = plot.find([runs])
-    return report.report(found, unreadable)
+    found, unreadable = find([runs])
+    return report.page(found, unreadable)
 
 
 def test_the_page_says_what_the_runs_say(page, runs):
@@ -54,7 +54,7 @@ def test_the_page_says_what_the_runs_say(page, runs):
 def test_an_unreadable_run_is_said_and_text_is_escaped(page):
     assert "broken/experiment.json is corrupted" in page
     assert "{<b>" not in page
-    assert "<li>&lt;b&gt;</li>" in report.report([made([0.5], receiver="mac(C=1)")], ["<b>"])
+    assert "<li>&lt;b&gt;</li>" in report.page([made([0.5], receiver="mac(C=1)")], ["<b>"])
 
 
 def test_nothing_is_loaded_from_elsewhere(page):
@@ -93,7 +93,7 @@ def test_only_what_learns_the_same_is_paired():
 def test_a_copy_of_a_run_does_not_count_twice(tiny, tmp_path):
     for name, rounds in (("a", 2), ("b", 3)):
         sa.run(tiny.with_(rounds=rounds), tmp_path / name)
-    (run,), left_out = plot.find([tmp_path])
+    (run,), left_out = find([tmp_path])
     assert len(run) == 3
     assert left_out == [f"{tmp_path / 'a'}: the same run as {tmp_path / 'b'}"]
 
@@ -105,10 +105,12 @@ def test_odd_files_in_one_folder_do_not_break_the_page(tiny, tmp_path):
     ):  # fmt: skip
         sa.run(tiny.with_(rounds=1, seed=i), tmp_path / f"r{i}")
         (tmp_path / f"r{i}" / file).write_text(content)
-    found, left_out = plot.find([tmp_path])
-    assert (len(found), len(left_out)) == (4, 1)
-    assert "test/accuracy is no number" in left_out[0]
-    assert "<h2>Results</h2>" in report.report(found, left_out)
+    sa.run(tiny.with_(rounds=1, seed=9), tmp_path / "r9")
+    found, left_out = find([tmp_path])
+    assert ([run.settings["seed"] for run in found], len(left_out)) == ([9], 5)
+    assert "test/accuracy is no number" in left_out[4]
+    assert all("is corrupted" in line for line in left_out)
+    assert "<h2>Results</h2>" in report.page(found, left_out)
 
 
 def test_survivors_are_counted():
@@ -125,13 +127,13 @@ def test_the_settled_accuracy_and_the_fluctuation_are_of_the_last_ten_rounds():
 
 def test_validation_runs_alone_make_a_report_and_beside_test_runs_are_left_out():
     searched = Run(sa.Experiment(evaluate="validation").to_dict(), [{"round": 0, "validation/accuracy": 0.25}])
-    assert "final validation accuracy" in report.report([searched])
-    assert "no test/accuracy" in report.report([searched, made([0.5])])
+    assert "final validation accuracy" in report.page([searched])
+    assert "no test/accuracy" in report.page([searched, made([0.5])])
 
 
 def test_nothing_to_report():
     with pytest.raises(sa.InputError, match="nothing to report"):
-        report.report([made([])])
+        report.page([made([])])
 
 
 @pytest.fixture(scope="module")

@@ -1,23 +1,31 @@
 import hashlib
+import io
 import json
 import math
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 from concurrent.futures import Future
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 import stableair as sa
+from stableair.checks import Note
+from stableair.contracts import Round
 from stableair.results import folder as record
-from stableair.results.folder import CHECKPOINT, CLIENTS, ENVIRONMENT, EXPERIMENT, ROUNDS, load, run
+from stableair.results.folder import read_checkpoint
+from stableair.results.run import CHECKPOINT, CLIENTS, ENVIRONMENT, EXPERIMENT, PREVIOUS, ROUNDS, load
+from stableair.runner import run
 from stableair.streams import generator
+from stableair.vector import State
 
 
 def numbers(result):
@@ -43,7 +51,9 @@ def stop_after(k):
 
 def test_a_run_is_a_folder(tiny, tmp_path):
     result = run(tiny, tmp_path / "a" / "b")
-    assert sorted(p.name for p in result.folder.iterdir()) == [CHECKPOINT, CLIENTS, ENVIRONMENT, EXPERIMENT, ROUNDS]
+    assert sorted(p.name for p in result.folder.iterdir()) == [
+        PREVIOUS, CHECKPOINT, CLIENTS, ENVIRONMENT, EXPERIMENT, ROUNDS,
+    ]  # fmt: skip
     assert np.sum(result.labels, 1).tolist() == [12] * 5
     assert np.sum(result.labels) == 60
     assert sa.Experiment.read(result.folder / EXPERIMENT) == tiny
@@ -51,7 +61,7 @@ def test_a_run_is_a_folder(tiny, tmp_path):
     assert [line["round"] for line in lines] == [0, 1, 2, 3]
     assert list(lines[0]) == [
         "round", "test/accuracy", "test/loss", "train/loss", "channel/snr_db", "gradient/norm",
-        "clip/fraction", "seconds",
+        "clip/fraction", "seconds", "checksum",
     ]  # fmt: skip
     assert json.loads((result.folder / ENVIRONMENT).read_text())[0]["torch"] == torch.__version__
     assert same(load(result.folder), result)
@@ -166,7 +176,7 @@ def test_a_finished_run_is_not_computed_again_but_extended(tiny, tmp_path):
 def test_a_folder_that_holds_a_run_is_refused(tiny, tmp_path):
     run(tiny, tmp_path / "a")
     before = {p.name: p.read_bytes() for p in (tmp_path / "a").iterdir()}
-    with pytest.raises(sa.InputError, match="already holds this run; add --resume"):
+    with pytest.raises(sa.InputError, match="already holds this run; resume it"):
         run(tiny, tmp_path / "a")
     for resume in (True, False):
         with pytest.raises(sa.InputError, match="holds another experiment, with another clients, receiver"):
@@ -186,11 +196,8 @@ def test_lines_beyond_the_checkpoint_are_computed_again(tiny, tmp_path):
     ("name", "content", "said"),
     [
         (EXPERIMENT, b"{", "experiment.json is corrupted"),
-        (EXPERIMENT, b'{"cliets": 3}', "not an experiment this version knows"),
+        (EXPERIMENT, b'{"cliets": 3}', "experiment.json is corrupted: no data, partition"),
         (EXPERIMENT, b"[1]", "is corrupted"),
-        (CHECKPOINT, b"", "checkpoint.pt is corrupted"),
-        (CHECKPOINT, b"PK\x03\x04 not a checkpoint", "checkpoint.pt is corrupted"),
-        (CHECKPOINT, None, "checkpoint.pt is corrupted"),
         (ROUNDS, b"", "rounds.jsonl is corrupted: 0 rounds, but checkpoint.pt is after 4"),
         (ROUNDS, b'{"round": 0}\n{"round": 7}\n', "rounds.jsonl is corrupted in line 2"),
         (ROUNDS, b"nonsense\n", "rounds.jsonl is corrupted in line 1"),
@@ -232,7 +239,7 @@ def test_a_model_that_is_no_longer_finite_ends_its_run(tiny, tmp_path, registrie
         "round": 2, "diverged": True,
     }, "of a model that is gone nothing is recorded"  # fmt: skip
     assert result.state.w.isfinite().all(), "the last good checkpoint is kept"
-    assert record._read_checkpoint(result.folder).rounds == 2
+    assert read_checkpoint(result.folder).rounds == 2
     again = run(tiny.with_(noise="burst(at=2)", receiver="none()", rounds=9), result.folder, resume=True)
     assert again.diverged == 2
     survived = run(tiny.with_(noise="burst(at=2)", receiver="mac(C=1)"), tmp_path / "b")
@@ -251,7 +258,7 @@ def test_clients_that_overflow_later_on_mean_divergence_and_at_first_an_error(ti
     far = tiny.with_(noise="push()", receiver="none()", model="mlp(width=4, depth=3)")
     result = run(far, tmp_path / "a", checkpoint_every=100)
     assert result.diverged == 1, "the server's model is still finite, but no client can train from it"
-    assert record._read_checkpoint(tmp_path / "a").rounds == 1
+    assert read_checkpoint(tmp_path / "a").rounds == 1
     assert load(tmp_path / "a").diverged == 1
     assert run(far, tmp_path / "a", resume=True).diverged == 1
 
@@ -330,7 +337,8 @@ def started(code, *words):
     """A Python process that ends with the test, whatever happens in it."""
     env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", code, *map(str, words)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env) as process:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes, text=True, env=env) as process:
         try:
             yield process
         finally:
@@ -366,7 +374,7 @@ def test_ctrl_c_and_sigterm_end_after_a_consistent_write(tiny, tmp_path, sent, c
     assert process.returncode == code
     assert "--resume goes on from there" in errors
     assert "Traceback" not in errors
-    done = record._read_checkpoint(tmp_path / "a").rounds
+    done = read_checkpoint(tmp_path / "a").rounds
     assert done >= 4, "no complete round is lost, however rare the checkpoints"
     longer = tiny.with_(rounds=done + 2)
     assert same(run(longer, tmp_path / "a", resume=True), run(longer))
@@ -394,7 +402,7 @@ def test_a_checkpoint_that_cannot_be_written_aside_is_said_and_nothing_is_lost(t
     with pytest.raises(OSError, match="disk full"):
         run(tiny.with_(rounds=3), tmp_path / "a")
     monkeypatch.undo()
-    assert record._read_checkpoint(tmp_path / "a").rounds == 2
+    assert read_checkpoint(tmp_path / "a").rounds == 2
     assert same(run(tiny, tmp_path / "a", resume=True), run(tiny))
 
 
@@ -421,5 +429,256 @@ def test_an_interrupt_does_not_hide_that_a_checkpoint_failed(tiny, tmp_path, mon
     with pytest.raises(OSError, match="disk full"):
         run(tiny, tmp_path / "a")
     monkeypatch.undo()
-    assert record._read_checkpoint(tmp_path / "a").rounds == 1
+    assert read_checkpoint(tmp_path / "a").rounds == 1
     assert same(run(tiny, tmp_path / "a", resume=True), run(tiny))
+
+
+# ----------------------------------------------------------------------------------------------------------- checksums
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A finished run with a memory in its receiver and its server."""
+    data = "synthetic(samples=60, classes=3, shape=(1, 2, 2))"
+    e = sa.Experiment(data=data, model="mlp(width=4)", clients=5, rounds=4, device="cpu", server="momentum()")
+    return e.with_(receiver="mac(C=auto)"), run(e.with_(receiver="mac(C=auto)"), tmp_path_factory.mktemp("runs") / "a")
+
+
+def flipped(raw, bit):
+    damaged = bytearray(raw)
+    damaged[bit // 8] ^= 1 << bit % 8
+    return bytes(damaged)
+
+
+@pytest.mark.parametrize("name", [EXPERIMENT, ENVIRONMENT, CLIENTS, ROUNDS])
+def test_every_flipped_bit_of_a_text_file_is_one_line(finished, tmp_path, name):
+    """In a sample over the file, and all of the bytes at its end, where the checksum is."""
+    folder = shutil.copytree(finished[1].folder, tmp_path / "a")
+    raw = (folder / name).read_bytes()
+    bits = [*range(0, 8 * len(raw), 41), *range(8 * (len(raw) - 60), 8 * len(raw))]
+    unnoticed = []
+    for bit in bits:
+        (folder / name).write_bytes(flipped(raw, bit))
+        try:
+            load(folder)
+            unnoticed.append(bit)
+        except sa.InputError as error:
+            assert "\n" not in str(error)
+            assert name in str(error)
+    assert not unnoticed, [flipped(raw, bit)[bit // 8 - 10 : bit // 8 + 10] for bit in unnoticed]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_flipped_bit_of_a_checkpoint_is_repaired_and_nothing_is_overwritten(finished, tmp_path, seed):
+    e, _ = finished
+    folder = shutil.copytree(finished[1].folder, tmp_path / "a")
+    raw = (folder / CHECKPOINT).read_bytes()
+    damaged = flipped(raw, random.Random(seed).randrange(8 * len(raw)))
+    (folder / CHECKPOINT).write_bytes(damaged)
+    longer = e.with_(rounds=6)
+    with pytest.warns(Note, match=r"checkpoint\.pt is corrupted .* going on from the one before it, after round 3"):
+        resumed = run(longer, folder, resume=True)
+    assert same(resumed, run(longer))
+    assert (folder / record.DAMAGED).read_bytes() == damaged, "it is kept, for whoever wants to look"
+    assert same(load(folder), run(longer))
+
+
+@pytest.mark.parametrize("damage", ["nothing", "something else", "half"])
+def test_two_damaged_checkpoints_are_one_line_and_left_as_they_are(finished, tmp_path, damage):
+    folder = shutil.copytree(finished[1].folder, tmp_path / "a")
+    for name in (CHECKPOINT, PREVIOUS):
+        raw = (folder / name).read_bytes()
+        damaged = {"nothing": b"", "something else": b"PK\x03\x04 no checkpoint", "half": raw[: len(raw) // 2]}[damage]
+        (folder / name).write_bytes(damaged)
+    before = {p.name: p.read_bytes() for p in folder.iterdir()}
+    with pytest.raises(sa.InputError, match=r"checkpoint\.pt is corrupted"):
+        run(finished[0].with_(rounds=6), folder, resume=True)
+    assert {p.name: p.read_bytes() for p in folder.iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda c: c | {"receiver": {}},
+        lambda c: c | {"server": {}},
+        lambda c: c | {"receiver": {"0": {}}},
+        lambda c: c | {"w": c["w"][:-1]},
+        lambda c: c | {"w": c["w"].reshape(1, -1)},
+        lambda c: c | {"rounds": "4"},
+        lambda c: c | {"rounds": True},
+        lambda c: c | {"receiver": [1]},
+        lambda c: {k: v for k, v in c.items() if k != "stats"},
+        lambda c: [c],
+    ],
+)
+def test_a_checkpoint_made_by_hand_is_held_to_its_form(finished, tmp_path, change):
+    folder = shutil.copytree(finished[1].folder, tmp_path / "a")
+    content = change(read_checkpoint(folder)._asdict())
+    raw = io.BytesIO()
+    torch.save(content, raw)
+    raw = raw.getvalue()
+    (folder / CHECKPOINT).write_bytes(raw + f"\nsha256 {hashlib.sha256(raw).hexdigest()}\n".encode())
+    (folder / PREVIOUS).unlink()
+    with pytest.raises(sa.InputError, match=r"checkpoint\.pt is corrupted") as told:
+        run(finished[0].with_(rounds=6), folder, resume=True)
+    assert "\n" not in str(told.value)
+
+
+def test_a_checkpoint_can_still_be_read_with_torch_alone(finished):
+    assert torch.load(finished[1].folder / CHECKPOINT, weights_only=True)["rounds"] == 4
+
+
+OLD = Path(__file__).parent / "data" / "run-0.1"
+
+
+def test_a_folder_of_0_1_is_read_drawn_and_resumed(tmp_path):
+    old = load(OLD)
+    assert len(old) == 4
+    assert (old.settings["channel"], old.experiment.channel) == ("flat()", "flat()")
+    assert sa.plot([OLD], out=tmp_path / "old.png").axes[0].lines
+    folder = shutil.copytree(OLD, tmp_path / "a")
+    longer = old.experiment.with_(rounds=6)
+    assert same(run(longer, folder, resume=True), run(longer))
+    assert len(load(folder)) == 6
+    assert [e["stableair"] for e in load(folder).environments] == ["0.1.0", sa.__version__]
+
+
+def test_a_folder_of_0_1_that_is_killed_just_after_it_is_resumed_can_still_be_resumed(tmp_path, monkeypatch):
+    """Its checkpoint has a checksum before anything else of the folder says that it must have one."""
+    folder = shutil.copytree(OLD, tmp_path / "a")
+    longer = load(OLD).experiment.with_(rounds=6)
+    real = record.write_whole
+
+    def killed(path, content):
+        real(path, content)
+        if path.name == EXPERIMENT:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(record, "write_whole", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run(longer, folder, resume=True)
+    monkeypatch.undo()
+    assert same(run(longer, folder, resume=True), run(longer))
+
+
+@pytest.mark.parametrize("after", range(12))
+def test_a_crash_at_any_write_can_be_resumed(tiny, tmp_path, monkeypatch, after):
+    """The process ends at the n-th write, append or rename of a run: what is there is never in the way."""
+    tiny = tiny.with_(rounds=3, server="momentum()")
+    left = after
+
+    def crashing(real):
+        def call(*args, **kwargs):
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise KeyboardInterrupt  # from here on nothing is written: neither by this call nor by a later one
+            return real(*args, **kwargs)
+
+        return call
+
+    for module, name in ((os, "replace"), (record, "_append")):
+        monkeypatch.setattr(module, name, crashing(getattr(module, name)))
+    with pytest.raises(KeyboardInterrupt):
+        run(tiny, tmp_path / "a")
+    monkeypatch.undo()
+    assert same(run(tiny, tmp_path / "a", resume=True), run(tiny))
+
+
+STARTER = """
+import sys
+import stableair as sa
+print("ready", flush=True)
+sys.stdin.readline()
+try:
+    sa.run(sa.Experiment.read(sys.argv[1]), sys.argv[2])
+    print("done")
+except sa.InputError as error:
+    print(error)
+"""
+
+
+def test_of_two_processes_that_start_on_a_new_folder_one_runs(tiny, tmp_path):
+    (tmp_path / "e.json").write_text(tiny.with_(rounds=40).to_json())
+    for attempt in range(3):
+        place = tmp_path / f"r{attempt}"
+        with started(STARTER, tmp_path / "e.json", place) as one, started(STARTER, tmp_path / "e.json", place) as other:
+            for process in (one, other):
+                assert process.stdout.readline() == "ready\n"
+            for process in (one, other):
+                process.stdin.write("go\n")
+                process.stdin.flush()
+            said = sorted(process.communicate(timeout=60)[0].strip() for process in (one, other))
+        assert said[1] == "done" or said[0] == "done", said
+        assert any("another process is at work" in line or "already holds this run" in line for line in said), said
+        assert same(load(place), run(tiny.with_(rounds=40)))
+
+
+def test_a_folder_in_which_nothing_was_written_is_gone(tiny, tmp_path):
+    with pytest.raises(sa.InputError, match="clients must be at most"):
+        run(tiny.with_(clients=1000), tmp_path / "a" / "b" / "c")
+    assert not (tmp_path / "a").exists()
+    (tmp_path / "mine").mkdir()
+    with pytest.raises(sa.InputError, match="clients must be at most"):
+        run(tiny.with_(clients=1000), tmp_path / "mine")
+    assert (tmp_path / "mine").is_dir(), "what was there before stays"
+
+
+def test_links_and_pipes_in_a_foreign_folder_are_not_followed(tiny, tmp_path):
+    (tmp_path / "precious").write_text("mine")
+    folder = run(tiny.with_(rounds=2), tmp_path / "a").folder
+    (folder / ROUNDS).rename(tmp_path / "rounds")
+    (folder / ROUNDS).symlink_to(tmp_path / "precious")
+    with pytest.raises(sa.InputError):
+        run(tiny, folder, resume=True)
+    assert (tmp_path / "precious").read_text() == "mine"
+    (folder / ROUNDS).unlink()
+    os.mkfifo(folder / ROUNDS)
+    with pytest.raises(sa.InputError, match="is not a plain file"):
+        run(tiny, folder, resume=True)
+
+
+def test_a_disk_without_locks_is_said_once_and_the_run_goes_on(tiny, tmp_path, monkeypatch):
+    def refused(*_):
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr(record.fcntl, "flock", refused)
+    with pytest.warns(Note, match="is on a disk without locks"):
+        assert len(run(tiny, tmp_path / "a")) == 4
+
+
+def test_any_rounds_can_be_recorded(tiny, tmp_path):
+    """Whoever makes the rounds: here a generator that no simulation is behind."""
+    states = [State(torch.full((3,), float(k)), torch.zeros(0)) for k in range(5)]
+
+    def rounds(start):
+        for k in range(start, 5):
+            yield Round(k, states[k], {"test/accuracy": k / 10})
+
+    about = record.Circumstances(tiny, record.environment(torch.device("cpu")))
+    place = tmp_path / "a"
+    place.mkdir()
+    some = sa.recorded(rounds(0), place, about)
+    assert [next(some).metrics["test/accuracy"] for _ in range(2)] == [0.0, 0.1]
+    some.close()
+    begin = sa.runner.resume_point(place, tiny, resume=True)
+    assert begin.rounds == 2
+    rest = list(sa.recorded(rounds(2), place, about, begin))
+    assert [r.k for r in rest] == [2, 3, 4]
+    found = load(place)
+    assert found["test/accuracy"] == [0.0, 0.1, 0.2, 0.3, 0.4]
+    assert torch.equal(found.state.w, states[4].w)
+
+
+def test_a_plot_of_a_run_folder_needs_no_torch(finished, tmp_path):
+    code = (
+        "import sys, stableair as sa\n"
+        "run = sa.load(sys.argv[1])\n"
+        "sa.plot([run], out=sys.argv[2])\n"
+        "sa.plot([sys.argv[1]])\n"
+        "heavy = {'torch', 'scipy.stats', 'pandas'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    with started(code, finished[1].folder, tmp_path / "a.png") as process:
+        assert process.wait(60) == 0, process.stderr.read()
+    assert (tmp_path / "a.png").stat().st_size > 1000

@@ -3,11 +3,11 @@ import json
 import pytest
 
 import stableair as sa
+import stableair.runner
 import stableair.searches
 from stableair.checks import InputError
 from stableair.data.sets import dataset, synthetic
-from stableair.results import folder as record
-from stableair.searches import Choice, Range, Result, Trial, search, space
+from stableair.searches import OneOf, Range, Result, Trial, search, space
 
 
 @pytest.mark.parametrize(
@@ -18,8 +18,8 @@ from stableair.searches import Choice, Range, Result, Trial, search, space
         ("1:9:int", Range(1, 9, int=True)),
         ("1:64:log:int", Range(1, 64, log=True, int=True)),
         ("1e-3:1E2:log", Range(1e-3, 100, log=True)),
-        ("0.5,0.9", Choice((0.5, 0.9))),
-        ("auto,1", Choice(("auto", 1))),
+        ("0.5,0.9", OneOf((0.5, 0.9))),
+        ("auto,1", OneOf(("auto", 1))),
         ("0.5", None),
         ("mac(C=1)", None),
         ("synthetic(samples=5, classes=2)", None),
@@ -39,7 +39,7 @@ def test_a_whole_number_setting_is_searched_in_whole_numbers(tiny, tmp_path):
 
 def test_a_setting_that_is_a_word_is_no_range():
     assert space("device", "cuda:0") is None
-    assert space("blocks", "tensor,layer") == Choice(("tensor", "layer"))
+    assert space("blocks", "tensor,layer") == OneOf(("tensor", "layer"))
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_even_spacing():
     assert Range(0.01, 100, log=True).at(0.5) == pytest.approx(1)
     assert Range(0, 10).at(0.25) == 2.5
     assert Range(1, 9, int=True).at(0.3) == 3
-    assert [Choice("abc").at(share) for share in (0, 0.5, 0.99, 1)] == ["a", "b", "c", "c"]
+    assert [OneOf("abc").at(share) for share in (0, 0.5, 0.99, 1)] == ["a", "b", "c", "c"]
 
 
 def noisy(tiny, **settings):
@@ -64,7 +64,7 @@ def noisy(tiny, **settings):
 
 def test_it_finds_a_threshold_that_learns_and_says_all_it_tried(tiny, tmp_path):
     said = []
-    found = search(noisy(tiny), {"receiver.C": Range(1e-6, 10, log=True)}, tmp_path, trials=6, say=said.append)
+    found = search(noisy(tiny), {"receiver.C": Range(1e-6, 10, log=True)}, tmp_path, trials=6, log=said.append)
     assert len(found.trials) == len(said) == 6
     assert found.winner.values["receiver.C"] > 1e-3
     assert found.winner.score == max(t.score for t in found.trials if not t.stopped)
@@ -101,7 +101,7 @@ def test_hopeless_trials_are_stopped_early(tiny, tmp_path, monkeypatch):
     tried = [(1.0,), (2.0,), (3.0,), (4.0,), (1e-9,), (1e-8,), (1e-7,)]
     monkeypatch.setattr(stableair.searches, "_spread", lambda *_: tried)
     base = noisy(tiny).with_(rounds=12)
-    found = search(base, {"receiver.C": Choice(tuple(c for (c,) in tried))}, tmp_path, trials=7)
+    found = search(base, {"receiver.C": OneOf(tuple(c for (c,) in tried))}, tmp_path, trials=7)
     stopped = [t for t in found.trials if t.stopped]
     assert stopped
     assert all(t.values["receiver.C"] < 1e-3 for t in stopped)
@@ -133,7 +133,7 @@ def test_interrupted_at_any_round_and_repeated_it_finds_the_same(tiny, tmp_path)
     while True:
         attempts += 1
         try:
-            again = search(noisy(tiny), where, tmp_path / "parts", trials=5, watch=stopping(7))
+            again = search(noisy(tiny), where, tmp_path / "parts", trials=5, progress=stopping(7))
             break
         except Stop:
             assert attempts < 20
@@ -144,53 +144,71 @@ def test_interrupted_at_any_round_and_repeated_it_finds_the_same(tiny, tmp_path)
 def test_a_finished_search_is_not_computed_again(tiny, tmp_path, monkeypatch):
     where = {"receiver.C": Range(0.1, 10)}
     first = search(noisy(tiny), where, tmp_path, trials=3)
-    monkeypatch.setattr(record, "build", lambda *_: pytest.fail("computed again"))
+    monkeypatch.setattr(stableair.runner, "build", lambda *_: pytest.fail("computed again"))
     assert search(noisy(tiny), where, tmp_path, trials=3).trials == first.trials
 
 
 def test_a_diverged_trial_scores_nothing_and_the_search_goes_on(tiny, tmp_path):
     base = tiny.with_(receiver="none()", rounds=3)
-    found = search(base, {"noise.tau": Choice((0.01, 1e37))}, tmp_path, trials=2)
+    found = search(base, {"noise.tau": OneOf((0.01, 1e37))}, tmp_path, trials=2)
     scores = {t.values["noise.tau"]: t.score for t in found.trials}
     assert scores[1e37] == 0 < scores[0.01]
 
 
 def test_a_diverged_seed_is_no_early_stop(tiny, tmp_path):
     base = tiny.with_(receiver="none()", rounds=3, noise="sas(alpha=0.5, tau=1e32)")
-    found = search(base, {"noise.tau": Choice((1e32, 1e33))}, tmp_path, trials=2, seeds=2)
+    found = search(base, {"noise.tau": OneOf((1e32, 1e33))}, tmp_path, trials=2, seeds=2)
     assert not any(t.stopped for t in found.trials)
     assert found.winner.score == 0
 
 
-def test_a_trial_that_cannot_be_computed_is_said_and_the_search_goes_on(tiny, tmp_path):
+def test_a_trial_that_overflows_at_once_is_said_and_the_search_goes_on(tiny, tmp_path):
     said = []
-    found = search(tiny, {"clients": Choice((5, 6000))}, tmp_path / "a", trials=2, say=said.append)
-    assert found.winner.values == {"clients": 5}
-    assert sum("failed: clients must be at most" in line for line in said) == 1
-    with pytest.raises(InputError, match="every trial failed; the first: clients must be"):
-        search(tiny, {"clients": Choice((7000, 6000))}, tmp_path / "b", trials=2)
+    found = search(tiny, {"lr": OneOf((0.03, 1e38))}, tmp_path / "a", trials=2, log=said.append)
+    assert found.winner.values == {"lr": 0.03}
+    assert sum("failed: round 0: client 0 uploaded a non-finite update" in line for line in said) == 1
+    with pytest.raises(InputError, match="every trial failed; the first: round 0"):
+        search(tiny, {"lr": OneOf((1e37, 1e38))}, tmp_path / "b", trials=2)
+
+
+def test_what_is_wrong_with_a_trial_ends_the_search(tiny, tmp_path):
+    """A folder that is locked or damaged, or a value that cannot be, must not decide which value wins."""
+    with pytest.raises(InputError, match="clients must be at most the number of training samples"):
+        search(tiny, {"clients": OneOf((5, 6000))}, tmp_path / "a", trials=2)
+    search(tiny, {"receiver.C": OneOf((1.0, 2.0))}, tmp_path / "b", trials=2)
+    (first, *_) = sorted((tmp_path / "b").glob("*/rounds.jsonl"))
+    first.write_bytes(first.read_bytes().replace(b"0", b"1", 1))
+    with pytest.raises(InputError, match=r"rounds\.jsonl is corrupted"):
+        search(tiny, {"receiver.C": OneOf((1.0, 2.0))}, tmp_path / "b", trials=2)
+
+
+def test_ranges_can_be_written_as_on_the_command_line(tiny, tmp_path):
+    found = search(tiny.with_(rounds=1), {"receiver.C": "0.1:10:log", "blocks": "tensor,model"}, tmp_path, trials=2)
+    assert found.spaces == {"receiver.C": Range(0.1, 10, log=True), "blocks": OneOf(("tensor", "model"))}
+    with pytest.raises(InputError, match=r"receiver\.C=3 is one value"):
+        search(tiny, {"receiver.C": "3"}, tmp_path / "b")
 
 
 def test_choices_are_mixed_and_none_is_tried_twice(tiny, tmp_path):
-    spaces = {"blocks": Choice(("tensor", "layer", "model")), "batch_size": Choice((2, 5, 10))}
+    spaces = {"blocks": OneOf(("tensor", "layer", "model")), "batch_size": OneOf((2, 5, 10))}
     few = search(tiny.with_(rounds=1), spaces, tmp_path / "a", trials=3)
     assert all(len({t.values[key] for t in few.trials}) > 1 for key in spaces)
     many = search(tiny.with_(rounds=1), spaces, tmp_path / "b", trials=20)
     assert len(many.trials) == len({tuple(t.values.values()) for t in many.trials}) == 9
 
 
-def test_a_best_value_at_the_end_of_its_range_is_told():
+def test_a_best_value_at_boundary_of_its_range_is_told():
     def found(value):
         return Result(None, {"C": Range(0.01, 1, log=True)}, [Trial({"C": value}, 0.5, 1)])
 
-    assert [found(value).at_the_end for value in (0.01, 0.1, 1.0, 0.95)] == [["C"], [], ["C"], ["C"]]
+    assert [found(value).at_boundary for value in (0.01, 0.1, 1.0, 0.95)] == [["C"], [], ["C"], ["C"]]
 
 
 def test_several_parameters_of_several_parts(tiny, tmp_path):
     spaces = {
         "receiver.C": Range(0.1, 10, log=True),
         "local_epochs": Range(1, 3, int=True),
-        "server": Choice(("sgd()", "momentum()")),
+        "server": OneOf(("sgd()", "momentum()")),
     }
     found = search(noisy(tiny), spaces, tmp_path, trials=4)
     assert {type(t.values["local_epochs"]) for t in found.trials} == {int}

@@ -80,11 +80,11 @@ def test_a_tracker_that_fails_is_named_and_the_run_goes_on(tiny, tmp_path, monke
 
 def test_unknown_and_missing_trackers_are_refused_before_anything_is_computed(monkeypatch):
     with pytest.raises(InputError, match="did you mean 'tensorboard'"):
-        track.needed("tensorbord")
+        track.check_installed("tensorbord")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"pip install 'stableair\[wandb\]'"):
-        track.needed("wandb")
-    track.needed(None)
+        track.check_installed("wandb")
+    track.check_installed(None)
 
 
 def test_nothing_is_imported_unless_asked_for(tiny, tmp_path):

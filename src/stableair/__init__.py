@@ -9,7 +9,7 @@ __version__ = "0.2.0"
 _HOME = {
     "Experiment": "experiment", "InputError": "checks", "load_plugin": "spec",
     "build": "builder", "Simulation": "algorithm", "simulate": "algorithm", "accelerate": "engine",
-    "run": "results.folder", "Run": "results.folder", "load": "results.folder", "search": "searches",
+    "run": "runner", "Run": "results.run", "load": "results.run", "recorded": "results.folder", "search": "searches",
     "figure": "paper.figures", "plot": "results.plot", "report": "results.report",
     "Rule": "contracts", "Receiver": "contracts", "Update": "contracts",
     "median": "receivers.medians", "chain": "receivers.compose", "blockwise": "receivers.compose",

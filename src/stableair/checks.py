@@ -7,7 +7,14 @@ from numbers import Integral, Real
 
 
 class InputError(ValueError):
-    """Something the user gave is wrong; the message is one line and says what would be right."""
+    """Something the user gave is wrong; the message is one line and says what would be right.
+
+    `hint` is a word for what would help, such as "resume" or "folder": a command line knows its option for it.
+    """
+
+    def __init__(self, message: str, hint: str = ""):
+        super().__init__(message)
+        self.hint = hint
 
 
 class Note(UserWarning):

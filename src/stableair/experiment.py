@@ -252,7 +252,7 @@ class Experiment:
         if not isinstance(settings, dict):
             raise InputError(f"not an experiment: {type(settings).__name__} instead of a table of settings")
         if ARGUMENTS in settings:  # the record of a run
-            return cls.from_record(settings)
+            return cls.from_record({key: value for key, value in settings.items() if key != "checksum"})
         flat = {}
         for key, value in settings.items():  # noise.tau = 0.3 in TOML is a table of its own
             flat |= {f"{key}.{k}": v for k, v in value.items()} if isinstance(value, dict) else {key: value}

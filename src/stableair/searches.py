@@ -4,18 +4,23 @@ the same trials, rounds and seeds has had the same budget."""
 import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
-
-from scipy.stats import qmc
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stableair.checks import InputError, whole
+from stableair.contracts import Overflow
 from stableair.experiment import TYPES, Experiment
-from stableair.results.folder import EXPERIMENT, Run, load, run, write_whole
+from stableair.files import write_whole
+from stableair.results.run import EXPERIMENT, Run, load
+from stableair.runner import run
 from stableair.spec import literal
 from stableair.streams import generator
+from stableair.sweeps import over_seeds
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 RESULT = "search.json"
 METRIC = "validation/accuracy"
@@ -47,7 +52,7 @@ class Range(NamedTuple):
         return f"{self.low:g}:{self.high:g}" + ":log" * self.log + ":int" * self.int
 
 
-class Choice(NamedTuple):
+class OneOf(NamedTuple):
     """One of several values."""
 
     values: tuple
@@ -65,7 +70,8 @@ class Choice(NamedTuple):
         return ",".join(map(str, self.values))
 
 
-Space = Range | Choice
+Space = Range | OneOf
+OnRound = Callable[[dict[str, Any]], Any]
 
 
 class Trial(NamedTuple):
@@ -90,7 +96,7 @@ class Result(NamedTuple):
         return max((t for t in self.trials if not t.stopped and not t.failed), key=lambda trial: trial.score)
 
     @property
-    def at_the_end(self) -> list[str]:
+    def at_boundary(self) -> list[str]:
         """The ranges whose best value is at one of their ends: there the best may lie beyond."""
         return [
             key for key, one in self.spaces.items()
@@ -118,8 +124,15 @@ def space(key: str, text: str) -> Space | None:
             raise InputError(f"{key}={text}: its ends must be whole numbers")
         return found
     if "," in text and "(" not in text:
-        return Choice(tuple(map(literal, text.split(","))))
+        return OneOf(tuple(map(literal, text.split(","))))
     return None
+
+
+def _as_space(key: str, given: Space | str) -> Space:
+    found = space(key, given) if isinstance(given, str) else given
+    if found is None:
+        raise InputError(f"{key}={given} is one value: write a range such as 0.01:10:log, or values with commas")
+    return found
 
 
 def _number(text: str) -> bool:
@@ -130,13 +143,13 @@ def _number(text: str) -> bool:
 
 def search(
     base: Experiment,
-    spaces: dict[str, Space],
-    folder: Path,
+    spaces: Mapping[str, Space | str],
+    folder: str | Path,
     *,
     trials: int = 12,
     seeds: int = 1,
-    watch: Callable[[str, int], Callable] = lambda title, rounds: lambda row: None,
-    say: Callable[[str], None] = lambda line: None,
+    progress: Callable[[str, int], OnRound] = lambda title, rounds: lambda row: None,
+    log: Callable[[str], Any] = lambda line: None,
 ) -> Result:
     """Try so many values, each with the seeds base.seed, base.seed + 1, ... for base.rounds on a validation split.
 
@@ -145,7 +158,9 @@ def search(
     folder: the same search goes on where it was stopped, and a finished one is not computed again.
     """
     optuna = _optuna()
-    whole("trials", trials, 1), whole("seeds", seeds, 1)
+    whole("trials", trials, 1)
+    whole("seeds", seeds, 1)
+    folder, spaces = Path(folder), {key: _as_space(key, one) for key, one in spaces.items()}
     if not spaces:
         raise InputError("nothing to search: give a range such as receiver.C=0.01:10:log")
     for key, one in spaces.items():
@@ -155,7 +170,7 @@ def search(
     header = {"experiment": base.id(), "rounds": base.rounds, "trials": trials, "seeds": seeds}
     header |= {key: str(one) for key, one in spaces.items()}
     _refuse_another(folder, header)
-    if all(isinstance(one, Choice) for one in spaces.values()):
+    if all(isinstance(one, OneOf) for one in spaces.values()):
         trials = min(trials, math.prod(len(one.values) for one in spaces.values()))  # more would repeat some
 
     even = trials - trials // 2
@@ -169,21 +184,21 @@ def search(
     for number in range(trials):
         trial = study.ask()
         values = {key: one.suggest(trial, key) for key, one in spaces.items()}
-        each = [base.with_(seed=base.seed + s, **values) for s in range(seeds)]
+        each = over_seeds(base.with_(**values), seeds)
         judge = _Judge(trial, base.rounds * seeds)
         try:
             for one in each:
-                _play(one, folder / one.name, judge, watch(f"trial {number + 1}/{trials}", one.rounds))
+                _play(one, folder / one.name, judge, progress(f"trial {number + 1}/{trials}", one.rounds))
         except optuna.TrialPruned:
             study.tell(trial, state=optuna.trial.TrialState.PRUNED)
             found.append(Trial(values, judge.score, judge.rounds, stopped=True))
-        except InputError as error:  # such as a learning rate that overflows at once: the others may do
+        except Overflow as error:  # such as a learning rate that overflows at once: the others may do
             study.tell(trial, 0.0)
             found.append(Trial(values, 0.0, judge.rounds, failed=str(error)))
         else:
             study.tell(trial, judge.score)
             found.append(Trial(values, judge.score, judge.rounds))
-        say(described(found[-1], base.rounds * seeds))
+        log(describe(found[-1], base.rounds * seeds))
     if all(trial.failed for trial in found):
         raise InputError(f"every trial failed; the first: {found[0].failed}")
     result = Result(base.with_(evaluate="test"), spaces, found)
@@ -193,16 +208,18 @@ def search(
 
 def _spread(spaces: list[Space], n: int) -> list[tuple]:
     """Where to begin: the combinations of mere choices, well mixed, else n points spread evenly over the spaces."""
-    if all(isinstance(one, Choice) for one in spaces):
+    if all(isinstance(one, OneOf) for one in spaces):
         every = list(product(*(one.values for one in spaces)))
         return [every[i] for i in generator(0, "search").permutation(len(every)).tolist()]
+    from scipy.stats import qmc  # a second to import
+
     sequence = qmc.Halton(len(spaces), scramble=False)
     sequence.fast_forward(1)  # its first point is a corner
     shares = sequence.random(n)
     return [tuple(one.at(share) for one, share in zip(spaces, point, strict=True)) for point in shares]
 
 
-def described(trial: Trial, rounds: int) -> str:
+def describe(trial: Trial, rounds: int) -> str:
     """A trial in one line."""
     values = "  ".join(f"{key}={value}" for key, value in trial.values.items())
     if trial.failed:
@@ -241,7 +258,7 @@ class _Judge:
         return sum(scores) / len(scores) if scores else math.nan
 
 
-def _play(experiment: Experiment, folder: Path, judge: _Judge, watch: Callable) -> None:
+def _play(experiment: Experiment, folder: Path, judge: _Judge, show: OnRound) -> None:
     """Show the judge every round of a run: the recorded ones, then the others as they are computed."""
     judge.begin(experiment)
     if (folder / EXPERIMENT).exists():
@@ -249,7 +266,7 @@ def _play(experiment: Experiment, folder: Path, judge: _Judge, watch: Callable) 
             judge(row)
 
     def on_round(row: dict[str, Any]) -> None:
-        watch(row)
+        show(row)
         judge(row)
 
     run(experiment, folder, resume=True, on_round=on_round)
@@ -263,12 +280,11 @@ def _refuse_another(folder: Path, header: dict[str, Any]) -> None:
             there = json.loads(path.read_text())["search"]
         except (ValueError, KeyError, TypeError) as error:
             raise InputError(
-                f"{path} is corrupted ({type(error).__name__}); delete it or choose another --out"
+                f"{path} is corrupted ({type(error).__name__}); delete it or choose another folder", hint="folder"
             ) from None
         if different := [key for key in header | there if header.get(key) != there.get(key)]:
-            raise InputError(
-                f"{folder} holds another search, with another {', '.join(different)}; choose another --out"
-            )
+            text = f"{folder} holds another search, with another {', '.join(different)}; choose another folder"
+            raise InputError(text, hint="folder")
         return
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(path, (json.dumps({"search": header}, indent=2) + "\n").encode())
@@ -287,3 +303,28 @@ def _optuna() -> Any:
         raise InputError("a search needs Optuna: pip install 'stableair[search]'") from None
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     return optuna
+
+
+def draw(found: Result) -> "Figure":
+    """The score of every trial of a search over each of its parameters; those stopped early are hollow."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(max(6.4, 4.2 * len(found.spaces)), 4.2), layout="constrained")
+    panels = figure.subplots(1, len(found.spaces), squeeze=False, sharey=True)[0]
+    for axes, (key, space) in zip(panels, found.spaces.items(), strict=True):
+        for stopped, style in ((False, {}), (True, {"markerfacecolor": "none"})):
+            some = [trial for trial in found.trials if trial.stopped == stopped]
+            text = "stopped early" if stopped else "all rounds"
+            if some:
+                x = [trial.values[key] for trial in some]
+                axes.plot(x, [t.score for t in some], "o", color="tab:blue", label=text, **style)
+        best = found.winner
+        axes.plot(best.values[key], best.score, "*", color="tab:red", markersize=14, label=f"best: {best.values[key]}")
+        if isinstance(space, Range) and space.log:
+            axes.set_xscale("log")
+        axes.set_xlabel(key)
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize="small")
+    panels[0].set_ylabel("validation accuracy")
+    figure.suptitle(f"{found.base.data}, {found.base.rounds} rounds", fontsize="medium")
+    return figure

@@ -37,6 +37,8 @@ class momentum(Update):
         self.velocity: Tensor | None = None
 
     def apply(self, w: Tensor, g: Tensor) -> Tensor:
+        if self.velocity is not None and self.velocity.shape != g.shape:
+            raise InputError(f"momentum remembers {len(self.velocity)} entries: got a vector of {len(g)}")
         self.velocity = g if self.velocity is None else self.beta * self.velocity + g
         return w - self.lr * self.velocity
 

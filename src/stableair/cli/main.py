@@ -40,6 +40,9 @@ Plugin = Annotated[list[Path] | None, typer.Option(help="A Python file that regi
 OnRound = Callable[[dict[str, Any]], Any]
 
 
+FLAGS = {"resume": "add --resume or choose another --out", "folder": "choose another --out"}
+
+
 class Terminated(KeyboardInterrupt):
     """SIGTERM, handled as Ctrl-C is."""
 
@@ -52,7 +55,7 @@ def main() -> NoReturn:
     try:
         code = app(standalone_mode=False)
     except InputError as error:
-        _fail(str(error))
+        _fail("; ".join(filter(None, [str(error), FLAGS.get(error.hint, "")])))
     except ClickException as error:
         code = 2
         if message := error.format_message():  # empty where the help was asked for by giving no command
@@ -113,10 +116,10 @@ def run(
     _use(data_dir)
     _load(plugin)
     from stableair.experiment import from_words
-    from stableair.results.folder import run as record_run
-    from stableair.results.folder import standing
-    from stableair.results.track import needed
+    from stableair.results.track import check_installed as needed
     from stableair.results.track import track as tracking
+    from stableair.runner import resume_point as standing
+    from stableair.runner import run as record_run
 
     needed(track)
     experiment = from_words(words or [])
@@ -131,7 +134,7 @@ def run(
         hint = f"{folder} holds every complete round, --resume goes on from there"
         with _stop_politely(hint), _display() as watch, tracking(track, this, folder) as tell:
             on_round = _both(watch(f"seed {this.seed}", this.rounds), tell)
-            how = {"resume": resume, "checkpoint_every": checkpoint_every, "on_round": on_round, "say": _computed}
+            how = {"resume": resume, "checkpoint_every": checkpoint_every, "on_round": on_round, "on_start": _computed}
             result = record_run(this, folder, **how)
         print(_summary(result, this.evaluate))
 
@@ -250,15 +253,15 @@ def search(
         base = base.with_(device=device)
     folder = out or Path("runs") / f"search-{base.name}"
     with _stop_politely("the same command goes on from here"), _display(every_round=False) as watch:
-        found = the.search(base, spaces, folder, trials=trials, seeds=seeds, watch=watch, say=_say)
-    print(f"best: {the.described(found.winner, base.rounds * seeds)}")
-    for key in found.at_the_end:
+        found = the.search(base, spaces, folder, trials=trials, seeds=seeds, progress=watch, log=_say)
+    print(f"best: {the.describe(found.winner, base.rounds * seeds)}")
+    for key in found.at_boundary:
         print(f"note: the best {key} is at the end of {found.spaces[key]}; the best may lie beyond")
     again = ["stableair", "run", *plain, *(f"{key}={value}" for key, value in found.winner.values.items())]
     for option, values in {"--plugin": plugin or [], "--data-dir": [data_dir], "--device": [device]}.items():
         again += [word for value in values if value for word in (option, str(value))]
     print(shlex.join(again))
-    print(f"{folder / the.RESULT}\n{draw.save(draw.trials(found), folder / 'search.png')}")
+    print(f"{folder / the.RESULT}\n{draw.save(the.draw(found), folder / 'search.png')}")
 
 
 def _say(line: str) -> None:
@@ -323,12 +326,13 @@ def plot(
 ) -> None:
     """Draw a metric of one or more runs; runs that differ in the seed alone become one line with a band."""
     from stableair.results import plot as draw
+    from stableair.results import run as finding
 
-    found, unreadable = draw.find(folders)
-    runs, others = draw.recorded(found, metric)
+    found, unreadable = finding.find(folders)
+    runs, others = finding.with_metric(found, metric)
     for line in (*unreadable, *(f"{run.folder} has no {metric}" for run in others)):
         print(f"left out: {line}", file=sys.stderr)
-    print(draw.save(draw.curves(draw.label(runs), metric, log=log), out))
+    print(draw.save(draw.curves(finding.group(runs), metric, log=log), out))
 
 
 @app.command()
@@ -337,13 +341,13 @@ def report(
     out: Annotated[Path, typer.Option("--out", "-o", help="The page.")] = Path("report.html"),
 ) -> None:
     """One self-contained page of one or more runs: curves, tables, a paired comparison."""
-    from stableair.results import plot as draw
     from stableair.results import report as the
+    from stableair.results import run as finding
 
-    runs, unreadable = draw.find(folders)
+    runs, unreadable = finding.find(folders)
     for line in unreadable:
         print(f"left out: {line}", file=sys.stderr)
-    print(the.write(the.report(runs, unreadable), out))
+    print(the.write(the.page(runs, unreadable), out))
 
 
 data_app = typer.Typer(help="The data folder: what is there, fetch it, check it, look at it.", no_args_is_help=True)
@@ -566,7 +570,7 @@ def demo(
     from stableair.paper.demo import LABELS
     from stableair.paper.demo import demo as run_demo
     from stableair.results import plot as draw
-    from stableair.results.folder import LAST
+    from stableair.results.run import LAST
 
     base = Experiment(**PRESETS["demo"])
     folder = out / "runs" / "demo"

@@ -27,7 +27,7 @@ from stableair.checks import InputError
 from stableair.contracts import Upload
 from stableair.engine import Choice, Unsupported, accelerate, choose, has_kernels
 from stableair.experiment import IDEAL, PRESETS, Experiment
-from stableair.results.folder import run
+from stableair.runner import run
 from stableair.vector import State
 
 SET_UPS = {
@@ -158,7 +158,7 @@ def recorded(experiment: Experiment, rounds: int) -> Row:
     """Whole rounds as `stableair run` computes them, with their lines and checkpoints."""
     stamps, told = [], []
     with tempfile.TemporaryDirectory() as place:
-        run(experiment.with_(rounds=rounds + 1), Path(place) / "run", say=told.append,
+        run(experiment.with_(rounds=rounds + 1), Path(place) / "run", on_start=told.append,
             on_round=lambda row: stamps.append(time.perf_counter()))  # fmt: skip
     seconds = [after - before for before, after in itertools.pairwise(stamps)]
     return Row(f"{told[0]['engine']}, {told[0]['precision']}, recorded in a folder", seconds)

@@ -4,7 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from stableair.experiment import IDEAL, PRESETS, Experiment
-from stableair.results.folder import LAST, Run, run
+from stableair.results.run import LAST, Run
+from stableair.runner import run
 
 GRID = {"mac": ("mac(C={})", (0.5, 1, 2, 4)), "gnc": ("gnc(max_norm={})", (30, 100, 300, 1000))}
 TUNING_ROUNDS = 30  # half the rounds tell the thresholds apart, in half the time

@@ -12,7 +12,8 @@ from stableair.data import hub
 from stableair.experiment import EXECUTION, IDEAL, PRESETS, Experiment
 from stableair.paper import theory_plots
 from stableair.results import plot
-from stableair.results.folder import Run, run
+from stableair.results.run import Run
+from stableair.runner import run
 from stableair.searches import Range, Result, search
 
 ROUNDS = 100  # the paper names no number
@@ -148,7 +149,7 @@ def compute(how: Plan, folder: Path, watch: Watch, say: Say) -> tuple[dict[str, 
             return base.with_(**{key: how.given[method]})
         found = _searched(how, method, base, folder, watch, say)
         best = found.winner.values[key]
-        where = ", at the end of its range" * bool(found.at_the_end)
+        where = ", at the end of its range" * bool(found.at_boundary)
         notes.append(
             f"{key.partition('.')[2]} = {best:g} is the best of {len(found.trials)} between {space.low:g} and "
             f"{space.high:g} after {_count(how.search_rounds, 'round')} on a validation split, seed {base.seed}{where}"
@@ -185,7 +186,7 @@ def _searched(how: Plan, method: str, base: Experiment, folder: Path, watch: Wat
     say(f"{method}: {how.trials} values of {key} between {space.low:g} and {space.high:g}, "
         f"{_count(base.rounds, 'round')} each on a validation split")  # fmt: skip
     place = folder / f"search-{base.with_(evaluate='validation').name}-{how.trials}x{base.rounds}"
-    return search(base, {key: space}, place, trials=how.trials, watch=watch, say=lambda line: say("  " + line))
+    return search(base, {key: space}, place, trials=how.trials, progress=watch, log=lambda line: say("  " + line))
 
 
 def _runs(label: str, experiment: Experiment, seeds: int, folder: Path, watch: Watch) -> list[Run]:

@@ -4,17 +4,15 @@ import math
 import textwrap
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from matplotlib import colormaps
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from stableair.checks import InputError, nearest
-from stableair.experiment import EXECUTION, IDEAL, TYPES
-from stableair.results.folder import EXPERIMENT, Run, load
-from stableair.searches import Result
+from stableair.checks import InputError
+from stableair.files import write_whole
+from stableair.results.run import Run, find, group, with_metric
 
 FEW = 20  # classes that can be told apart by colour
 AXES = {
@@ -33,68 +31,20 @@ AXES = {
 }
 
 
-def find(folders: Iterable[str | Path]) -> tuple[list[Run], list[str]]:
-    """The runs in these folders and below them, each once; and what is wrong with those that cannot be read."""
-    runs = {}
-    for folder in map(Path, folders):
-        if not folder.is_dir():
-            raise InputError(f"{folder}: there is no such folder")
-        here = sorted(path.parent for path in folder.rglob(EXPERIMENT))
-        if not here:
-            raise InputError(f"{folder} holds no run: there is no {EXPERIMENT} in it or below it")
-        runs |= {path.resolve(): path for path in here}
-    found: dict[tuple, Run] = {}
-    left_out = []
-    for path in runs.values():
-        try:
-            run = load(path)
-        except InputError as error:
-            left_out.append(str(error))
-            continue
-        key = tuple((k, v) for k, v in run.settings.items() if k not in EXECUTION)
-        if (twin := found.get(key)) and len(twin) >= len(run):
-            run, twin = twin, run  # of two copies of a run the longer one counts
-        if twin:
-            left_out.append(f"{twin.folder}: the same run as {run.folder}")
-        found[key] = run
-    if not found:
-        raise InputError(f"none of the {len(left_out)} runs can be read; the first: {left_out[0]}")
-    return list(found.values()), left_out
+def plot(
+    runs: Iterable[Run | str | Path], metric: str = "test/accuracy", out: str | Path | None = None, log: bool = False
+) -> Figure:
+    """Draw a metric of runs, or of run folders and folders that hold some, and write the picture where `out` says.
 
-
-def recorded(runs: list[Run], metric: str) -> tuple[list[Run], list[Run]]:
-    """The runs that recorded the metric, and those that did not; it is an error if none did."""
-    with_it = [run for run in runs if run.rounds and metric in run.rounds[0]]
-    if not with_it:
-        known = sorted({name for run in runs for row in run.rounds[:1] for name in row})
-        hint = nearest(metric, known) if known else "no round is complete yet"
-        raise InputError(f"metric {metric!r} was not recorded; {hint}")
-    return with_it, [run for run in runs if run not in with_it]
-
-
-def label(runs: list[Run]) -> dict[str, list[Run]]:
-    """Runs that differ in the seed alone, together, under a label that says what sets them apart from the others."""
-    groups: dict[tuple, list[Run]] = {}
-    for run in runs:
-        settings = {k: v for k, v in run.settings.items() if k not in (*EXECUTION, "seed")}
-        groups.setdefault(tuple(sorted(settings.items())), []).append(run)
-    settings = [members[0].settings for members in groups.values()]
-    names = [""] * len(settings)
-    for kind in (True, False):  # ideal runs differ from the others in three settings; "ideal" says it shorter
-        alike = [i for i, s in enumerate(settings) if _ideal(s) == kind]
-        apart = [k for k in TYPES if k not in (*EXECUTION, "seed") and len({settings[i].get(k) for i in alike}) > 1]
-        for i in alike:
-            own = _name(settings[i], apart)
-            names[i] = ", ".join(filter(None, ["ideal" * kind, own])) or settings[i]["receiver"]
-    return dict(zip(names, groups.values(), strict=True))
-
-
-def _ideal(settings: dict[str, Any]) -> bool:
-    return all(settings[key] == value for key, value in IDEAL.items())
-
-
-def _name(settings: dict[str, Any], keys: list[str]) -> str:
-    return ", ".join(str(v) if isinstance(v := settings[key], str) else f"{key}={v}" for key in keys)
+    Runs that differ in the seed alone become one line with a band. `stableair plot` is this.
+    """
+    runs = list(runs) if not isinstance(runs, str | Path) else [runs]
+    folders = [run for run in runs if isinstance(run, str | Path)]
+    found = [run for run in runs if isinstance(run, Run)] + (find(folders)[0] if folders else [])
+    figure = curves(group(with_metric(found, metric)[0]), metric, log=log)
+    if out is not None:
+        save(figure, out)
+    return figure
 
 
 def curves(
@@ -149,29 +99,6 @@ def curves(
     return figure
 
 
-def trials(found: Result) -> Figure:
-    """The score of every trial of a search over each of its parameters; those stopped early are hollow."""
-    figure = Figure(figsize=(max(6.4, 4.2 * len(found.spaces)), 4.2), layout="constrained")
-    panels = figure.subplots(1, len(found.spaces), squeeze=False, sharey=True)[0]
-    for axes, (key, space) in zip(panels, found.spaces.items(), strict=True):
-        for stopped, style in ((False, {}), (True, {"markerfacecolor": "none"})):
-            some = [trial for trial in found.trials if trial.stopped == stopped]
-            text = "stopped early" if stopped else "all rounds"
-            if some:
-                x = [trial.values[key] for trial in some]
-                axes.plot(x, [t.score for t in some], "o", color="tab:blue", label=text, **style)
-        best = found.winner
-        axes.plot(best.values[key], best.score, "*", color="tab:red", markersize=14, label=f"best: {best.values[key]}")
-        if getattr(space, "log", False):
-            axes.set_xscale("log")
-        axes.set_xlabel(key)
-        axes.grid(alpha=0.3)
-        axes.legend(fontsize="small")
-    panels[0].set_ylabel("validation accuracy")
-    figure.suptitle(f"{found.base.data}, {found.base.rounds} rounds", fontsize="medium")
-    return figure
-
-
 def labels(counts: np.ndarray, title: str = "") -> Figure:
     """How many samples of each class each client holds: stacked bars for few classes, a map for many."""
     counts = np.asarray(counts)
@@ -219,7 +146,7 @@ def save(figure: Figure, path: str | Path) -> Path:
         raise InputError(f"cannot write {path}: its ending must give the format, such as .png, .pdf or .svg")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=150)
+        write_whole(path, lambda file: figure.savefig(file, dpi=150, format=path.suffix[1:]))
     except (OSError, ValueError) as error:
-        raise InputError(f"cannot write {path}: {error}") from None
+        raise InputError(f"cannot write {path}: {getattr(error, 'strerror', None) or error}") from None
     return path

@@ -17,8 +17,9 @@ from matplotlib.colors import to_hex
 import stableair
 from stableair.checks import InputError
 from stableair.experiment import EXECUTION, TYPES
-from stableair.results.folder import LAST, Run
-from stableair.results.plot import AXES, FEW, label, mean_and_spread
+from stableair.files import write_whole
+from stableair.results.plot import AXES, FEW, mean_and_spread
+from stableair.results.run import LAST, Run, find, group
 
 CURVES = "{split}/accuracy", "{split}/loss", "channel/snr_db", "clip/fraction"
 COLOURS = [to_hex(colour) for colour in colormaps["tab10"].colors]
@@ -45,7 +46,7 @@ class Paired(NamedTuple):
     interval: tuple[float, float] | None  # 95 per cent, Student's t
 
 
-def report(runs: list[Run], left_out: Sequence[str] = ()) -> str:
+def page(runs: list[Run], left_out: Sequence[str] = ()) -> str:
     """The page. Runs that differ in the seed alone are one line; `left_out` are the folders that were not read."""
     split = "test" if any("test/accuracy" in run.rounds[0] for run in runs if run.rounds) else "validation"
     accuracy = f"{split}/accuracy"
@@ -56,7 +57,7 @@ def report(runs: list[Run], left_out: Sequence[str] = ()) -> str:
     others = [f"{run.folder}: no complete round" for run in rest if not run.rounds]
     if searched := [run for run in rest if run.rounds]:
         others.append(f"{len(searched)} runs with no {accuracy}, such as {searched[0].folder} (trials of a search?)")
-    groups = label(shown)
+    groups = group(shown)
     names = list(groups)
     title = f"stableair: {len(shown)} run{'s' * (len(shown) > 1)}, {len(groups)} setting{'s' * (len(groups) > 1)}"
     parts = [
@@ -74,10 +75,10 @@ def report(runs: list[Run], left_out: Sequence[str] = ()) -> str:
     ]  # fmt: skip
     if dropped := [*left_out, *others]:
         parts += ["<h2>Left out</h2>", "<ul>", *(f"<li>{_text(line)}</li>" for line in dropped), "</ul>"]
-    return _page(title, parts)
+    return _document(title, parts)
 
 
-def _page(title: str, parts: Iterable[str]) -> str:
+def _document(title: str, parts: Iterable[str]) -> str:
     head = f"<meta charset=utf-8><title>{_text(title)}</title><style>{STYLE}</style><link rel=icon href='data:,'>"
     script = f"<script>{_plotly().offline.get_plotlyjs()}</script>"
     return f"<!doctype html><html lang=en><head>{head}{script}</head><body>{''.join(parts)}</body></html>\n"
@@ -305,10 +306,19 @@ def _labels(runs: list[Run]) -> str:
     return "".join(out) or "<p>Not recorded.</p>"
 
 
-def write(page: str, path: Path) -> Path:
+def report(runs: Iterable[Run | str | Path], out: str | Path = "report.html") -> Path:
+    """One self-contained page of runs, or of run folders and folders that hold some; `stableair report` is this."""
+    runs = [runs] if isinstance(runs, str | Path) else list(runs)
+    folders = [run for run in runs if isinstance(run, str | Path)]
+    found, left_out = find(folders) if folders else ([], [])
+    return write(page([*(run for run in runs if isinstance(run, Run)), *found], left_out), out)
+
+
+def write(text: str, path: str | Path) -> Path:
+    """Write a page."""
+    path = Path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(page, encoding="utf-8")
+        return write_whole(path, text.encode())
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror}") from None
-    return path

@@ -91,7 +91,7 @@ def track(kind: str | None, experiment: Experiment, folder: Path) -> Iterator[Ca
         yield on_round
 
 
-def needed(kind: str | None) -> None:
+def check_installed(kind: str | None) -> None:
     """Refuse a tracker that is unknown or not installed, before anything is computed."""
     from importlib.util import find_spec
 

@@ -1,0 +1,233 @@
+"""What was recorded of a run: read from its folder, and from nothing else. Nothing here needs torch."""
+
+import statistics
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stableair.checks import InputError, nearest
+from stableair.experiment import ARGUMENTS, EXECUTION, IDEAL, TYPES, Experiment, settings_of_record
+from stableair.results.sealed import read_plain, read_sealed, unseal
+
+if TYPE_CHECKING:
+    from stableair.vector import State
+
+EXPERIMENT, ENVIRONMENT, CLIENTS = "experiment.json", "environment.json", "clients.json"
+ROUNDS, CHECKPOINT, PREVIOUS = "rounds.jsonl", "checkpoint.pt", "checkpoint.previous.pt"
+LAST = 10  # rounds to average over: the accuracy of a method that suffers jumps from round to round
+
+Row = dict[str, Any]  # what was recorded of a round, by the name of the metric
+
+
+@dataclass(frozen=True)
+class Run:
+    """What was recorded of a run: run["test/accuracy"] is a metric's value after each round."""
+
+    record: dict[str, Any]  # of the experiment, as in experiment.json
+    rounds: list[Row]
+    folder: Path | None = None
+    final: "State | None" = None  # the model after the last complete round, where it is in memory
+
+    def __getitem__(self, metric: str) -> list[Any]:
+        try:
+            return [row[metric] for row in self.rounds]
+        except KeyError:
+            raise InputError(f"metric {metric!r} was not recorded; there are {', '.join(self.rounds[0])}") from None
+
+    def __len__(self) -> int:
+        return len(self.rounds)
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """The experiment's settings by name, as they were given."""
+        return settings_of_record(self.record)
+
+    @property
+    def experiment(self) -> Experiment:
+        return Experiment.from_record(self.record)
+
+    @property
+    def diverged(self) -> int | None:
+        """The round after which the model was no longer finite, where there was one."""
+        return self.rounds[-1]["round"] if self.rounds and self.rounds[-1].get("diverged") else None
+
+    def settled(self, metric: str) -> float:
+        """The mean of a metric over the last rounds, at most half of them; 0 for a run that diverged."""
+        last = self[metric][-min(LAST, max(1, len(self) // 2)) :]
+        return 0.0 if self.diverged is not None else sum(last) / len(last)
+
+    def fluctuation(self, metric: str) -> float | None:
+        """The standard deviation of a metric over the last rounds; None for a run that diverged or has one round."""
+        last = self[metric][-LAST:]
+        return None if self.diverged is not None or len(last) < 2 else statistics.stdev(last)
+
+    @property
+    def state(self) -> "State":
+        """The model after the last complete round."""
+        if self.final is not None:
+            return self.final
+        from stableair.results.folder import read_checkpoint
+
+        last = self.folder and read_checkpoint(self.folder)
+        if not last:
+            raise InputError(f"{self.folder}: no round is complete yet")
+        return last.state
+
+    @property
+    def labels(self) -> list[list[int]] | None:
+        """How many samples of each class each client holds, where the folder tells."""
+        if self.folder is None or not (self.folder / CLIENTS).exists():
+            return None
+        content, sealed = read_sealed(self.folder / CLIENTS, dict)
+        counts = content.get("labels")
+        if (not sealed and set(content) != {"labels"}) or not isinstance(counts, list):
+            raise InputError(f"{self.folder / CLIENTS} is corrupted: it does not hold the labels of the clients")
+        return [[int(n) for n in row] for row in counts]
+
+    @property
+    def environments(self) -> list[dict[str, Any]]:
+        """Where and how its rounds were computed."""
+        return read_environments(self.folder) if self.folder and (self.folder / ENVIRONMENT).exists() else []
+
+    def to_pandas(self) -> Any:
+        """The rounds as a pandas DataFrame."""
+        try:
+            import pandas
+        except ImportError:
+            raise InputError("to_pandas needs pandas: pip install pandas") from None
+        return pandas.DataFrame([{k: v for k, v in row.items() if k != "diverged"} for row in self.rounds])
+
+
+def load(folder: str | Path) -> Run:
+    """Read a run folder; `load(folder).to_pandas()` for a DataFrame."""
+    folder = Path(folder)
+    if not (folder / EXPERIMENT).exists():
+        raise InputError(f"{folder} holds no run: there is no {EXPERIMENT} in it")
+    found = Run(read_record(folder), read_rounds(folder), folder)
+    _ = found.labels, found.environments  # damage is found here, and not when it is drawn
+    return found
+
+
+def read_record(folder: Path) -> dict[str, Any]:
+    """The experiment of a folder, as its record; whatever is wrong with it is one line."""
+    record, sealed = read_sealed(folder / EXPERIMENT, dict)
+    try:
+        if ARGUMENTS in record and not sealed:
+            raise InputError("its checksum is gone")
+        settings_of_record(record)
+    except InputError as error:
+        raise InputError(f"{folder / EXPERIMENT} is corrupted: {error}") from None
+    return record
+
+
+def read_environments(folder: Path) -> list[dict[str, Any]]:
+    """Where and how the rounds of a folder were computed, one entry for each time it was begun or resumed."""
+    path = folder / ENVIRONMENT
+    entries, sealed = read_sealed(path, list)
+    kinds = {"first_round": int, "device": str, "engine": str, "precision": str, "chunk": int, "data": dict}
+    for entry in entries:
+        good = isinstance(entry, dict) and all(isinstance(entry.get(k, kind()), kind) for k, kind in kinds.items())
+        if not good:
+            raise InputError(f"{path} is corrupted: an entry does not say where rounds were computed")
+        if not sealed and not str(entry.get("stableair")).startswith("0.1."):
+            raise InputError(f"{path} is corrupted: its checksum is gone")
+    return entries
+
+
+def read_rounds(folder: Path) -> list[Row]:
+    """The complete lines of rounds.jsonl, each checked; a last line cut short is no round."""
+    path = folder / ROUNDS
+    if not path.exists():
+        return []
+    rows: list[Row] = []
+    seals = set()
+    for number, line in enumerate(read_plain(path).splitlines(keepends=True)):
+        try:
+            if not line.endswith(b"\n"):
+                if _is_sealed(line[:-1] + b"\n"):
+                    raise ValueError("its end is damaged")
+                break  # cut short by the end of its process: that round is not complete
+            row, sealed = unseal(line)
+            seals.add(sealed)
+            if not isinstance(row, dict) or row.get("round") != number:
+                raise ValueError(f"round {row.get('round') if isinstance(row, dict) else row} where {number} belongs")
+            if odd := [key for key, v in row.items() if not isinstance(v, int | float | None)]:
+                raise ValueError(f"{odd[0]} is no number")
+            if rows and (row.keys() ^ rows[0].keys()) - {"diverged"}:
+                raise ValueError("it has other metrics than the first round")
+            if len(seals) > 1:
+                raise ValueError("its checksum is gone")
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"{path} is corrupted in line {number + 1}: {error}") from None
+        rows.append(row)
+    return rows
+
+
+def _is_sealed(line: bytes) -> bool:
+    try:
+        return unseal(line)[1]
+    except (ValueError, RecursionError):
+        return False
+
+
+def find(folders: Iterable[str | Path]) -> tuple[list[Run], list[str]]:
+    """The runs in these folders and below them, each once; and what is wrong with those that cannot be read."""
+    places: dict[Path, Path] = {}
+    for folder in map(Path, folders):
+        if not folder.is_dir():
+            raise InputError(f"{folder}: there is no such folder")
+        here = sorted(path.parent for path in folder.rglob(EXPERIMENT))
+        if not here:
+            raise InputError(f"{folder} holds no run: there is no {EXPERIMENT} in it or below it")
+        places |= {path.resolve(): path for path in here}
+    found: dict[tuple[Any, ...], Run] = {}
+    left_out = []
+    for path in places.values():
+        try:
+            run = load(path)
+            key = tuple((k, v) for k, v in run.settings.items() if k not in EXECUTION)
+        except InputError as error:
+            left_out.append(str(error))
+            continue
+        if (twin := found.get(key)) and len(twin) >= len(run):
+            run, twin = twin, run  # of two copies of a run the longer one counts
+        if twin:
+            left_out.append(f"{twin.folder}: the same run as {run.folder}")
+        found[key] = run
+    if not found:
+        raise InputError(f"none of the {len(left_out)} runs can be read; the first: {left_out[0]}")
+    return list(found.values()), left_out
+
+
+def with_metric(runs: list[Run], metric: str) -> tuple[list[Run], list[Run]]:
+    """The runs that recorded the metric, and those that did not; it is an error if none did."""
+    with_it = [run for run in runs if run.rounds and metric in run.rounds[0]]
+    if not with_it:
+        known = sorted({name for run in runs for row in run.rounds[:1] for name in row})
+        hint = nearest(metric, known) if known else "no round is complete yet"
+        raise InputError(f"metric {metric!r} was not recorded; {hint}")
+    return with_it, [run for run in runs if run not in with_it]
+
+
+def group(runs: list[Run]) -> dict[str, list[Run]]:
+    """Runs that differ in the seed alone, together, under a label that says what sets them apart from the others."""
+    groups: dict[tuple[Any, ...], list[Run]] = {}
+    for run in runs:
+        mine = {k: v for k, v in run.settings.items() if k not in (*EXECUTION, "seed")}
+        groups.setdefault(tuple(sorted(mine.items())), []).append(run)
+    settings = [members[0].settings for members in groups.values()]
+    names = [""] * len(settings)
+    for ideal in (True, False):  # ideal runs differ from the others in three settings; "ideal" says it shorter
+        alike = [i for i, s in enumerate(settings) if _is_ideal(s) == ideal]
+        apart = [k for k in TYPES if k not in (*EXECUTION, "seed") and len({settings[i].get(k) for i in alike}) > 1]
+        for i in alike:
+            words = ["ideal"] if ideal else []
+            words += [str(v) if isinstance(v := settings[i][key], str) else f"{key}={v}" for key in apart]
+            names[i] = ", ".join(words) or settings[i]["receiver"]
+    return dict(zip(names, groups.values(), strict=True))
+
+
+def _is_ideal(settings: dict[str, Any]) -> bool:
+    return all(settings[key] == value for key, value in IDEAL.items())

@@ -1,0 +1,114 @@
+"""Run an experiment: build it, choose an engine, resume it, record it."""
+
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from stableair.algorithm import Simulation, simulate
+from stableair.builder import build
+from stableair.checks import InputError, whole
+from stableair.contracts import Rule
+from stableair.experiment import Experiment
+from stableair.results.folder import (
+    Circumstances,
+    ResumePoint,
+    environment,
+    locked,
+    recorded,
+    restored,
+    resume_point,
+)
+from stableair.results.run import Row, Run, load, read_environments
+
+Engine = dict[str, Any]  # how a run is computed: engine, precision, chunk, why
+
+__all__ = ["resume_point", "run"]
+
+
+def run(
+    experiment: Experiment,
+    folder: str | Path | None = None,
+    *,
+    resume: bool = False,
+    checkpoint_every: int = 1,
+    on_round: Callable[[Row], Any] | None = None,
+    on_start: Callable[[Engine], Any] | None = None,
+) -> Run:
+    """Run an experiment, in memory or recorded in a folder; `on_round` sees each round's numbers as they come.
+
+    `on_start` is told once how it is computed: the engine, its precision, the clients at a time, and why so.
+    With `resume` it goes on from the last complete round in the folder, and a finished run is not computed again.
+    """
+    if not isinstance(experiment, Experiment):
+        raise InputError(f"run needs an Experiment: got {experiment!r}")
+    whole("checkpoint_every", checkpoint_every, 1)
+    folder = None if folder is None else Path(folder)
+    with ExitStack() as stack:
+        begin = ResumePoint([], None)
+        if folder:
+            stack.enter_context(locked(folder))
+            begin = resume_point(folder, experiment, resume)
+            if begin.rounds >= experiment.rounds or begin.diverged:
+                return load(folder)
+        past = read_environments(folder) if folder and begin.rounds else []
+        sim, engine = _with_engine(build(experiment), experiment, past)
+        if past and past[-1].get("data", sim.files) != sim.files:
+            raise InputError(f"{folder} was begun with other data files: {past[-1]['data']}, now {sim.files}")
+        if on_start:
+            on_start(engine)
+        rules: dict[str, Rule] = {"receiver": sim.receive, "server": sim.update}
+        start = restored(sim.start, rules, begin.checkpoint, folder)
+        about = Circumstances(
+            experiment,
+            environment(start.w.device) | {"data": sim.files} | engine,
+            None if sim.labels is None else sim.labels.tolist(),
+            rules,
+            lambda: getattr(sim.train, "chunk", None),
+        )
+        rows, final = begin.rows[: begin.rounds], begin.checkpoint.state if begin.checkpoint else None
+        path = simulate(sim, start, experiment.rounds, start=begin.rounds)
+        with closing(recorded(path, folder, about, begin, checkpoint_every)) as rounds:
+            try:
+                for _, state, row in rounds:
+                    rows.append(row)
+                    final = final if row.get("diverged") else state
+                    if on_round:
+                        on_round(row)
+            except torch.cuda.OutOfMemoryError:
+                fewer = max(1, engine["chunk"] // 2)
+                raise InputError(f"the device is out of memory; chunk={fewer} needs less, or take device=cpu") from None
+    return Run(experiment.to_record(), rows, folder, final)
+
+
+def _with_engine(sim: Simulation, experiment: Experiment, past: list[dict[str, Any]]) -> tuple[Simulation, Engine]:
+    """The simulation as the engine of choice computes it; a run that has begun goes on as it began."""
+    e = experiment
+    plain = {"engine": "reference", "precision": "fp32", "chunk": sim.train.chunk}
+    if e.engine == "reference":
+        if e.precision not in ("auto", "fp32"):
+            raise InputError(f"engine=reference computes in fp32: leave out precision={e.precision}")
+        return sim, plain | {"why": "as asked for"}
+    try:
+        from stableair.engine import Choice, accelerate, choose
+    except ModuleNotFoundError as error:  # the engine is a leaf: without it all works, slowly
+        if error.name != "stableair.engine":
+            raise
+        if e.engine == "fast":
+            raise InputError("engine fast is not there: this installation has no stableair.engine") from None
+        return sim, plain | {"why": "there is no other"}
+    before = past[-1] if past else {}
+    same_kind = (before.get("device") == "cpu") == (sim.start.w.device.type == "cpu")
+    if same_kind and plain.keys() <= before.keys() and _allows(e, before["engine"], before["precision"]):
+        chunk = min(e.chunk or before["chunk"], sim.n)
+        chosen = Choice(before["engine"], before["precision"], chunk, "as the rounds before")
+    else:
+        chosen = choose(sim, e.engine, e.precision, e.chunk, e.rounds)
+    return accelerate(sim, chosen), chosen._asdict()
+
+
+def _allows(e: Experiment, engine: str, precision: str) -> bool:
+    """Whether a run that was computed so may go on so, with what is asked for now."""
+    return (e.engine == "auto" or engine != "reference") and e.precision in ("auto", precision)
