@@ -315,10 +315,10 @@ def _adopted(shell: R, rule: Any, kind: str) -> R:
     """A rule with the methods of another object; the one place that asks what an object has."""
     if not callable(rule):
         raise InputError(f"the {kind} must be a function or a Rule: got {type(rule).__name__}")
-    for name in ("observe", "listen", "metrics", "state_dict", "load_state_dict", "pilots"):
-        if hasattr(rule, name):
-            setattr(shell, name, getattr(rule, name))
-    shell.apply = getattr(rule, "apply", rule)
+    own = {name: getattr(rule, name) for name in dir(Rule) if not name.startswith("_") and hasattr(rule, name)}
+    own["apply"] = rule if isinstance(rule, nn.Module) else getattr(rule, "apply", rule)  # a module's is something else
+    for name, method in own.items():
+        setattr(shell, name, method)
     return shell
 
 

@@ -175,8 +175,9 @@ class Experiment:
             there = [p for call in calls for p in call.parameters]
             hint = nearest(argument, there) if there else f"it takes none; set {name}= first"
             raise InputError(f"setting {name}.{argument}: {getattr(self, name)} has no argument {argument!r}; {hint}")
-        calls = [call.with_(argument, value) if takes else call for call, takes in zip(calls, takers, strict=True)]
-        return replace(self, **{name: " | ".join(map(str, calls))})
+        changed = [call.with_(argument, value) if takes else call for call, takes in zip(calls, takers, strict=True)]
+        settings: dict[str, Any] = {name: " | ".join(map(str, changed))}
+        return replace(self, **settings)
 
     def id(self) -> str:
         """Twelve hex digits of what the experiment is; how far it runs and on what leaves them unchanged.
@@ -253,7 +254,7 @@ class Experiment:
             raise InputError(f"not an experiment: {type(settings).__name__} instead of a table of settings")
         if ARGUMENTS in settings:  # the record of a run
             return cls.from_record({key: value for key, value in settings.items() if key != "checksum"})
-        flat = {}
+        flat: dict[str, Any] = {}
         for key, value in settings.items():  # noise.tau = 0.3 in TOML is a table of its own
             flat |= {f"{key}.{k}": v for k, v in value.items()} if isinstance(value, dict) else {key: value}
         return cls().with_(**flat)

@@ -86,7 +86,7 @@ def run(
 def _with_engine(sim: Simulation, experiment: Experiment, past: list[dict[str, Any]]) -> tuple[Simulation, Engine]:
     """The simulation as the engine of choice computes it; a run that has begun goes on as it began."""
     e = experiment
-    plain = {"engine": "reference", "precision": "fp32", "chunk": sim.train.chunk}
+    plain = {"engine": "reference", "precision": "fp32", "chunk": getattr(sim.train, "chunk", sim.n)}
     if e.engine == "reference":
         if e.precision not in ("auto", "fp32"):
             raise InputError(f"engine=reference computes in fp32: leave out precision={e.precision}")
