@@ -236,6 +236,8 @@ def check_shape(what: str, out: Any, length: int) -> Tensor:
     if not isinstance(out, Tensor) or out.shape != (length,):
         found = f"shape {tuple(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
         raise InputError(f"the {what} must return a tensor of shape ({length},): got {found}")
+    if not out.is_floating_point():
+        raise InputError(f"the {what} must return real numbers, such as float32: got {out.dtype}")
     return out
 
 
@@ -291,7 +293,7 @@ class Update(Rule):
 
     def __call__(self, w: Tensor, g: Tensor) -> Tensor:
         self.observe(g)
-        return self.apply(w, g)
+        return check_shape("server", self.apply(w, g), len(w))
 
 
 ReceiverLike = Receiver | Callable[[Tensor], Tensor]

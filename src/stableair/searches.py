@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stableair.checks import InputError, whole
 from stableair.contracts import Overflow
-from stableair.experiment import TYPES, Experiment
+from stableair.experiment import EXECUTION, TYPES, Experiment
 from stableair.files import write_whole
 from stableair.results.run import EXPERIMENT, Run, load
 from stableair.runner import run
@@ -161,6 +161,8 @@ def search(
     whole("trials", trials, 1)
     whole("seeds", seeds, 1)
     folder, wanted = Path(folder), {key: _as_space(key, one) for key, one in spaces.items()}
+    if fixed := [key for key in wanted if key in ("evaluate", "seed", *EXECUTION)]:
+        raise InputError(f"{fixed[0]} cannot be searched: every trial is judged on the validation split, alike")
     if not wanted:
         raise InputError("nothing to search: give a range such as receiver.C=0.01:10:log")
     for key, one in wanted.items():
