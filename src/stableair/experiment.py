@@ -125,7 +125,7 @@ class Experiment:
             self._set(name, whole(name, getattr(self, name), 1, MOST))
         self._set("chunk", whole("chunk", self.chunk, 0, MOST))
         self._set("seed", whole("seed", self.seed))
-        self._set("lr", positive("lr", number("lr", self.lr, high=LARGEST_LR)))
+        self._set("lr", number("lr", positive("lr", self.lr), high=LARGEST_LR))
         choice("payload", self.payload, PAYLOADS)
         choice("augment", self.augment, AUGMENTS)
         choice("blocks", self.blocks, BLOCKS)
