@@ -22,6 +22,7 @@ import stableair as sa  # noqa: E402
 from stableair.experiment import HOMES, registry  # noqa: E402
 
 OUTSIDE = ["CHANGELOG.md", "CONTRIBUTING.md", *(f"examples/{path.name}" for path in (ROOT / "examples").glob("*.*"))]
+SCRIPT = re.compile(r"^## \[[^]]*\]\((examples/\w+\.py)\)\n\n(?:.+\n)+", re.MULTILINE)  # a section about one of them
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -36,14 +37,10 @@ def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> st
     for path in OUTSIDE:  # in the source they lie beside docs/, on the site beside the pages
         markdown = markdown.replace(f"](../{path})", f"]({path})")
     if page.file.src_uri == "examples.md":
-        markdown = re.sub(
-            r"^## \[[^]]*\]\((examples/\w+\.py)\)\n\n(?:.+\n)+", _with_its_code, markdown, flags=re.MULTILINE
-        )
-    return (
-        "\n".join([markdown, *_reference(page.meta["rooms"], page.meta.get("whole", []))])
-        if "rooms" in page.meta
-        else markdown
-    )
+        markdown = SCRIPT.sub(_with_its_code, markdown)
+    if "rooms" in page.meta:
+        markdown = "\n".join([markdown, *_reference(page.meta["rooms"], page.meta.get("whole", []))])
+    return markdown
 
 
 def _with_its_code(section: re.Match) -> str:
@@ -53,14 +50,12 @@ def _with_its_code(section: re.Match) -> str:
 
 
 def _reference(rooms: list[str], whole: list[str]) -> Iterator[str]:
-    """The entries of a page: its public names, whole modules, and its components by kind."""
+    """The entries of a page: its public names, its components by kind, and whole modules."""
     kinds = {field: registry(field) for field in HOMES}
     known = [None, *kinds.values(), *(entry.factory for kind in kinds.values() for entry in kind)]
     for name, home in sa._HOME.items():
         if _within(home, rooms) and home not in whole and (found := getattr(sa, name, None)) not in known:
             yield _entry(getattr(found, "__module__", f"stableair.{home}"), name, f"sa.{name}", 2)
-    for name in whole:
-        yield _entry("stableair", name, f"sa.{name}" if name in sa._MODULES else f"stableair.{name}", 2)
     for field, kind in kinds.items():
         module, name = HOMES[field]
         if _within(module.removeprefix("stableair."), rooms):
@@ -68,6 +63,8 @@ def _reference(rooms: list[str], whole: list[str]) -> Iterator[str]:
             yield f"`@sa.{name}(name)` adds one of your own ([how](../extending.md)).\n"
             for entry in kind:
                 yield _entry(entry.factory.__module__, entry.factory.__qualname__, entry.name, 3)
+    for name in whole:
+        yield _entry("stableair", name, f"sa.{name}" if name in sa._MODULES else f"stableair.{name}", 2)
 
 
 def _within(home: str, rooms: list[str]) -> bool:
@@ -85,3 +82,10 @@ def on_env(env: Any, config: Any, files: Files) -> None:
     homes = [*sa._HOME.values(), *sa._MODULES, *(module.removeprefix("stableair.") for module, _ in HOMES.values())]
     if lost := [home for home in homes if not _within(home, rooms)]:
         raise PluginError(f"no page in docs/reference/ has {', '.join(lost)} among its rooms")
+
+
+def on_post_build(config: Any) -> None:
+    """What the search shows has no typeset formulas: alpha instead of \\(\\alpha\\)."""
+    index = Path(config.site_dir) / "search/search_index.json"
+    marked = re.compile(r"\\\\[(\[](.*?)\\\\[)\]]")  # a backslash is written as two in JSON
+    index.write_text(marked.sub(lambda formula: formula[1].replace("\\\\", ""), index.read_text()))

@@ -67,6 +67,13 @@ def test_nothing_is_loaded_from_elsewhere(site):
         assert not re.search(r"(?:url\([\"']?|@import [\"']?)(?:https?:)?//", style.read_text()), style.name
 
 
+def test_the_search_shows_no_source_of_formulas(site):
+    index = (site / "search/search_index.js").read_text()
+    assert "alpha = 1.5" in index
+    assert not re.search(r"\\\\[(\[]", index)
+    assert json.loads(index.partition("=")[2])["docs"]
+
+
 def test_what_is_kept_of_others_is_small_and_has_its_licence():
     kept = [path for path in (ROOT / "docs/assets").rglob("*") if path.is_file()]
     assert sum(path.stat().st_size for path in kept) < 1_000_000
