@@ -16,7 +16,7 @@ import re
 import time
 import warnings
 import zipfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -212,7 +212,7 @@ def recorded(
     about: Circumstances,
     begin: ResumePoint = ResumePoint([], None),  # noqa: B008 (an immutable value)
     checkpoint_every: int = 1,
-) -> Iterator[Round]:
+) -> Generator[Round, None, None]:
     """The rounds as they come, each recorded in the folder before it is handed on; its metrics are then its row.
 
     Whoever makes the rounds is recorded and resumed alike. Without a folder nothing is written. A model that is no
