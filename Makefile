@@ -19,7 +19,7 @@ test-all: test
 	$(BIN)/python -m pytest -m slow
 
 docs: .venv/installed-dev
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 lint: .venv/installed-dev
 	$(BIN)/ruff check .
