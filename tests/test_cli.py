@@ -1,5 +1,6 @@
 import json
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -9,6 +10,8 @@ import pytest
 
 import stableair as sa
 from stableair.cli import main as cli
+from stableair.cli.display import describe_round, progress
+from stableair.cli.reference import KINDS
 from stableair.paper import demo, theorem
 
 
@@ -149,18 +152,80 @@ def test_bad_input_is_one_line_exit_code_2_and_nothing_written(command, tmp_path
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("kind", cli.KINDS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_list_gives_signatures(command, kind):
     code, out, _ = command("list", kind)
     assert code == 0
-    assert all(entry.signature in out and entry.summary in out for entry in sa.spec.REGISTRIES[kind])
+    entries = list(sa.spec.REGISTRIES[kind])
+    assert entries
+    assert all(entry.signature in out and entry.summary in out for entry in entries)
+
+
+def test_list_knows_every_kind():
+    assert set(KINDS) == set(sa.spec.REGISTRIES)
+
+
+def test_list_needs_nothing_that_ran_before():
+    words = [sys.executable, "-m", "stableair", "list"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert all(name in done.stdout for name in ("  rayleigh(", "  gnc(", "  momentum(", "  flat(", "  by_writer("))
 
 
 def test_list_gives_everything_and_the_version_is_there(command):
     _, out, _ = command("list")
-    assert all(f"{kind}\n" in out for kind in (*cli.KINDS, "presets", "settings"))
+    assert all(f"{kind}\n" in out for kind in (*KINDS, "presets", "settings"))
     assert re.search(r"^  clients +50$", out, re.MULTILINE)
     assert command("--version")[1] == f"{sa.__version__}\n"
+
+
+ROW = {"round": 1, "test/accuracy": 0.5, "test/loss": 1.0, "train/loss": 2.0, "channel/snr_db": -41.26}
+
+
+def test_a_round_in_words():
+    assert describe_round(ROW) == "test accuracy 0.5000  train loss 2  SNR -41.3 dB"
+    assert describe_round(ROW | {"channel/snr_db": None}).endswith("SNR none")
+    assert describe_round(ROW | {"diverged": True, "test/accuracy": None}) == "diverged"
+
+
+@pytest.mark.parametrize(("every_round", "shown"), [(True, f"seed 7  2/3  {describe_round(ROW)}\n"), (False, "")])
+def test_piped_output_has_a_line_a_round_or_none(capsys, every_round, shown):
+    with progress(every_round) as start_run:
+        start_run("seed 7", 3)(ROW)
+    assert capsys.readouterr().out == shown
+
+
+def test_a_terminal_has_one_live_line(capsys, monkeypatch):
+    monkeypatch.setattr("rich._console", None)  # the one that is shared was made for what it saw first
+    monkeypatch.setenv("COLUMNS", "150")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    with progress() as start_run:
+        start_run("seed 7", 3)(ROW | {"test/accuracy": 0.25})
+        start_run("seed 8", 3)(ROW)
+    erase = "\x1b[2K"
+    shown = capsys.readouterr().out.rpartition(erase)[2]  # what stays on the screen
+    assert "seed 8" in shown
+    assert "2/3" in shown
+    assert "test accuracy 0.5000" in shown
+    assert "seed 7" not in shown
+
+
+def test_search_says_what_it_found_and_the_command_that_runs_it(command, small, tmp_path):
+    words = [word for word in small if not word.startswith("receiver=")]
+    options = "--trials", 2, "--device", "cpu", "--out", "s"
+    code, out, errors = command("search", *words, "receiver.C=0.1:10:log", *options)
+    assert (code, errors) == (0, "")
+    lines = out.splitlines()
+    best = next(line for line in lines if line.startswith("best: ")).split()[1]
+    assert [line.split()[0] for line in lines[:2]].count(best) == 1
+    again = shlex.split(next(line for line in lines if line.startswith("stableair run ")))
+    assert again == ["stableair", "run", *words, best, "--device", "cpu"]
+    assert lines[-2:] == ["s/search.json", "s/search.png"]
+    assert (tmp_path / "s" / "search.png").stat().st_size > 1000
+    assert command(*again[1:], "--out", "r")[0] == 0
+    code, _, errors = command("search", *words, "receiver.C=0.1:10", "receiver.C=1", "--out", "t")
+    assert (code, errors) == (2, "error: receiver.C is given twice\n")
 
 
 def test_theory_prints_every_form_and_draws(command, tmp_path):
@@ -193,6 +258,22 @@ def test_help_needs_nothing_heavy():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "demo" in done.stdout
+
+
+def test_plot_itself_needs_no_torch():
+    code = (
+        "import sys, types; sys.argv = ['stableair', 'plot', 'a']\n"
+        "stub = types.ModuleType('stableair.results.plot')\n"
+        "stub.find = lambda folders: ([], []); stub.recorded = lambda runs, metric: ([], [])\n"
+        "stub.label = stub.curves = lambda *_, **__: None; stub.save = lambda figure, path: path\n"
+        "sys.modules['stableair.results.plot'] = stub\n"
+        "from stableair.cli.main import main\n"
+        "try: main()\n"
+        "except SystemExit as stop: assert not stop.code\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "curves.png\n", "")
 
 
 def test_the_demo_tunes_on_validation_and_compares_on_test(command, monkeypatch, tmp_path, tiny):
