@@ -37,7 +37,7 @@ def listed(kind: str) -> list[tuple[str, str]]:
         return [(name, " ".join(f"{key}={v!r}" for key, v in settings.items())) for name, settings in PRESETS.items()]
     if kind == "settings":
         return [(name, str(value)) for name, value in Experiment().to_dict().items()]
-    return [(entry.signature, entry.summary) for entry in registry(KINDS[kind])]
+    return [(entry.typed_signature, entry.summary) for entry in registry(KINDS[kind])]
 
 
 def theory(
