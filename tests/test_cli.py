@@ -183,6 +183,50 @@ def test_list_gives_everything_and_the_version_is_there(command):
     assert command("--version")[1] == f"{sa.__version__}\n"
 
 
+def refused(message, hint):
+    """An error as the library raises it."""
+    error = sa.InputError(message)
+    error.hint = hint
+    return error
+
+
+@pytest.mark.parametrize(
+    ("hint", "said"),
+    [
+        ("resume", "a is taken; add --resume or choose another --out"),
+        ("folder", "a is taken; choose another --out"),
+        ("record", "a is taken; choose another --record"),
+        ("data", "a is taken; choose another --data-dir"),
+        ("", "a is taken"),
+        ("something else", "a is taken"),
+    ],
+)
+def test_the_command_line_adds_the_option_that_would_help(command, monkeypatch, hint, said):
+    def plan(*_, **__):
+        raise refused("a is taken", hint)
+
+    monkeypatch.setattr("stableair.paper.figures.plan", plan)
+    assert command("figure", "fig3a") == (2, "", f"error: {said}\n")
+
+
+def test_an_error_that_hints_at_nothing_stays_as_it_is(command, monkeypatch):
+    def plan(*_, **__):
+        raise sa.InputError("a is taken")
+
+    monkeypatch.setattr("stableair.paper.figures.plan", plan)
+    assert command("figure", "fig3a") == (2, "", "error: a is taken\n")
+
+
+def test_every_option_that_is_hinted_at_exists():
+    from typer.main import get_command
+
+    groups = get_command(cli.app).commands, get_command(cli.data.app).commands
+    known = {word for group in groups for one in group.values() for option in one.params for word in option.opts}
+    hinted = re.findall(r"--[a-z-]+", " ".join(cli.FLAGS.values()))
+    assert len(hinted) >= len(cli.FLAGS)
+    assert set(hinted) <= known
+
+
 ROW = {"round": 1, "test/accuracy": 0.5, "test/loss": 1.0, "train/loss": 2.0, "channel/snr_db": -41.26}
 
 

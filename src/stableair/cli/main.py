@@ -39,6 +39,14 @@ app.add_typer(data.app, name="data")
 # typer brings its own click from 0.21 on; either way this is the class of its complaints about a command line.
 ClickException: Any = next(cls for cls in typer.BadParameter.__mro__ if cls.__name__ == "ClickException")
 
+# The library knows no options: where one would help, its error says what it is about, and this is the option.
+FLAGS = {
+    "resume": "add --resume or choose another --out",
+    "folder": "choose another --out",
+    "record": "choose another --record",
+    "data": "choose another --data-dir",
+}
+
 
 def main() -> NoReturn:
     """Run the command; whatever the user got wrong is one line on standard error and exit code 2."""
@@ -48,7 +56,7 @@ def main() -> NoReturn:
     try:
         code = app(standalone_mode=False)
     except InputError as error:
-        fail(str(error))
+        fail(with_flag(error))
     except ClickException as error:
         code = 2
         if message := error.format_message():  # empty where the help was asked for by giving no command
@@ -61,6 +69,12 @@ def main() -> NoReturn:
     except (KeyboardInterrupt, typer.Abort) as stop:
         code = exit_code(stop)
     sys.exit(code or 0)
+
+
+def with_flag(error: InputError) -> str:
+    """The library's message, and the option that would help."""
+    flag = FLAGS.get(getattr(error, "hint", ""))
+    return f"{error}; {flag}" if flag else str(error)
 
 
 def fail(message: str) -> NoReturn:
