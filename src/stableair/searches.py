@@ -286,11 +286,9 @@ def _refuse_another(folder: Path, header: dict[str, Any]) -> None:
         try:
             there = json.loads(path.read_text())["search"]
         except (ValueError, KeyError, TypeError) as error:
-            raise InputError(
-                f"{path} is corrupted ({type(error).__name__}); delete it or choose another folder", hint="folder"
-            ) from None
+            raise InputError(f"{path} is corrupted ({type(error).__name__}); delete it", hint="folder") from None
         if different := [key for key in header | there if header.get(key) != there.get(key)]:
-            text = f"{folder} holds another search, with another {', '.join(different)}; choose another folder"
+            text = f"{folder} holds another search, with another {', '.join(different)}"
             raise InputError(text, hint="folder")
         return
     folder.mkdir(parents=True, exist_ok=True)
