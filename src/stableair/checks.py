@@ -33,26 +33,33 @@ def nearest(word: str, allowed: Iterable[str]) -> str:
 def choice(name: str, value: object, allowed: Iterable[str]) -> str:
     """`value`, which must be one of the `allowed` words."""
     allowed = list(allowed)
-    if value not in allowed:
-        raise InputError(f"{name}: {value!r} is unknown; {nearest(str(value), allowed)}")
+    if not isinstance(value, str) or value not in allowed:
+        raise InputError(f"{name}: {shown(value)} is unknown; {nearest(str(value)[:100], allowed)}")
     return value
+
+
+def shown(value: object) -> str:
+    """A value as it stands in an error: in one line, and not too long."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 100 else f"{text[:100]}..."
 
 
 def whole(name: str, value: object, least: int | None = None, most: int = 2**63 - 1) -> int:
     """`value` as an int, at least `least` and at most `most`."""
     if isinstance(value, bool) or not isinstance(value, Integral):
-        raise InputError(f"{name} must be a whole number: got {value!r}")
-    if least is not None and value < least:
-        raise InputError(f"{name} must be at least {least}: got {value}")
-    if value > most or value < -most:
-        raise InputError(f"{name} must be at most {most:,}: got a number of {len(str(abs(int(value))))} digits")
-    return int(value)
+        raise InputError(f"{name} must be a whole number: got {shown(value)}")
+    size = int(value)
+    if least is not None and size < least:
+        raise InputError(f"{name} must be at least {least}: got {size}")
+    if abs(size) > most:
+        raise InputError(f"{name} must be at most {most:,}: got a number of {len(str(abs(size)))} digits")
+    return size
 
 
 def number(name: str, value: object, low: float = -math.inf, high: float = math.inf, otherwise: str = "") -> float:
     """`value` as a float in [low, high]; NaN never is. `otherwise` names what else would have been right."""
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise InputError(f"{name} must be a number{' ' * bool(otherwise)}{otherwise}: got {value!r}")
+        raise InputError(f"{name} must be a number{f' {otherwise}' if otherwise else ''}: got {shown(value)}")
     try:
         value = float(value)
     except OverflowError:
@@ -67,7 +74,8 @@ def number(name: str, value: object, low: float = -math.inf, high: float = math.
 
 def positive(name: str, value: object, finite: bool = True, otherwise: str = "") -> float:
     """`value` as a float above zero."""
-    value = number(name, value, otherwise=otherwise) if value == value else math.nan
-    if not value > 0 or (finite and math.isinf(value)):
-        raise InputError(f"{name} must be positive{' and finite' if finite else ''}: got {value:g}")
-    return value
+    nan = isinstance(value, float) and math.isnan(value)
+    size = math.nan if nan else number(name, value, otherwise=otherwise)
+    if not size > 0 or (finite and math.isinf(size)):
+        raise InputError(f"{name} must be positive{' and finite' if finite else ''}: got {size:g}")
+    return size

@@ -344,7 +344,7 @@ def from_words(words: list[str]) -> Experiment:
 
 def settings_of(words: list[str]) -> dict[str, Any]:
     """The settings that words of the form key=value stand for."""
-    settings = {}
+    settings: dict[str, Any] = {}
     for word in words:
         key, equals, text = word.partition("=")
         if not equals:

@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator
 
 from stableair.checks import InputError
 from stableair.files import write_whole
-from stableair.results.run import Run, find, group, with_metric
+from stableair.results.run import Run, group, runs_of, with_metric
 
 FEW = 20  # classes that can be told apart by colour
 AXES = {
@@ -33,15 +33,16 @@ AXES = {
 
 
 def plot(
-    runs: Iterable[Run | str | Path], metric: str = "test/accuracy", out: str | Path | None = None, log: bool = False
+    runs: Run | str | Path | Iterable[Run | str | Path],
+    metric: str = "test/accuracy",
+    out: str | Path | None = None,
+    log: bool = False,
 ) -> Figure:
     """Draw a metric of runs, or of run folders and folders that hold some, and write the picture where `out` says.
 
     Runs that differ in the seed alone become one line with a band. `stableair plot` is this.
     """
-    runs = list(runs) if not isinstance(runs, str | Path) else [runs]
-    folders = [run for run in runs if isinstance(run, str | Path)]
-    found = [run for run in runs if isinstance(run, Run)] + (find(folders)[0] if folders else [])
+    found, _ = runs_of(runs)
     figure = curves(group(with_metric(found, metric)[0]), metric, log=log)
     if out is not None:
         save(figure, out)

@@ -19,7 +19,7 @@ from stableair.checks import InputError
 from stableair.experiment import EXECUTION, TYPES
 from stableair.files import write_whole
 from stableair.results.plot import AXES, FEW, mean_and_spread
-from stableair.results.run import LAST, Run, find, group
+from stableair.results.run import LAST, Run, group, runs_of
 
 CURVES = "{split}/accuracy", "{split}/loss", "channel/snr_db", "clip/fraction"
 COLOURS = [to_hex(colour) for colour in colormaps["tab10"](range(10))]
@@ -306,12 +306,9 @@ def _labels(runs: list[Run]) -> str:
     return "".join(out) or "<p>Not recorded.</p>"
 
 
-def report(runs: Iterable[Run | str | Path], out: str | Path = "report.html") -> Path:
+def report(runs: Run | str | Path | Iterable[Run | str | Path], out: str | Path = "report.html") -> Path:
     """One self-contained page of runs, or of run folders and folders that hold some; `stableair report` is this."""
-    runs = [runs] if isinstance(runs, str | Path) else list(runs)
-    folders = [run for run in runs if isinstance(run, str | Path)]
-    found, left_out = find(folders) if folders else ([], [])
-    return write(page([*(run for run in runs if isinstance(run, Run)), *found], left_out), out)
+    return write(page(*runs_of(runs)), out)
 
 
 def write(text: str, path: str | Path) -> Path:

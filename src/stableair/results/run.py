@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stableair.checks import InputError, nearest
+from stableair.checks import InputError, nearest, shown
 from stableair.experiment import ARGUMENTS, EXECUTION, IDEAL, TYPES, Experiment, settings_of_record
 from stableair.results.sealed import read_plain, read_sealed, unseal
 
@@ -102,6 +102,8 @@ class Run:
 
 def load(folder: str | Path) -> Run:
     """Read a run folder; `load(folder).to_pandas()` for a DataFrame."""
+    if not isinstance(folder, str | Path) or "\0" in str(folder):
+        raise InputError(f"a run is read from a folder: got {shown(folder)}")
     folder = Path(folder)
     if not (folder / EXPERIMENT).exists():
         raise InputError(f"{folder} holds no run: there is no {EXPERIMENT} in it")
@@ -199,6 +201,17 @@ def find(folders: Iterable[str | Path]) -> tuple[list[Run], list[str]]:
     if not found:
         raise InputError(f"none of the {len(left_out)} runs can be read; the first: {left_out[0]}")
     return list(found.values()), left_out
+
+
+def runs_of(given: "Run | str | Path | Iterable[Run | str | Path]") -> tuple[list[Run], list[str]]:
+    """Runs, and those of run folders and folders that hold some; and what is wrong with those that cannot be read."""
+    each = [given] if isinstance(given, Run | str | Path) else list(given) if isinstance(given, Iterable) else [given]
+    for one in each:
+        if not isinstance(one, Run | str | Path) or "\0" in str(one):
+            raise InputError(f"give runs, or folders of runs: got {shown(one)}")
+    folders = [one for one in each if not isinstance(one, Run)]
+    found, left_out = find(folders) if folders else ([], [])
+    return [*(one for one in each if isinstance(one, Run)), *found], left_out
 
 
 def with_metric(runs: list[Run], metric: str) -> tuple[list[Run], list[Run]]:
