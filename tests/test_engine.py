@@ -26,8 +26,9 @@ from stableair.contracts import Work
 from stableair.data.sets import synthetic
 from stableair.engine import Choice, accelerate, choose
 from stableair.engine.stacked import Stacked, Unsupported
-from stableair.engine.trainer import StackedTrainer, StackedWorker, _room, schedule
+from stableair.engine.trainer import StackedTrainer
 from stableair.engine.vmapped import Vmapped
+from stableair.engine.worker import StackedWorker, _room, schedule
 from stableair.evaluation import Evaluate
 from stableair.local import Reference
 from stableair.models import ResNet, model

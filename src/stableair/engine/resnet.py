@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from stableair.contracts import Work
 from stableair.engine import kernels
 from stableair.engine.kernels import Behind, Moments, Norm
-from stableair.engine.trainer import Worker
+from stableair.engine.worker import Worker
 from stableair.models import Block, ResNet
 from stableair.vector import State
 
