@@ -28,7 +28,7 @@ from stableair.engine import Choice, accelerate, choose
 from stableair.engine.stacked import Stacked, Unsupported
 from stableair.engine.trainer import StackedTrainer
 from stableair.engine.vmapped import Vmapped
-from stableair.engine.worker import StackedWorker, _room, schedule
+from stableair.engine.worker import StackedWorker, _graph_size, schedule
 from stableair.evaluation import Evaluate
 from stableair.local import Reference
 from stableair.models import ResNet, model
@@ -149,8 +149,8 @@ def test_clients_that_have_finished_take_no_work(monkeypatch):
 @given(st.integers(1, 300), st.data())
 def test_a_graph_has_room_for_its_clients_and_little_more(n, data):
     m = data.draw(st.integers(1, n))
-    assert m <= _room(m, n) <= min(n, max(1.5 * m + 1, n / 64 + 1))
-    assert len({_room(m, n) for m in range(1, n + 1)}) <= 12, "few graphs"
+    assert m <= _graph_size(m, n) <= min(n, max(1.5 * m + 1, n / 64 + 1))
+    assert len({_graph_size(m, n) for m in range(1, n + 1)}) <= 12, "few graphs"
 
 
 def test_what_is_laid_out_ahead_is_what_is_taken(monkeypatch):
@@ -161,7 +161,7 @@ def test_what_is_laid_out_ahead_is_what_is_taken(monkeypatch):
     for chunk, chunks in ((2, [[2, 0], [1]]), (3, [[2, 0, 1]])):
         made.clear()
         fast = stacked(slow, chunk)
-        fast._lay_out(3, [2, 0, 1])
+        fast._prepare(3, [2, 0, 1])
         agree(slow, fast, state(slow.work.module), 1e-5, k=3)
         assert made == [(3, clients) for clients in chunks], "the first was there"
         agree(slow, fast, state(slow.work.module), 1e-5, k=4)
@@ -710,7 +710,8 @@ def test_on_a_gpu_a_resnet_has_kernels_unless_they_do_not_run(cuda, tiny, monkey
     sim = build(tiny.with_(device=cuda, model="resnet18()", data="synthetic(samples=60, classes=3, shape=(3, 8, 8))"))
     assert choose(sim, "auto")[:2] == ("kernels", "bf16")
     assert choose(sim, "auto", "tf32")[:2] == ("stacked", "tf32")
-    monkeypatch.setattr("stableair.engine.resnet.trial", lambda device: (_ for _ in ()).throw(OSError("no compiler")))
+    broken = lambda device: (_ for _ in ()).throw(OSError("no compiler"))  # noqa: E731
+    monkeypatch.setattr("stableair.engine.resnet.try_kernels", broken)
     assert choose(sim, "auto")[:2] == ("stacked", "bf16")
     assert "our kernels do not run on it: OSError: no compiler" in choose(sim, "auto").why
 
@@ -725,12 +726,10 @@ def test_on_a_gpu_memory_that_does_not_suffice_is_used_by_fewer_clients(cuda, ti
     torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 2.5 * 2**30) / total)
     try:
         with pytest.warns(UserWarning, match="out of memory: 10 clients at a time"):
-            seen = [
-                n for upload in fast(sim.start, 0) for n in upload.clients.tolist() if upload.update.isfinite().all()
-            ]
+            made = [u for u in fast(sim.start, 0, torch.arange(20)) if u.update.isfinite().all()]
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
-    assert sorted(seen) == list(range(20))
+    assert sorted(n for u in made for n in u.clients.tolist()) == list(range(20))
 
 
 @pytest.mark.gpu

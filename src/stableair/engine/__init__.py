@@ -73,10 +73,10 @@ def _on_gpu(sim: Simulation, engine: str, precision: str, chunk: int) -> Choice:
 
 def _trouble(device: torch.device) -> str:
     """Why the kernels do not run on a device, where they do not: no compiler, too little shared memory, ..."""
-    from stableair.engine.resnet import trial
+    from stableair.engine.resnet import try_kernels
 
     try:
-        trial(device)
+        try_kernels(device)
     except Exception as error:  # whatever Triton and its compiler raise
         return f"; our kernels do not run on it: {type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
     return ""
@@ -210,6 +210,6 @@ def has_kernels(sim: Simulation) -> bool:
     """Whether there are kernels of our own for the model."""
     if not find_spec("triton"):
         return False
-    from stableair.engine.resnet import fits
+    from stableair.engine.resnet import supports
 
-    return fits(sim.train.work.module)
+    return supports(sim.train.work.module)

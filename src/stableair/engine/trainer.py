@@ -25,9 +25,9 @@ class StackedTrainer:
     chunk: int
     kernels: bool = False  # whether the network has kernels of its own here
     _worker: Worker | None = field(default=None, repr=False)
-    _ahead: dict[tuple, Schedule] = field(default_factory=dict, repr=False)  # what is laid out already
+    _prepared: dict[tuple[int, tuple[int, ...]], Schedule] = field(default_factory=dict, repr=False)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         self.host = replace(self.work, parts=[part.cpu() for part in self.work.parts])
         self.chunk = min(self.chunk, len(self.work.parts))
 
@@ -37,31 +37,34 @@ class StackedTrainer:
             mine = left[: self.chunk]
             upload = self._train(state, k, mine)
             if upload is None:
-                self._halve()
+                self._halve_chunk()
                 continue
             left = left[len(mine) :]
             if state.w.is_cuda:  # which is still at work: the host has time for the next batches
-                self._lay_out(*((k, left) if left else (k + 1, everybody)))
+                if left:
+                    self._prepare(k, left)
+                else:
+                    self._prepare(k + 1, everybody)
             yield upload
             del upload  # before the next is made
 
-    def _lay_out(self, k: int, clients: list[int]) -> Schedule:
+    def _prepare(self, k: int, clients: list[int]) -> Schedule:
         """The batches of the first chunk of these clients; kept, in place of the last ones, until they are needed."""
         key = k, tuple(clients[: self.chunk])
-        if key not in self._ahead:
-            self._ahead = {key: schedule(self.host, k, list(key[1]))}
-        return self._ahead[key]
+        if key not in self._prepared:
+            self._prepared = {key: schedule(self.host, k, list(key[1]))}
+        return self._prepared[key]
 
     def _train(self, state: State, k: int, clients: list[int]) -> Upload | None:
         """The upload of a chunk, None where the memory does not suffice."""
-        plan = self._lay_out(k, clients).to(state.w.device)
+        plan = self._prepare(k, clients).to(state.w.device)
         try:
-            self._worker = self._worker or self._new()
+            self._worker = self._worker or self._new_worker()
             return self._worker(state, plan, clients)
         except torch.cuda.OutOfMemoryError:
             return None
 
-    def _halve(self) -> None:
+    def _halve_chunk(self) -> None:
         """Half as many clients from here on: nothing of the chunk has been sent yet."""
         self._worker = None
         torch.cuda.empty_cache()
@@ -70,7 +73,7 @@ class StackedTrainer:
         self.chunk //= 2
         warnings.warn(f"out of memory: {self.chunk} clients at a time from here on", Note, stacklevel=2)
 
-    def _new(self) -> Worker:
+    def _new_worker(self) -> Worker:
         """The memory for a whole chunk, which a smaller one uses too."""
         if self.kernels:
             from stableair.engine.resnet import ResNetWorker

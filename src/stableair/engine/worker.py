@@ -49,22 +49,22 @@ def schedule(work: Work, k: int, clients: list[int]) -> Schedule:
     moves = None if work.augment == "none" else index.new_zeros(*shape, 3)
     for m, group in rows.items():
         who = [clients[row] for row in group]
-        orders, here = work.orders(k, who), torch.ones(1, work.epochs, m, dtype=torch.float64)
+        orders, ones = work.orders(k, who), torch.ones(1, work.epochs, m, dtype=torch.float64)
         samples = torch.stack([work.parts[n] for n in who])
         t = steps[group[0]]
-        index[:t, group] = _cut(samples.gather(1, orders.flatten(1)).view_as(orders), size)
-        weight[:t, group] = F.normalize(_cut(here, size), p=1, dim=-1)
-        if moves is not None:
-            moves[:t, group] = _cut(work.moves(k, who), size)
+        index[:t, group] = _in_batches(samples.gather(1, orders.flatten(1)).view_as(orders), size)
+        weight[:t, group] = F.normalize(_in_batches(ones, size), p=1, dim=-1)
+        if moves is not None and (drawn := work.moves(k, who)) is not None:
+            moves[:t, group] = _in_batches(drawn, size)
     return Schedule(index, weight, steps, moves)
 
 
-def _cut(of_epochs: Tensor, size: int) -> Tensor:
+def _in_batches(of_epochs: Tensor, size: int) -> Tensor:
     """What N clients go through, (N, E, m, ...), in batches: (T, N, size, ...), with zeros where the last is short."""
     n, epochs, m, *rest = of_epochs.shape
-    room = of_epochs.new_zeros(n, epochs, -(-m // size) * size, *rest)
-    room[:, :, :m] = of_epochs
-    return room.view(n, -1, size, *rest).transpose(0, 1)
+    padded = of_epochs.new_zeros(n, epochs, -(-m // size) * size, *rest)
+    padded[:, :, :m] = of_epochs
+    return padded.view(n, -1, size, *rest).transpose(0, 1)
 
 
 class Worker:
@@ -94,14 +94,17 @@ class Worker:
 
     def __call__(self, state: State, plan: Schedule, clients: list[int]) -> Upload:
         sizes, steps = plan.active, torch.tensor(plan.steps, device=self.device)
-        with _on(self.device), float32_matmul(self.tf32), _same_every_time(), threads_for(self.entries):
+        with _current_device(self.device), float32_matmul(self.tf32), _deterministic_cudnn(), threads_for(self.entries):
             if self.device.type == "cuda":
-                sizes = [_room(m, len(clients)) for m in sizes]
+                sizes = [_graph_size(m, len(clients)) for m in sizes]
                 self._capture(state, plan, sizes)
-            self.load(state)
+            self.load_state(state)
             for t, m in enumerate(sizes):
-                self.take(plan, t)
-                self.graphs[m].replay() if self.graphs else self.step(m)
+                self.load_batches(plan, t)
+                if self.graphs:
+                    self.graphs[m].replay()
+                else:
+                    self.step(m)
         m = len(clients)
         rows = torch.cat([p[:m].reshape(m, -1) for p in self.p.values()], 1)
         update = torch.sub(state.w, rows, out=rows).mul_(self.work.scale)
@@ -109,19 +112,19 @@ class Worker:
         return Upload(torch.tensor(clients), update, moments(stats, self.norms), self.loss[:m] / steps)
 
     @torch.no_grad()
-    def load(self, state: State) -> None:
+    def load_state(self, state: State) -> None:
         """Give every client the broadcast model."""
         for tensors, layout, flat in ((self.p, self.layout, state.w), (self.stats, self.norms, state.stats)):
             for t, part in zip(tensors.values(), layout.split(flat), strict=True):
                 t.copy_(part.view(t.shape[1:]).expand_as(t))
         self.loss.zero_()
 
-    def take(self, plan: Schedule, t: int) -> None:
+    def load_batches(self, plan: Schedule, t: int) -> None:
         """Lay the batches of step t out, where the step finds them."""
         n = plan.index.shape[1]
         self.index[:n].copy_(plan.index[t])
         self.weight[:n].copy_(plan.weight[t])
-        if self.moves is not None:
+        if self.moves is not None and plan.moves is not None:
             self.moves[:n].copy_(plan.moves[t])
 
     def inputs(self, m: int) -> Tensor:
@@ -137,8 +140,8 @@ class Worker:
     def _capture(self, state: State, plan: Schedule, sizes: list[int]) -> None:
         """Warm up on a stream of its own, then record the steps that are not; the next load undoes what they did."""
         for m in sorted(set(sizes) - self.graphs.keys(), reverse=True):  # the largest makes room for the others
-            self.load(state)
-            self.take(plan, 0)
+            self.load_state(state)
+            self.load_batches(plan, 0)
             side = torch.cuda.Stream()
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
@@ -152,7 +155,7 @@ class Worker:
             self.graphs[m] = graph
 
 
-def _room(m: int, n: int) -> int:
+def _graph_size(m: int, n: int) -> int:
     """The least of n, 3/4 n, n/2, 3/8 n, ... that holds m clients: few graphs, and little work for nobody."""
     sizes = [-(-n * share // 64) for share in (64, 48, 32, 24, 16, 12, 8, 6, 4, 3, 2, 1)]
     return min(size for size in sizes if size >= m)
@@ -190,13 +193,13 @@ class StackedWorker(Worker):
         return (each.view_as(weight) * weight).sum(1)
 
 
-def _on(device: torch.device) -> AbstractContextManager:
+def _current_device(device: torch.device) -> AbstractContextManager[None]:
     """Streams, graphs and kernels belong to the current device, which need not be the first."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 @contextmanager
-def _same_every_time() -> Iterator[None]:
+def _deterministic_cudnn() -> Iterator[None]:
     """Sums in the same order always: a resumed run equals an uninterrupted one."""
     before, torch.backends.cudnn.deterministic = torch.backends.cudnn.deterministic, True
     try:
