@@ -7,6 +7,9 @@ A batch has room for B samples; `samples` (N,) says how many each client has in 
 others is never counted, and their gradients are zero.
 """
 
+# The parameters of a @triton.jit function are pointers and compile-time constants: there is no type to give them.
+# mypy: disable-error-code="no-untyped-def"
+
 from itertools import product
 from typing import NamedTuple
 

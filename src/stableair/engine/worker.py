@@ -169,9 +169,9 @@ class StackedWorker(Worker):
         self.program = program
         sizes = set(work.sizes)
         full = len(sizes) == 1 and not sizes.pop() % work.largest_batch  # every batch of every client
-        self.masked = program.normalises and not full
+        self.masked = program.mixes_samples and not full
         self.learning = [name for name, p in work.module.named_parameters() if p.requires_grad]
-        if program.convolves:
+        if program.has_convolutions:
             self.entries = SMALL  # convolutions are work enough for all threads
 
     def step(self, m: int) -> None:
