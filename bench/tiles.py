@@ -1,4 +1,4 @@
-"""The search behind `stableair.engine.kernels.tile`: every convolution of ResNet-18 with many tiles, on a CUDA device.
+"""The search behind `kernels.choose_tile` of the engine: every convolution of ResNet-18 with many tiles, on a GPU.
 
     python bench/tiles.py            (some minutes, most of it compiling, on all cores)
 
@@ -11,7 +11,7 @@ import multiprocessing
 import torch
 
 from stableair.engine import kernels
-from stableair.engine.kernels import Behind, Moments, Tile
+from stableair.engine.kernels import Activation, Moments, Tile
 
 CLIENTS, BATCH = 50, 10
 LAYERS = [  # side of the input, channels, outputs, kernel, stride, padding
@@ -45,19 +45,19 @@ def product(kind, layer, clients):
     samples = torch.full((clients,), BATCH, dtype=torch.int32, device="cuda")
     moments, master = Moments(*torch.rand(4, clients, c, device="cuda")), w.float()
     return {
-        "forward": lambda cut: kernels.forward(x, w, samples, stride, pad, cut),
-        "input": lambda cut: kernels.input_gradient(
-            dy, w, (side, side), stride, pad, None, Behind([(x, moments)]), cut
+        "forward": lambda tile: kernels.conv_forward(x, w, samples, stride, pad, tile),
+        "input": lambda tile: kernels.conv_input_grad(
+            dy, w, (side, side), stride, pad, None, Activation([(x, moments)]), tile
         ),
-        "weight": lambda cut: kernels.descend(dy, x, master, w, 1e-6, stride, pad, cut),
+        "weight": lambda tile: kernels.conv_weight_grad_sgd(dy, x, master, w, 1e-6, stride, pad, tile),
     }[kind]
 
 
 def compiled(job):
     """Compile a product in a process of its own, for the cache on disk; False for what the device cannot hold."""
-    kind, layer, cut = job
+    kind, layer, tile = job
     try:
-        product(kind, layer, 1)(cut)
+        product(kind, layer, 1)(tile)
         torch.cuda.synchronize()
     except Exception:
         return False
@@ -77,11 +77,11 @@ def milliseconds(work, times=5):
 
 if __name__ == "__main__":
     jobs = [
-        (kind, layer, cut) for kind in KINDS for layer in LAYERS for cut in TILES if layer[1] > 3 or kind != "input"
+        (kind, layer, tile) for kind in KINDS for layer in LAYERS for tile in TILES if layer[1] > 3 or kind != "input"
     ]
     with multiprocessing.get_context("spawn").Pool() as pool:
         kept = [job for job, good in zip(jobs, pool.map(compiled, jobs, chunksize=4), strict=True) if good]
     for (kind, layer), group in itertools.groupby(kept, key=lambda job: job[:2]):
         work = product(kind, layer, CLIENTS)
-        ranked = sorted((milliseconds(lambda cut=cut, work=work: work(cut)), cut) for *_, cut in group)
-        print(kind, layer, *(f"{ms:.3f} ms {tuple(cut)}" for ms, cut in ranked[:5]), sep="  ", flush=True)
+        ranked = sorted((milliseconds(lambda tile=tile, work=work: work(tile)), tile) for *_, tile in group)
+        print(kind, layer, *(f"{ms:.3f} ms {tuple(tile)}" for ms, tile in ranked[:5]), sep="  ", flush=True)

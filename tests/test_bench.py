@@ -15,13 +15,13 @@ PEERS = Path(__file__).parent.parent / "bench" / "peers"
 
 
 def test_every_mode_is_compared_and_timed(tiny):
-    said = []
-    rows = bench.measure(tiny, 2, said.append)
+    lines = []
+    rows = bench.measure(tiny, 2, lines.append)
     assert [row.name for row in rows] == ["reference, fp32", "stacked, fp32", "vmapped, fp32", "processes, fp32"]
     assert all(len(row.seconds) == 2 and min(row.seconds) > 0 for row in rows)
     assert all(0 < sum(row.training) < sum(row.seconds) for row in rows)
-    assert len(said) == 4
-    assert [row.name for row in bench.measure(tiny, 1, said.append, only=["stacked", "proc"])] == [
+    assert len(lines) == 4
+    assert [row.name for row in bench.measure(tiny, 1, lines.append, only=["stacked", "proc"])] == [
         "stacked, fp32", "processes, fp32",
     ]  # fmt: skip
 
@@ -67,11 +67,11 @@ def test_the_table_has_ratios_of_its_own_run():
 def test_the_plain_loop_runs_and_what_is_not_installed_is_said(tmp_path):
     for name in ("plain.py", "work.py"):
         (tmp_path / name).write_text((PEERS / name).read_text())
-    said = []
-    (row,) = bench.peers(tmp_path, 2, said.append)
+    lines = []
+    (row,) = bench.peers(tmp_path, 2, lines.append)
     assert (row.name, len(row.seconds)) == ("plain", 2)
-    assert [line.split(":")[0] for line in said] == ["plain", "flower", "pfl_research"]
-    assert float(said[0].rpartition(" ")[2]) > 0.3, "and it learns"
+    assert [line.split(":")[0] for line in lines] == ["plain", "flower", "pfl_research"]
+    assert float(lines[0].rpartition(" ")[2]) > 0.3, "and it learns"
 
 
 def test_a_peer_that_fails_is_named(tmp_path, monkeypatch):
@@ -114,7 +114,7 @@ def test_a_record_that_cannot_be_written_is_refused_first(tmp_path, monkeypatch,
 def test_the_exported_work_is_the_experiments(tmp_path, monkeypatch):
     import numpy as np
 
-    stored = np.load(bench._exported(bench.WORKLOADS["digits"], tmp_path / "w.npz"))
+    stored = np.load(bench._export_work(bench.WORKLOADS["digits"], tmp_path / "w.npz"))
     assert sorted(stored["order"].tolist()) == list(range(1437))
     assert (stored["x"].shape, len(stored["sizes"]), stored["x"].max()) == ((1437, 64), 50, 1)
     monkeypatch.setattr(sys, "argv", ["", str(tmp_path / "w.npz"), "3"])

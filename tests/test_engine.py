@@ -24,10 +24,11 @@ from stableair.checks import InputError
 from stableair.choices import PRECISIONS
 from stableair.contracts import Work
 from stableair.data.sets import synthetic
-from stableair.engine import Choice, accelerate, choose
-from stableair.engine.stacked import Stacked, Unsupported
-from stableair.engine.trainer import StackedTrainer, StackedWorker, _room, schedule
+from stableair.engine import EngineChoice, accelerate, choose, stacked_layer
+from stableair.engine.stacked import LAYERS, Stacked, Unsupported, as_vectors
+from stableair.engine.trainer import StackedTrainer
 from stableair.engine.vmapped import Vmapped
+from stableair.engine.worker import StackedWorker, _graph_size, schedule
 from stableair.evaluation import Evaluate
 from stableair.local import Reference
 from stableair.models import ResNet, model
@@ -148,8 +149,8 @@ def test_clients_that_have_finished_take_no_work(monkeypatch):
 @given(st.integers(1, 300), st.data())
 def test_a_graph_has_room_for_its_clients_and_little_more(n, data):
     m = data.draw(st.integers(1, n))
-    assert m <= _room(m, n) <= min(n, max(1.5 * m + 1, n / 64 + 1))
-    assert len({_room(m, n) for m in range(1, n + 1)}) <= 12, "few graphs"
+    assert m <= _graph_size(m, n) <= min(n, max(1.5 * m + 1, n / 64 + 1))
+    assert len({_graph_size(m, n) for m in range(1, n + 1)}) <= 12, "few graphs"
 
 
 def test_what_is_laid_out_ahead_is_what_is_taken(monkeypatch):
@@ -160,7 +161,7 @@ def test_what_is_laid_out_ahead_is_what_is_taken(monkeypatch):
     for chunk, chunks in ((2, [[2, 0], [1]]), (3, [[2, 0, 1]])):
         made.clear()
         fast = stacked(slow, chunk)
-        fast._lay_out(3, [2, 0, 1])
+        fast._prepare(3, [2, 0, 1])
         agree(slow, fast, state(slow.work.module), 1e-5, k=3)
         assert made == [(3, clients) for clients in chunks], "the first was there"
         agree(slow, fast, state(slow.work.module), 1e-5, k=4)
@@ -266,9 +267,9 @@ class Odds(nn.Module):
 
 def test_a_layer_that_nothing_calls_and_tied_weights():
     sim = around(Odds().double(), (9, 4, 7))
-    how = choose(sim, "auto")
-    assert how.engine == "vmapped", "which ties weights as the module does"
-    agree(sim.train, accelerate(sim, how).train, sim.start)
+    choice = choose(sim, "auto")
+    assert choice.engine == "vmapped", "which ties weights as the module does"
+    agree(sim.train, accelerate(sim, choice).train, sim.start)
 
 
 class Tricky(nn.Module):
@@ -305,10 +306,10 @@ def test_a_trial_sees_more_than_the_outputs_at_the_start(trick, engine):
     if trick == "hooked":
         module.first.weight.register_hook(lambda grad: -grad)
     sim = around(module, (9, 4, 7))
-    how = choose(sim, "auto")
-    assert how.engine == engine
+    choice = choose(sim, "auto")
+    assert choice.engine == engine
     assert module.calls == 0, "and leaves no trace"
-    agree(sim.train, accelerate(sim, how).train, sim.start)
+    agree(sim.train, accelerate(sim, choice).train, sim.start)
 
 
 def test_a_blocked_gradient_is_not_stacked():
@@ -323,9 +324,9 @@ def test_a_blocked_gradient_is_not_stacked():
             return self.fc(h)
 
     sim = around(Blocked().double(), (9, 4, 7))
-    how = choose(sim, "auto")
-    assert how.engine == "vmapped"
-    fast = accelerate(sim, how).train
+    choice = choose(sim, "auto")
+    assert choice.engine == "vmapped"
+    fast = accelerate(sim, choice).train
     agree(sim.train, fast, sim.start)
     assert not uploads(fast, sim.start)[0][:, : 192 * 5].any()
 
@@ -420,18 +421,18 @@ def test_what_cannot_be_trained_side_by_side_is_named(module, stacking, vmapping
     sim = around(module)
     with pytest.raises(InputError, match=f"engine fast cannot take this model: .*({stacking}).*; and .*{vmapping}"):
         choose(sim, "fast")
-    how = choose(sim, "auto")
-    assert how.engine == "reference"
-    assert vmapping in how.why, "and it says why"
+    choice = choose(sim, "auto")
+    assert choice.engine == "reference"
+    assert vmapping in choice.why, "and it says why"
 
 
 def test_what_stacked_gives_something_else_is_not_stacked():
     module = nn.Sequential(nn.Flatten(), nn.Linear(192, 3)).double()
     module[1].register_forward_hook(lambda layer, inputs, output: 2 * output)  # which a traced program does not see
     sim = around(module, (9, 4, 7))
-    how = choose(sim, "auto")
-    assert how.engine == "vmapped"
-    agree(sim.train, accelerate(sim, how).train, sim.start)
+    choice = choose(sim, "auto")
+    assert choice.engine == "vmapped"
+    agree(sim.train, accelerate(sim, choice).train, sim.start)
 
 
 @pytest.mark.parametrize(
@@ -449,9 +450,103 @@ def test_what_cannot_be_stacked_is_vmapped(module, said):
     with pytest.raises(Unsupported, match=said):
         Stacked(module)
     sim = around(module.double(), (9, 4, 7))
-    how = choose(sim, "auto")
-    assert how.engine == "vmapped"
-    agree(sim.train, accelerate(sim, how).train, sim.start)
+    choice = choose(sim, "auto")
+    assert choice.engine == "vmapped"
+    agree(sim.train, accelerate(sim, choice).train, sim.start)
+
+
+@pytest.fixture
+def layers():
+    """Whatever a test makes known is forgotten after it."""
+    before = dict(LAYERS)
+    yield LAYERS
+    LAYERS.clear()
+    LAYERS.update(before)
+
+
+class Gain(nn.Module):
+    """A user's own layer, with a parameter of another name and a norm over its features."""
+
+    def __init__(self):
+        super().__init__()
+        self.gain, self.inner = nn.Parameter(torch.linspace(0.5, 2, 192)), nn.LayerNorm(192)
+
+    def forward(self, x):
+        return self.gain * self.inner(x)
+
+
+def stacked_gain(layer, x, n, own, mask):
+    x = as_vectors(n, x)
+    x = (x - x.mean(-1, keepdim=True)) * (x.var(-1, keepdim=True, unbiased=False) + layer.inner.eps).rsqrt()
+    gain, weight, bias = (own[key][:, None].to(x.dtype) for key in ("gain", "inner.weight", "inner.bias"))
+    return gain * (weight * x + bias)
+
+
+def test_a_layer_of_ones_own_is_stacked_once_it_is_known(layers):
+    sim = around(nn.Sequential(nn.Flatten(), Gain(), nn.Linear(192, 3)).double(), (9, 4, 7))
+    assert choose(sim, "auto").engine == "vmapped"
+    assert stacked_layer(Gain)(stacked_gain) is stacked_gain
+    choice = choose(sim, "auto")
+    assert choice.engine == "stacked"
+    agree(sim.train, accelerate(sim, choice).train, sim.start)
+
+
+def test_a_known_layer_that_is_wrong_is_not_stacked(layers):
+    sim = around(nn.Sequential(nn.Flatten(), Gain(), nn.Linear(192, 3)).double(), (9, 4, 7))
+    stacked_layer(Gain)(lambda layer, x, *rest: 1.1 * stacked_gain(layer, x, *rest))
+    with pytest.raises(Unsupported, match="stacked it gives something else, or other gradients"):
+        accelerate(sim, EngineChoice("stacked", "fp32", 3, ""))
+    assert choose(sim, "auto").engine == "vmapped"
+
+
+class Centred(nn.Module):
+    """A layer that mixes the samples of a batch."""
+
+    def forward(self, x):
+        return x - x.mean(0)
+
+
+def stacked_centred(layer, x, n, own, mask):
+    x = as_vectors(n, x)
+    there = x.new_ones(x.shape[:2]) if mask is None else mask
+    return x - (x * there[..., None]).sum(1, keepdim=True) / there.sum(1).clamp(min=1)[:, None, None]
+
+
+@pytest.mark.parametrize("declared", [True, False])
+def test_a_layer_that_mixes_samples_gets_the_mask_or_is_not_stacked(layers, declared):
+    """Batches are short here: a place without a sample must not count."""
+    sim = around(nn.Sequential(nn.Flatten(), nn.Linear(192, 5), Centred(), nn.Linear(5, 3)).double(), (9, 4, 7))
+    stacked_layer(Centred, mixes_samples=declared)(stacked_centred)
+    choice = choose(sim, "auto")
+    assert choice.engine == ("stacked" if declared else "reference")
+    agree(sim.train, accelerate(sim, choice).train, sim.start)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "said"),
+    [
+        ((nn.Linear,), "the stacked layer Linear is already registered"),
+        ((nn.ReLU,), "the stacked layer ReLU is already registered"),
+        ((Centred, nn.Conv2d), "the stacked layer Conv2d is already registered"),
+        ((), "stacked_layer needs classes of layers, .*: got None"),
+        ((stacked_gain,), "stacked_layer needs classes of layers, .*: got <function stacked_gain"),
+        ((int,), "stacked_layer needs classes of layers, .*: got <class 'int'>"),
+    ],
+    ids=["known", "elementwise", "one of two", "none", "a function", "no layer"],
+)
+def test_what_cannot_be_made_a_stacked_layer(layers, kinds, said):
+    before = dict(LAYERS)
+    with pytest.raises(InputError, match=said):
+        stacked_layer(*kinds)(stacked_gain)
+    assert before == LAYERS, "nothing was made known"
+
+
+def test_a_cell_of_a_notebook_may_register_its_layer_again(layers):
+    first, second = (lambda layer, x, n, own, mask: x for _ in range(2))
+    first.__module__ = second.__module__ = "__main__"
+    for function in (first, second):
+        stacked_layer(Centred)(function)
+    assert LAYERS[Centred].function is second
 
 
 def test_what_is_chosen_on_a_cpu(tiny, monkeypatch):
@@ -481,17 +576,50 @@ def test_what_is_refused(tiny):
     for engine in ("auto", "fast"):
         with pytest.raises(InputError, match="precision must be fp32 on a CPU: got bf16"):
             choose(sim, engine, "bf16")
-    with pytest.raises(InputError, match="needs a simulation with the reference trainer"):
-        accelerate(accelerate(sim))
+    for known in ({}, {"chunk": 2}, {"work": sim.train.work}, {"work": 1, "chunk": 2}):
+        plain = lambda state, k, clients: iter(())  # noqa: E731
+        plain.__dict__.update(known)
+        for engine in (accelerate, lambda sim: choose(sim, "auto")):
+            with pytest.raises(InputError, match="an engine needs a trainer with its work and its chunk: got function"):
+                engine(replace(sim, train=plain))
+    with pytest.raises(InputError, match="engine: 'stackd' is unknown; did you mean 'stacked'"):
+        accelerate(sim, EngineChoice("stackd", "fp32", 5, ""))
+    for loop in ("reference", "processes"):
+        with pytest.raises(InputError, match=f"engine {loop} computes in fp32: got precision tf32"):
+            accelerate(sim, EngineChoice(loop, "tf32", 5, ""))
     with pytest.raises(InputError, match="engine=reference computes in fp32: leave out precision=bf16"):
         sa.run(tiny.with_(engine="reference", precision="bf16"))
     with pytest.raises(InputError, match="engine kernels is for our ResNets with batch norm, in bf16"):
-        accelerate(sim, Choice("kernels", "bf16", 5, ""))
+        accelerate(sim, EngineChoice("kernels", "bf16", 5, ""))
 
 
 def test_the_evaluation_rounds_as_the_training_does(tiny):
     sim = build(tiny)
-    assert [accelerate(sim, Choice("stacked", p, 5, "")).evaluate.precision for p in PRECISIONS] == list(PRECISIONS)
+    for precision in PRECISIONS:
+        assert accelerate(sim, EngineChoice("stacked", precision, 5, "")).evaluate.precision == precision
+
+
+def test_an_accelerated_simulation_is_accelerated_anew(tiny):
+    """The work says what is computed, whoever computed it so far."""
+    sim = build(tiny)
+    low = accelerate(sim, EngineChoice("stacked", "bf16", 2, ""))
+    for kind in ("reference", "stacked", "processes"):
+        again, once = (accelerate(s, EngineChoice(kind, "fp32", 3, "")) for s in (low, sim))
+        assert type(again.train) is type(once.train)
+        assert (again.train.chunk, again.evaluate.precision) == (3, "fp32")
+        for a, b in zip(uploads(again.train, sim.start), uploads(once.train, sim.start), strict=True):
+            assert torch.equal(a, b)
+
+
+def test_a_trainer_of_ones_own_is_accelerated(tiny):
+    class Trainer:
+        work, chunk = build(tiny).train.work, 2
+
+        def __call__(self, state, k, clients):
+            yield from Reference(self.work, self.chunk)(state, k, clients)
+
+    sim = replace(build(tiny), train=Trainer())
+    agree(sim.train, accelerate(sim).train, sim.start, 1e-5)
 
 
 def test_a_simulation_with_an_evaluation_of_its_own_is_accelerated(tiny):
@@ -501,29 +629,29 @@ def test_a_simulation_with_an_evaluation_of_its_own_is_accelerated(tiny):
 
 def test_processes_do_what_the_loop_does_bit_for_bit(tiny):
     sim = build(tiny.with_(partition="dirichlet_by_class(1)"))
-    crew = accelerate(sim, Choice("processes", "fp32", 2, "")).train
+    fast = accelerate(sim, EngineChoice("processes", "fp32", 2, "")).train
     for k in (0, 3):
-        slow, fast = uploads(replace(sim.train, chunk=2), sim.start, k), uploads(crew, sim.start, k)
-        assert all(torch.equal(a, b) for a, b in zip(slow, fast, strict=True))
-    assert [len(u.clients) for u in crew(sim.start, 0, sim.participants(0))] == [2, 2, 1]
+        expected, got = uploads(replace(sim.train, chunk=2), sim.start, k), uploads(fast, sim.start, k)
+        assert all(torch.equal(a, b) for a, b in zip(expected, got, strict=True))
+    assert [len(u.clients) for u in fast(sim.start, 0, sim.participants(0))] == [2, 2, 1]
 
 
 def test_a_worker_that_has_gone_is_one_line(tiny):
-    crew = accelerate(build(tiny), Choice("processes", "fp32", 2, "")).train
-    list(crew(build(tiny).start, 0, torch.arange(5)))
-    for member in crew._crew.members:
-        member.kill()
-        member.join()
+    fast = accelerate(build(tiny), EngineChoice("processes", "fp32", 2, "")).train
+    list(fast(build(tiny).start, 0, torch.arange(5)))
+    for process in fast._pool.processes:
+        process.kill()
+        process.join()
     with pytest.raises(InputError, match="a worker process has ended: for lack of memory, or"):
-        list(crew(build(tiny).start, 1, torch.arange(5)))
+        list(fast(build(tiny).start, 1, torch.arange(5)))
 
 
 def test_whatever_fails_in_a_worker_is_named(tiny):
     sim = build(tiny)
     wrong = Reference(replace(sim.train.work, parts=[torch.tensor([0, 10**6])] * 2))
-    crew = accelerate(replace(sim, train=wrong, n=2), Choice("processes", "fp32", 2, "")).train
+    fast = accelerate(replace(sim, train=wrong, n=2), EngineChoice("processes", "fp32", 2, "")).train
     with pytest.raises(InputError, match="round 0: a worker process failed: IndexError: "):
-        list(crew(sim.start, 0, torch.arange(2)))
+        list(fast(sim.start, 0, torch.arange(2)))
 
 
 def test_what_a_worker_refuses_reaches_the_parent(tiny):
@@ -531,20 +659,20 @@ def test_what_a_worker_refuses_reaches_the_parent(tiny):
     module = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.BatchNorm1d(3))
     single = Reference(replace(sim.train.work, module=module, parts=[torch.arange(4), torch.arange(1)]))
     with pytest.raises(InputError, match="round 2: client 1 cannot train: Expected more than 1 value per channel"):
-        crew = accelerate(replace(sim, train=single, n=2), Choice("processes", "fp32", 2, "")).train
-        list(crew(state(module), 2, torch.arange(2)))
+        fast = accelerate(replace(sim, train=single, n=2), EngineChoice("processes", "fp32", 2, "")).train
+        list(fast(state(module), 2, torch.arange(2)))
 
 
 PARENT = """
 import sys, torch, stableair as sa
 from dataclasses import replace
-from stableair.engine import Choice, accelerate
+from stableair.engine import EngineChoice, accelerate
 from stableair.builder import build
 if __name__ == "__main__":
     e = sa.Experiment(data="synthetic(samples=20, shape=(1, 2, 2))", clients=2, device="cpu")
-    sim = accelerate(build(e), Choice("processes", "fp32", 2, ""))
+    sim = accelerate(build(e), EngineChoice("processes", "fp32", 2, ""))
     list(sim.train(sim.start, 0, torch.arange(sim.n)))
-    print(*[member.pid for member in sim.train._crew.members], flush=True)
+    print(*[process.pid for process in sim.train._pool.processes], flush=True)
     if sys.argv[1] == "stay":
         sys.stdin.read()
 """
@@ -576,7 +704,7 @@ def _alive(pid: int) -> bool:
 @pytest.mark.parametrize("asked", [{"engine": "fast"}, {"precision": "fp32"}, {"engine": "auto"}])
 def test_a_resumed_run_goes_on_as_it_began_whatever_fits_now(tiny, tmp_path, monkeypatch, asked):
     sa.run(tiny.with_(rounds=2, **asked), tmp_path / "a")
-    monkeypatch.setattr(stableair.engine, "CLIENTS", 2)
+    monkeypatch.setattr(stableair.engine, "CPU_CHUNK", 2)
     told = []
     sa.run(tiny.with_(**asked), tmp_path / "a", resume=True, on_start=told.append)
     assert told[0]["chunk"] == 5
@@ -646,7 +774,7 @@ def test_out_of_memory_elsewhere_is_one_line(tiny, monkeypatch):
 
 
 def test_out_of_memory_halves_the_chunk_and_repeats_it(tiny, monkeypatch):
-    fast = accelerate(build(tiny), Choice("stacked", "fp32", 4, "")).train
+    fast = accelerate(build(tiny), EngineChoice("stacked", "fp32", 4, "")).train
     asked = scarce(monkeypatch)
     start = build(tiny).start
     with pytest.warns(UserWarning, match="out of memory: 2 clients at a time from here on"):
@@ -654,7 +782,7 @@ def test_out_of_memory_halves_the_chunk_and_repeats_it(tiny, monkeypatch):
     assert asked == [4, 2, 2, 1], "nothing is done twice, nobody left out"
     assert len(fast._worker.loss) == 2, "and its memory is given back"
     monkeypatch.undo()
-    expected = uploads(accelerate(build(tiny), Choice("stacked", "fp32", 2, "")).train, start)
+    expected = uploads(accelerate(build(tiny), EngineChoice("stacked", "fp32", 2, "")).train, start)
     assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
     scarce(monkeypatch, most=0)
     with pytest.warns(UserWarning), pytest.raises(InputError, match="too little memory for one client"):
@@ -709,7 +837,8 @@ def test_on_a_gpu_a_resnet_has_kernels_unless_they_do_not_run(cuda, tiny, monkey
     sim = build(tiny.with_(device=cuda, model="resnet18()", data="synthetic(samples=60, classes=3, shape=(3, 8, 8))"))
     assert choose(sim, "auto")[:2] == ("kernels", "bf16")
     assert choose(sim, "auto", "tf32")[:2] == ("stacked", "tf32")
-    monkeypatch.setattr("stableair.engine.resnet.trial", lambda device: (_ for _ in ()).throw(OSError("no compiler")))
+    broken = lambda device: (_ for _ in ()).throw(OSError("no compiler"))  # noqa: E731
+    monkeypatch.setattr("stableair.engine.resnet.try_kernels", broken)
     assert choose(sim, "auto")[:2] == ("stacked", "bf16")
     assert "our kernels do not run on it: OSError: no compiler" in choose(sim, "auto").why
 
@@ -718,18 +847,16 @@ def test_on_a_gpu_a_resnet_has_kernels_unless_they_do_not_run(cuda, tiny, monkey
 def test_on_a_gpu_memory_that_does_not_suffice_is_used_by_fewer_clients(cuda, tiny):
     data = "synthetic(samples=200, classes=3, shape=(3, 16, 16))"
     sim = build(tiny.with_(device=cuda, model="resnet18()", data=data, clients=20, local_epochs=1))
-    fast = accelerate(sim, Choice("stacked", "fp32", 20, "")).train
+    fast = accelerate(sim, EngineChoice("stacked", "fp32", 20, "")).train
     torch.cuda.empty_cache()
     total = torch.cuda.mem_get_info()[1]
     torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 2.5 * 2**30) / total)
     try:
         with pytest.warns(UserWarning, match="out of memory: 10 clients at a time"):
-            seen = [
-                n for upload in fast(sim.start, 0) for n in upload.clients.tolist() if upload.update.isfinite().all()
-            ]
+            made = [u for u in fast(sim.start, 0, torch.arange(20)) if u.update.isfinite().all()]
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
-    assert sorted(seen) == list(range(20))
+    assert sorted(n for u in made for n in u.clients.tolist()) == list(range(20))
 
 
 @pytest.mark.gpu
@@ -748,9 +875,9 @@ def test_on_a_gpu_what_cannot_be_stacked_is_vmapped(cuda, sizes):
     data = synthetic(samples=sum(sizes), classes=3, shape=(3, 8, 8))
     train = reference(Attentive().double(), data, sizes, device=cuda)
     sim = replace(build(sa.Experiment(device=cuda)), train=train, n=len(sizes), start=state(train.work.module))
-    how = choose(sim, "auto")
-    assert how[:2] == ("vmapped", "fp32")
-    agree(train, accelerate(sim, how).train, sim.start)
+    choice = choose(sim, "auto")
+    assert choice[:2] == ("vmapped", "fp32")
+    agree(train, accelerate(sim, choice).train, sim.start)
 
 
 @pytest.mark.gpu

@@ -10,8 +10,8 @@ pytest.importorskip("triton", reason="Triton is not installed")
 from stableair.contracts import Work
 from stableair.data.sets import synthetic
 from stableair.engine import kernels
-from stableair.engine.kernels import Behind, Moments, Norm
-from stableair.engine.resnet import ResNetWorker, fits
+from stableair.engine.kernels import Activation, Moments, Norm
+from stableair.engine.resnet import ResNetWorker, supports
 from stableair.engine.stacked import Stacked
 from stableair.engine.trainer import StackedTrainer
 from stableair.local import Reference
@@ -57,11 +57,11 @@ def room(n, b):
 def test_convolution_and_the_sums_for_its_norm(case):
     n, b, h, w, c, o, k, stride, pad = case
     x, weight = drawn(n, b, h, w, c), drawn(n, o, k, k, c)
-    y, part = kernels.forward(x, weight, room(n, b), stride, pad)
+    y, partial = kernels.conv_forward(x, weight, room(n, b), stride, pad)
     expected = convolved(x, weight, stride, pad)
     near(y, expected)
     expected[-1, -1] = 0  # a sample that is not there does not count
-    near(part.sum(1), torch.stack([expected.sum((1, 2, 3)), expected.square().sum((1, 2, 3))], 1), 1e-4)
+    near(partial.sum(1), torch.stack([expected.sum((1, 2, 3)), expected.square().sum((1, 2, 3))], 1), 1e-4)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -71,8 +71,8 @@ def test_gradient_of_the_input_and_what_else_flows_there(case):
     y = convolved(x, weight, stride, pad)
     dy, more = torch.randn_like(y), drawn(n, b, h, w, c)
     (expected,) = torch.autograd.grad(y, x, dy)
-    near(kernels.input_gradient(dy, weight, (h, w), stride, pad)[0], expected)
-    near(kernels.input_gradient(dy, weight, (h, w), stride, pad, add=more)[0], expected + more)
+    near(kernels.conv_input_grad(dy, weight, (h, w), stride, pad)[0], expected)
+    near(kernels.conv_input_grad(dy, weight, (h, w), stride, pad, add=more)[0], expected + more)
 
 
 @pytest.mark.parametrize("norms", ["one", "two"])
@@ -84,14 +84,14 @@ def test_a_gradient_led_on_through_relu_to_the_norms_behind_it(case, norms):
     (y, moments), *_ = layers
     scale, shift = (t[:, None, None, None] for t in moments[2:])
     a = F.relu(scale * y + shift) if norms == "one" else F.relu(drawn(n, b, h, w, c))
-    plain, _ = kernels.input_gradient(dy, weight, (h, w), stride, pad)
-    behind = Behind(layers, None if norms == "one" else a)
-    g, parts = kernels.input_gradient(dy, weight, (h, w), stride, pad, behind=behind)
+    plain, _ = kernels.conv_input_grad(dy, weight, (h, w), stride, pad)
+    activation = Activation(layers, None if norms == "one" else a)
+    g, partials = kernels.conv_input_grad(dy, weight, (h, w), stride, pad, activation=activation)
     near(g, plain * (a > 0))
-    for (y, moments), part in zip(layers, parts, strict=True):
+    for (y, moments), partial in zip(layers, partials, strict=True):
         mean, rstd = (t[:, None, None, None] for t in moments[:2])
         sums = [t.sum((1, 2, 3)) for t in (g, g * (y - mean) * rstd)]
-        near(part.sum(1), torch.stack(sums, 1), 1e-4)
+        near(partial.sum(1), torch.stack(sums, 1), 1e-4)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -102,7 +102,7 @@ def test_a_step_on_the_weights_and_their_copy(case):
     dy = torch.randn_like(y)
     (slope,) = torch.autograd.grad(y, weight, dy)
     new, copy = weight.detach().clone(), weight.detach().bfloat16()
-    kernels.descend(dy, x, new, copy, 0.1, stride, pad)
+    kernels.conv_weight_grad_sgd(dy, x, new, copy, 0.1, stride, pad)
     near(new, weight.detach() - 0.1 * slope)
     near(copy.float(), new, 0.01)
     assert not torch.equal(copy, weight.detach().bfloat16()), "the copy moved along"
@@ -120,17 +120,17 @@ def test_norm_relu_and_shortcut_there_and_back(rest):
         out = F.batch_norm(y[i, :m].flatten(0, 2), want_mean[i], want_var[i], gamma[i], beta[i], True, 0.1, 1e-5)
         expected = expected.index_put((torch.tensor(i), torch.arange(m)), out.view(m, *shape[1:], c))
     seen = torch.stack([F.pad(y.detach()[i, :m], (0,) * 7 + (3 - m,)) for i, m in enumerate(there)])
-    part = torch.stack([seen.sum((1, 2, 3)), seen.square().sum((1, 2, 3))], 1)[:, None]
-    moments = kernels.settle(part, norm, room(n, 3), 20, 0.1, 1e-5)
+    partial = torch.stack([seen.sum((1, 2, 3)), seen.square().sum((1, 2, 3))], 1)[:, None]
+    moments = kernels.bn_finalize(partial, norm, room(n, 3), 20, 0.1, 1e-5)
     near(norm.running_mean, want_mean)
     near(norm.running_var, want_var)
     affine = (drawn(n, c), drawn(n, c))
     if rest == "nothing":
-        a, out = kernels.normalise(y.detach(), moments[2:]), F.relu(expected)
+        a, out = kernels.bn_relu(y.detach(), moments[2:]), F.relu(expected)
     elif rest == "a shortcut":
-        a, out = kernels.normalise(y.detach(), moments[2:], aside), F.relu(expected + aside)
+        a, out = kernels.bn_relu(y.detach(), moments[2:], aside), F.relu(expected + aside)
     else:
-        a = kernels.normalise(y.detach(), moments[2:], aside, affine)
+        a = kernels.bn_relu(y.detach(), moments[2:], aside, affine)
         scale, shift = (t[:, None, None, None] for t in affine)
         out = F.relu(expected + scale * aside + shift)
     near(a[0], out[0])
@@ -138,12 +138,12 @@ def test_norm_relu_and_shortcut_there_and_back(rest):
     da = torch.randn_like(a)
     da[1, 2] = 0
     dy, dgamma, dbeta = torch.autograd.grad(out, (y, gamma, beta), da)
-    g, part = kernels.gather(da, a, y.detach(), moments)
+    g, partial = kernels.relu_grad_sums(da, a, y.detach(), moments)
     assert torch.equal(g, da * (a > 0))
-    sums = kernels.descend_norm(part, norm, 0.5)
+    sums = kernels.bn_affine_sgd(partial, norm, 0.5)
     near(norm.gamma, gamma.detach() - 0.5 * dgamma)
     near(norm.beta, beta.detach() - 0.5 * dbeta)
-    near(kernels.spread(g, y.detach(), moments, sums, room(n, 3)), dy, 1e-4)
+    near(kernels.bn_input_grad(g, y.detach(), moments, sums, room(n, 3)), dy, 1e-4)
 
 
 def test_a_client_without_samples_is_left_as_it_is():
@@ -151,7 +151,7 @@ def test_a_client_without_samples_is_left_as_it_is():
     norm = Norm(*(drawn(n, c) for _ in range(4)))
     before = [t.clone() for t in norm]
     samples = torch.tensor([2, 0], dtype=torch.int32, device=PLACE)
-    moments = kernels.settle(drawn(n, 3, 2, c).abs(), norm, samples, 6, 0.1, 1e-5)
+    moments = kernels.bn_finalize(drawn(n, 3, 2, c).abs(), norm, samples, 6, 0.1, 1e-5)
     assert all(torch.equal(now[1], then[1]) for now, then in zip(norm, before, strict=True))
     assert not torch.equal(norm.running_mean[0], before[2][0])
     assert not moments.scale[1].any()
@@ -196,8 +196,8 @@ def test_a_residual_network_in_bfloat16_is_the_references_within_its_rounding(cu
 def test_the_products_read_the_model_that_was_broadcast():
     slow = small([8, 8])
     worker = ResNetWorker(slow, "bf16", 2)
-    worker.load(state(slow.module))
-    convs = list(worker._convs())
+    worker.load_state(state(slow.module))
+    convs = list(worker.convolutions())
     assert len(convs) == 1 + 3 * 2 + 1
     for conv in convs:
         assert torch.equal(conv.copy, conv.weight.bfloat16())
@@ -205,13 +205,13 @@ def test_the_products_read_the_model_that_was_broadcast():
 
 
 def test_which_networks_have_kernels():
-    assert fits(ResNet(3, (1,), 4, nn.BatchNorm2d))
-    assert not fits(ResNet(3, (1,), 4, lambda c: nn.GroupNorm(2, c)))
-    assert not fits(nn.Linear(1, 1))
-    assert not fits(type("Half", (ResNet,), {})(3, (1,), 4, nn.BatchNorm2d)), "it may compute something else"
+    assert supports(ResNet(3, (1,), 4, nn.BatchNorm2d))
+    assert not supports(ResNet(3, (1,), 4, lambda c: nn.GroupNorm(2, c)))
+    assert not supports(nn.Linear(1, 1))
+    assert not supports(type("Half", (ResNet,), {})(3, (1,), 4, nn.BatchNorm2d)), "it may compute something else"
     other, frozen = (ResNet(3, (1,), 4, nn.BatchNorm2d) for _ in range(2))
     other.fc = nn.Sequential(nn.Linear(64, 4))
     frozen.conv1.weight.requires_grad_(False)
-    assert not fits(other)
-    assert not fits(frozen)
-    assert not fits(ResNet(3, (1,), 4, lambda c: nn.BatchNorm2d(c, affine=False)))
+    assert not supports(other)
+    assert not supports(frozen)
+    assert not supports(ResNet(3, (1,), 4, lambda c: nn.BatchNorm2d(c, affine=False)))

@@ -1,43 +1,40 @@
 """The fast engine, a leaf: `accelerate` gives an equal simulation with faster callables."""
 
 import copy
+import math
 import os
 from dataclasses import replace
 from importlib.util import find_spec
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
 from stableair.algorithm import Simulation
-from stableair.checks import InputError, choice
+from stableair.checks import InputError
+from stableair.checks import choice as check_choice
 from stableair.choices import PRECISIONS
+from stableair.contracts import Trainer, Work
 from stableair.engine.processes import ProcessTrainer
-from stableair.engine.stacked import Stacked, Unsupported
+from stableair.engine.stacked import Stacked, Unsupported, stacked_layer
 from stableair.engine.trainer import StackedTrainer
 from stableair.engine.vmapped import Vmapped, check_samples_apart, perturbed
 from stableair.evaluation import Evaluate
 from stableair.local import SMALL, Reference, float32_matmul
 
-__all__ = ["Choice", "Unsupported", "accelerate", "choose"]
+__all__ = ["KINDS", "EngineChoice", "Unsupported", "accelerate", "choose", "stacked_layer", "trainer_of"]
 
-LARGE = 10_000_000  # entries from which a CPU's threads work together better on one client than each on its own
-WORTH = 10_000_000_000  # entries times local steps in a run that repay the seconds it takes to start the processes
-FEW = 50  # local steps of a client below which handing its update over takes longer than the steps
-CLIENTS = 50  # to stack on a CPU; more gain nothing
+KINDS = "reference", "stacked", "vmapped", "kernels", "processes"  # what `auto` and `fast` choose from
+LOOPS = "reference", "processes"  # those of them that go through the reference's code
 
+CPU_CHUNK = 50  # clients to stack on a CPU; more gain nothing
+# When processes gain something on a CPU.
+PROCESSES_MAX_ENTRIES = 10_000_000  # from here on the threads work better together on one client than each on its own
+PROCESSES_MIN_WORK = 10_000_000_000  # entries times local steps in a run that repay the seconds it takes to start them
+PROCESSES_MIN_STEPS = 50  # of a client in a round; below, handing its update over takes longer than the steps
 
-class Choice(NamedTuple):
-    """How a run is computed, and why so; a resumed run is computed the same way."""
-
-    engine: str  # "reference", "stacked", "vmapped", "kernels" or "processes"
-    precision: str
-    chunk: int
-    why: str
-
-
-CANNOT = "engine fast cannot take this model: {}; engine=auto takes the next best, in fp32"
-WHY = {
+CANNOT_ACCELERATE = "engine fast cannot take this model: {}; engine=auto takes the next best, in fp32"
+REASONS = {
     "kernels": "kernels of our own for this network",
     "stacked": "the clients' models stacked",
     "vmapped": "the clients' models vmapped",
@@ -45,78 +42,105 @@ WHY = {
 }
 
 
-def choose(sim: Simulation, engine: str, precision: str = "auto", chunk: int = 0, rounds: int = 1) -> Choice:
+class EngineChoice(NamedTuple):
+    """How a run is computed, and why so; a resumed run is computed the same way."""
+
+    engine: str  # one of KINDS
+    precision: str
+    chunk: int
+    why: str
+
+
+Choice = EngineChoice  # its name so far
+
+
+def trainer_of(sim: Simulation) -> Trainer:
+    """The trainer of a simulation, which says what the clients compute; a plain function does not."""
+    train = sim.train
+    if not isinstance(getattr(train, "work", None), Work) or not isinstance(getattr(train, "chunk", None), int):
+        raise InputError(f"an engine needs a trainer with its work and its chunk: got {type(train).__name__}")
+    return cast(Trainer, train)
+
+
+def choose(sim: Simulation, engine: str, precision: str = "auto", chunk: int = 0, rounds: int = 1) -> EngineChoice:
     """The fastest engine for the model and the device, or the one that is asked for; bench/RECORDS.md has the times."""
     if sim.start.w.device.type == "cpu":
         if precision not in ("auto", "fp32"):
             raise InputError(f"precision must be fp32 on a CPU: got {precision}")
-        return _on_cpu(sim, engine, chunk, rounds)
-    return _on_gpu(sim, engine, precision, chunk)
+        return _choose_on_cpu(sim, engine, chunk, rounds)
+    return _choose_on_gpu(sim, engine, precision, chunk)
 
 
-def _on_gpu(sim: Simulation, engine: str, precision: str, chunk: int) -> Choice:
+def _choose_on_gpu(sim: Simulation, engine: str, precision: str, chunk: int) -> EngineChoice:
     try:
-        program = _program(sim)
+        program = _fastest_program(sim)
     except Unsupported as obstacle:
         if engine == "fast" or precision not in ("auto", "fp32"):
-            raise InputError(CANNOT.format(obstacle)) from None
-        return Choice("reference", "fp32", min(chunk or sim.train.chunk, sim.n), str(obstacle))
-    kind, why = _name(program), ""
+            raise InputError(CANNOT_ACCELERATE.format(obstacle)) from None
+        return EngineChoice("reference", "fp32", min(chunk or trainer_of(sim).chunk, sim.n), str(obstacle))
+    kind, failure = _kind_of(program), ""
     if precision == "auto":  # what is shown to train as well as fp32
-        fit = kind == "stacked" and program.convolves and torch.cuda.is_bf16_supported(including_emulation=False)
-        precision = "bf16" if fit else "fp32"
+        gains = kind == "stacked" and program.has_convolutions
+        precision = "bf16" if gains and torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
     if precision == "bf16" and kind == "stacked" and has_kernels(sim):  # what stacks has the convolutions we know
-        why = _trouble(sim.start.w.device)
-        kind = kind if why else "kernels"
-    return Choice(kind, precision, min(chunk or _fitting(sim), sim.n), f"{WHY[kind]}, on a GPU{why}")
+        failure = _kernel_failure(sim.start.w.device)
+        kind = "stacked" if failure else "kernels"
+    chunk = min(chunk or _clients_that_fit(sim), sim.n)
+    return EngineChoice(kind, precision, chunk, f"{REASONS[kind]}, on a GPU{failure}")
 
 
-def _trouble(device: torch.device) -> str:
+def _kernel_failure(device: torch.device) -> str:
     """Why the kernels do not run on a device, where they do not: no compiler, too little shared memory, ..."""
-    from stableair.engine.resnet import trial
+    from stableair.engine.resnet import try_kernels
 
     try:
-        trial(device)
+        try_kernels(device)
     except Exception as error:  # whatever Triton and its compiler raise
-        return f"; our kernels do not run on it: {type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+        return f"; our kernels do not run on it: {type(error).__name__}: {_first_line(error)}"
     return ""
 
 
-def _program(sim: Simulation) -> Stacked | Vmapped:
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
+
+
+def _fastest_program(sim: Simulation) -> Stacked | Vmapped:
     """The model for many clients at once: stacked where that can be, else vmapped."""
     try:
-        return _tried(Stacked, sim)
+        return _checked_program(Stacked, sim)
     except Unsupported as first:
         try:
-            return _tried(Vmapped, sim)
+            return _checked_program(Vmapped, sim)
         except Unsupported as second:
             raise Unsupported(f"{first}; and {second}") from None
 
 
-def _tried(kind: type, sim: Simulation) -> Stacked | Vmapped:
+def _checked_program(kind: type[Stacked] | type[Vmapped], sim: Simulation) -> Stacked | Vmapped:
     """The program of that kind, if for two clients and a few samples it gives what the module itself gives."""
-    work = sim.train.work
+    work = trainer_of(sim).work
     data, module = work.data, work.module
     samples = data.inputs(data.train.x[: max(3, work.largest_batch)]).to(sim.start.w.dtype)
     try:
         with float32_matmul():
-            same = _same(kind(copy.deepcopy(module)), module, samples)
+            program = kind(copy.deepcopy(module))
+            same = _matches_module(program, module, samples)
+            if program.has_user_layers and len(samples) > 1:  # ours are known to leave out a place without a sample
+                same = same and _matches_module(program, module, samples, missing=1)
         if kind is Vmapped:
             check_samples_apart(module, samples)
     except Unsupported:
         raise
     except Exception as error:  # whatever a module's own code does with tensors of another shape
-        said = str(error).strip().partition("\n")[0].partition(". ")[0]
-        raise Unsupported(f"{kind.__name__.lower()} it fails: {said}") from error
+        raise Unsupported(f"{kind.__name__.lower()} it fails: {_first_line(error).partition('. ')[0]}") from error
     if not same:
         raise Unsupported(f"{kind.__name__.lower()} it gives something else, or other gradients")
     return kind(module)
 
 
-def _same(program: Stacked | Vmapped, module: nn.Module, samples: Tensor) -> bool:
+def _matches_module(program: Stacked | Vmapped, module: nn.Module, samples: Tensor, missing: int = 0) -> bool:
     """Whether two clients with different weights get the outputs and gradients that the module gives them.
 
-    Tried on copies, whose buffers may move.
+    Tried on copies, whose buffers may move. The last `missing` places hold no sample.
     """
     if any(p._backward_hooks for p in module.parameters()):
         return False  # a copy of the module would not have them
@@ -127,17 +151,25 @@ def _same(program: Stacked | Vmapped, module: nn.Module, samples: Tensor) -> boo
         name: torch.stack([c.get_parameter(name).detach() for c in clients]) for name, _ in module.named_parameters()
     }
     learning = [own[name].requires_grad_() for name, p in module.named_parameters() if p.requires_grad]
-    got, expected = program(own, buffers, samples.expand(2, *samples.shape)), torch.stack([c(samples) for c in clients])
+    there = len(samples) - missing
+    mask = None
+    if missing and program.mixes_samples:
+        mask = samples.new_ones(2, len(samples))
+        mask[:, there:] = 0
+    got = program(own, buffers, samples.expand(2, *samples.shape), mask)[:, :there]
+    expected = torch.stack([c(samples[:there]) for c in clients])
     weights = torch.linspace(-1, 1, got.numel(), dtype=got.dtype, device=got.device).view_as(got)
     pairs = [(got, expected), *zip(
         torch.autograd.grad((got * weights).sum(), learning, materialize_grads=True),
         _gradients((expected * weights).sum(), clients),
         strict=True,
     )]  # fmt: skip
-    apart, size = (
-        sum(t.square().sum() for t in ts).sqrt() for ts in ([a - b for a, b in pairs], [b for _, b in pairs])
-    )
-    return got.shape == expected.shape and bool(apart <= 0.02 * size + 1e-6)
+    distance, size = _norm([a - b for a, b in pairs]), _norm([b for _, b in pairs])
+    return got.shape == expected.shape and distance <= 0.02 * size + 1e-6
+
+
+def _norm(tensors: list[Tensor]) -> float:
+    return math.sqrt(sum(t.square().sum().item() for t in tensors))
 
 
 def _gradients(loss: Tensor, clients: list[nn.Module]) -> list[Tensor]:
@@ -147,62 +179,67 @@ def _gradients(loss: Tensor, clients: list[nn.Module]) -> list[Tensor]:
     return [torch.stack(pair) for pair in zip(flat[: len(each[0])], flat[len(each[0]) :], strict=True)]
 
 
-def _name(program: Stacked | Vmapped) -> str:
+def _kind_of(program: Stacked | Vmapped) -> str:
     return "stacked" if isinstance(program, Stacked) else "vmapped"
 
 
-def _on_cpu(sim: Simulation, engine: str, chunk: int, rounds: int) -> Choice:
-    entries, cores, loop = len(sim.start.w), _cores(), min(chunk or sim.train.chunk, sim.n)
-    steps = sum(map(sim.train.work.steps, range(sim.n)))  # in a round
+def _choose_on_cpu(sim: Simulation, engine: str, chunk: int, rounds: int) -> EngineChoice:
+    train = trainer_of(sim)
+    entries, cores, loop = len(sim.start.w), _cores(), min(chunk or train.chunk, sim.n)
+    steps = sum(map(train.work.steps, range(sim.n)))  # in a round
     if entries < SMALL:
         try:
-            kind = _name(_program(sim))
+            kind = _kind_of(_fastest_program(sim))
         except Unsupported as obstacle:
             if engine == "fast":
-                raise InputError(CANNOT.format(obstacle)) from None
-            return Choice("reference", "fp32", loop, str(obstacle))
-        return Choice(kind, "fp32", min(chunk or CLIENTS, sim.n), f"a small model, {WHY[kind]}")
-    worth = entries < LARGE and steps >= FEW * sim.n and rounds * steps * entries > WORTH
-    if cores > 1 and (engine == "fast" or worth):
-        return Choice("processes", "fp32", loop, f"one process on each of {cores} cores")
+                raise InputError(CANNOT_ACCELERATE.format(obstacle)) from None
+            return EngineChoice("reference", "fp32", loop, str(obstacle))
+        return EngineChoice(kind, "fp32", min(chunk or CPU_CHUNK, sim.n), f"a small model, {REASONS[kind]}")
+    worth_it = (
+        entries < PROCESSES_MAX_ENTRIES
+        and steps >= PROCESSES_MIN_STEPS * sim.n
+        and rounds * steps * entries > PROCESSES_MIN_WORK
+    )
+    if cores > 1 and (engine == "fast" or worth_it):
+        return EngineChoice("processes", "fp32", loop, f"one process on each of {cores} cores")
     if engine == "fast":
         raise InputError(
             "engine fast has nothing for a model of this size on a single core; engine=auto takes the loop"
         )
-    return Choice("reference", "fp32", loop, WHY["reference"])
+    return EngineChoice("reference", "fp32", loop, REASONS["reference"])
 
 
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _fitting(sim: Simulation) -> int:
+def _clients_that_fit(sim: Simulation) -> int:
     """How many clients fit into the free memory of the GPU; a first guess, halved when it proves too large."""
     free, _ = torch.cuda.mem_get_info(sim.start.w.device)
     each = 4 * len(sim.start.w) * 12  # weights, gradients, what is sent, and about as much again for activations
     return max(1, int(0.6 * free) // each)
 
 
-def accelerate(sim: Simulation, how: Choice | None = None) -> Simulation:
-    """An equal simulation whose clients train side by side."""
-    if not isinstance(sim.train, Reference):
-        raise InputError("accelerate needs a simulation with the reference trainer")
-    how = how or choose(sim, "fast")
-    choice("precision", how.precision, PRECISIONS)
-    plain = replace(sim.train, chunk=how.chunk)
-    match how.engine:
-        case "reference":
-            return replace(sim, train=plain)
-        case "processes":
-            return replace(sim, train=ProcessTrainer(plain, min(_cores(), how.chunk)))
-    by_hand = how.engine == "kernels"
-    if by_hand and (how.precision != "bf16" or not has_kernels(sim)):
+def accelerate(sim: Simulation, choice: EngineChoice | None = None) -> Simulation:
+    """An equal simulation whose clients train side by side: the same work in the hands of another trainer."""
+    work = trainer_of(sim).work
+    choice = choice or choose(sim, "fast")
+    kind, precision, chunk, _ = choice
+    check_choice("engine", kind, KINDS)
+    check_choice("precision", precision, PRECISIONS)
+    if kind in LOOPS and precision != "fp32":
+        raise InputError(f"engine {kind} computes in fp32: got precision {precision}")
+    if kind == "kernels" and (precision != "bf16" or not has_kernels(sim)):
         raise InputError("engine kernels is for our ResNets with batch norm, in bf16, and needs Triton")
-    program = _tried(Vmapped if how.engine == "vmapped" else Stacked, sim)
-    train = StackedTrainer(plain.work, program, how.precision, how.chunk, by_hand)
-    fast = replace(sim, train=train)
+    if kind == "reference":
+        fast = replace(sim, train=Reference(work, chunk))
+    elif kind == "processes":
+        fast = replace(sim, train=ProcessTrainer(work, chunk, min(_cores(), chunk)))
+    else:
+        program = _checked_program(Vmapped if kind == "vmapped" else Stacked, sim)
+        fast = replace(sim, train=StackedTrainer(work, program, precision, chunk, kernels=kind == "kernels"))
     if isinstance(sim.evaluate, Evaluate):
-        fast = replace(fast, evaluate=replace(sim.evaluate, precision=how.precision))
+        fast = replace(fast, evaluate=replace(sim.evaluate, precision=precision))
     return fast
 
 
@@ -210,6 +247,6 @@ def has_kernels(sim: Simulation) -> bool:
     """Whether there are kernels of our own for the model."""
     if not find_spec("triton"):
         return False
-    from stableair.engine.resnet import fits
+    from stableair.engine.resnet import supports
 
-    return fits(sim.train.work.module)
+    return supports(trainer_of(sim).work.module)

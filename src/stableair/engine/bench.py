@@ -15,22 +15,24 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from stableair import local
 from stableair.algorithm import Simulation, simulate
 from stableair.builder import build
 from stableair.checks import InputError
+from stableair.choices import PRECISIONS
 from stableair.contracts import Upload
-from stableair.engine import Choice, Unsupported, accelerate, choose, has_kernels
+from stableair.engine import EngineChoice, Unsupported, accelerate, choose, has_kernels, trainer_of
 from stableair.experiment import IDEAL, PRESETS, Experiment
 from stableair.runner import run
 from stableair.vector import State
 
-SET_UPS = {
+SET_UPS: dict[str, dict[str, Any]] = {
     "digits": {},
     "cnn": {
         "data": "synthetic(samples=1000, shape=(1, 28, 28), classes=62)",
@@ -39,16 +41,19 @@ SET_UPS = {
     },
     "resnet18": {"data": "synthetic(samples=5000, shape=(3, 32, 32))", "model": "resnet18()", "local_epochs": 3},
 }
-WORKLOADS = {name: Experiment(**IDEAL, **settings) for name, settings in SET_UPS.items()}
+WORKLOADS = {name: Experiment(**IDEAL | settings) for name, settings in SET_UPS.items()}
 WORKLOADS["cifar10"] = Experiment(**PRESETS["cifar10-noniid"])  # the paper's, with its channel: needs the data
 SIZES = {"mlp(width=200)": (1, 8, 8), "mlp(width=2000)": (1, 8, 8)}  # models to scale, and the images they see
 SIZES_ON_GPU = SIZES | {"resnet18()": (3, 32, 32)}
 PEERS = "plain", "flower", "pfl_research"
-CLOSE = {  # how near a mode's first updates must come to the reference's, and how near its norm buffers and losses
+TOLERANCES = {  # how near a mode's first updates must come to the reference's, and how near its norm buffers and losses
     "fp32": (1e-2, 1e-5),  # where rounding carries an entry over the kink of a relu, a deep network's gradient jumps
     "tf32": (0.2, 1e-3),
     "bf16": (0.5, 1e-2),
 }
+
+
+Report = Callable[[str], None]  # what is told of each row as it is there
 
 
 class Row(NamedTuple):
@@ -65,98 +70,102 @@ class Row(NamedTuple):
         return statistics.median(self.seconds)
 
 
-def modes(sim: Simulation) -> Iterator[Choice]:
+def modes(sim: Simulation) -> Iterator[EngineChoice]:
     """Every way there is for this model on this device; the reference first."""
     n, cpu = sim.n, sim.start.w.device.type == "cpu"
-    yield Choice("reference", "fp32", sim.train.chunk, "")
-    for precision in ("fp32",) if cpu else ("fp32", "tf32", "bf16"):
-        yield Choice("stacked", precision, min(n, 50), "")
-    yield Choice("vmapped", "fp32", min(n, 50), "")
+    yield EngineChoice("reference", "fp32", trainer_of(sim).chunk, "")
+    for precision in ("fp32",) if cpu else PRECISIONS:
+        yield EngineChoice("stacked", precision, min(n, 50), "")
+    yield EngineChoice("vmapped", "fp32", min(n, 50), "")
     if not cpu and has_kernels(sim):
-        yield Choice("kernels", "bf16", min(n, 50), "")
+        yield EngineChoice("kernels", "bf16", min(n, 50), "")
     if cpu:
-        yield Choice("processes", "fp32", min(n, 10), "")
+        yield EngineChoice("processes", "fp32", min(n, 10), "")
 
 
-def measure(experiment: Experiment, rounds: int, say: Callable[[str], None], only: Sequence[str] = ("",)) -> list[Row]:
+def measure(experiment: Experiment, rounds: int, report: Report, only: Sequence[str] = ("",)) -> list[Row]:
     """The modes on one experiment: compared in their first steps, then timed over rounds after one that warms up.
 
     With `only`, just those whose name begins with one of these; the reference is then run for the comparison alone.
     """
-    rows, first = [], None
+    rows: list[Row] = []
+    first: list[Tensor] = []
     whole = build(experiment)
-    steps = max(map(whole.train.work.steps, range(whole.n)))
-    for how in modes(whole):
-        name = f"{how.engine}, {how.precision}"
+    steps = max(map(trainer_of(whole).work.steps, range(whole.n)))
+    for mode in modes(whole):
+        name = f"{mode.engine}, {mode.precision}"
         wanted = name.startswith(tuple(only))
-        if how.engine != "reference" and not wanted:
+        if mode.engine != "reference" and not wanted:
             continue
         try:
-            short = accelerate(_shortened(build(experiment)), how)
+            short = accelerate(_shorten(build(experiment)), mode)
         except Unsupported:
             continue
-        uploads = _uploads(short)
+        uploads = _round_uploads(short)
         first = first or uploads
-        apart = [_apart(a, b) for a, b in zip(uploads, first, strict=True)]
-        update, rest = CLOSE[how.precision]
-        if apart[0] > update or max(apart[1:]) > rest:
-            far = f"its first updates are {apart[0]:.2g} apart, its norm buffers and losses {max(apart[1:]):.2g}"
+        update, *others = (_distance(a, b) for a, b in zip(uploads, first, strict=True))
+        rest = max(others)
+        update_tolerance, rest_tolerance = TOLERANCES[mode.precision]
+        if update > update_tolerance or rest > rest_tolerance:
+            far = f"its first updates are {update:.2g} apart, its norm buffers and losses {rest:.2g}"
             raise InputError(f"{name} does not do what the reference does: {far}")
         if not wanted:
             continue
         del short, uploads
-        sim = accelerate(build(experiment), how)
-        peak = _Peak(sim)
+        sim = accelerate(build(experiment), mode)
+        peak = _PeakMemory(sim)
         seconds, training = timed(sim, rounds)
         memory = peak.gib() if sim.start.w.is_cuda else None
         rows.append(Row(name, seconds, training, steps, memory))
-        said = f"first updates {apart[0]:.1g} from the reference's, norm buffers and losses {max(apart[1:]):.1g}"
-        say(f"{name}: {rows[-1].median:.4f} s a round, {said}")
+        near = f"first updates {update:.1g} from the reference's, norm buffers and losses {rest:.1g}"
+        report(f"{name}: {rows[-1].median:.4f} s a round, {near}")
     return rows
 
 
-def _shortened(sim: Simulation) -> Simulation:
+def _shorten(sim: Simulation) -> Simulation:
     """The first batch of three clients: enough to compare, and too short for rounding to grow."""
-    work = sim.train.work
+    work = trainer_of(sim).work
     few = replace(work, parts=[part[: work.batch_size] for part in work.parts[:3]], epochs=1)
-    return replace(sim, train=replace(sim.train, work=few), n=len(few.parts))
+    return replace(sim, train=local.Reference(few), n=len(few.parts))
 
 
-def _uploads(sim: Simulation) -> list[Tensor]:
+def _round_uploads(sim: Simulation) -> list[Tensor]:
     """Updates, norm buffers and losses of a round, client by client."""
     clients, *rest = (torch.cat(column) for column in zip(*sim.train(sim.start, 0, torch.arange(sim.n)), strict=True))
     return [column[clients.argsort().to(column.device)] for column in rest]
 
 
-def _apart(a: Tensor, b: Tensor) -> float:
+def _distance(a: Tensor, b: Tensor) -> float:
     return ((a - b).norm() / b.norm()).item() if b.numel() else 0.0
 
 
 def timed(sim: Simulation, rounds: int) -> tuple[list[float], list[float]]:
     """The seconds of each round and of its local training, after a round that warms up."""
-    seconds, training = [], []
+    seconds: list[float] = []
+    training: list[float] = []
 
     def train(state: State, k: int, clients: Tensor) -> Iterator[Upload]:
         training.append(0.0)
         uploads = iter(sim.train(state, k, clients))
         while True:
-            begin = _now(sim)
+            begin = _synchronised_time(sim)
             upload = next(uploads, None)
-            training[-1] += _now(sim) - begin
+            training[-1] += _synchronised_time(sim) - begin
             if upload is None:
                 return
             yield upload
 
-    begin = _now(sim)
+    begin = _synchronised_time(sim)
     for _ in simulate(replace(sim, train=train), sim.start, rounds + 1):
-        seconds.append(_now(sim) - begin)
-        begin = _now(sim)
+        seconds.append(_synchronised_time(sim) - begin)
+        begin = _synchronised_time(sim)
     return seconds[1:], training[1:]
 
 
 def recorded(experiment: Experiment, rounds: int) -> Row:
     """Whole rounds as `stableair run` computes them, with their lines and checkpoints."""
-    stamps, told = [], []
+    stamps: list[float] = []
+    told: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as place:
         run(experiment.with_(rounds=rounds + 1), Path(place) / "run", on_start=told.append,
             on_round=lambda row: stamps.append(time.perf_counter()))  # fmt: skip
@@ -164,7 +173,7 @@ def recorded(experiment: Experiment, rounds: int) -> Row:
     return Row(f"{told[0]['engine']}, {told[0]['precision']}, recorded in a folder", seconds)
 
 
-class _Peak:
+class _PeakMemory:
     """The most memory in use from here on: of the GPU, or of this process where the system tells."""
 
     def __init__(self, sim: Simulation):
@@ -179,47 +188,48 @@ class _Peak:
     def gib(self) -> float:
         if self.cuda:
             return torch.cuda.max_memory_allocated() / 2**30
-        told = [line.split()[1] for line in _lines("/proc/self/status") if line.startswith("VmHWM")]
-        return int(told[0]) / 2**20 if told else math.nan
+        peaks = [line.split()[1] for line in _read_lines("/proc/self/status") if line.startswith("VmHWM")]
+        return int(peaks[0]) / 2**20 if peaks else math.nan
 
 
-def _now(sim: Simulation) -> float:
+def _synchronised_time(sim: Simulation) -> float:
     if sim.start.w.is_cuda:
         torch.cuda.synchronize()
     return time.perf_counter()
 
 
-def peers(folder: Path, rounds: int, say: Callable[[str], None]) -> list[Row]:
+def peers(folder: Path, rounds: int, report: Report) -> list[Row]:
     """The peers that are installed, on the digits: the same clients, data and start."""
     rows = []
     with tempfile.TemporaryDirectory() as place:
-        work = _exported(WORKLOADS["digits"], Path(place) / "work.npz")
+        work = _export_work(WORKLOADS["digits"], Path(place) / "work.npz")
         for peer in PEERS:
             python = folder / ".env" / peer / "bin" / "python" if peer != "plain" else Path(sys.executable)
             if not python.exists():
-                say(f"{peer}: not installed; {folder / 'install.sh'} installs it")
+                report(f"{peer}: not installed; {folder / 'install.sh'} installs it")
                 continue
             words = [str(python.absolute()), str(folder / f"{peer}.py"), str(work), str(rounds)]
             env = os.environ | {"OMP_WAIT_POLICY": "PASSIVE"}
             done = subprocess.run(words, capture_output=True, text=True, check=False, env=env)
             try:
-                told = json.loads(done.stdout.strip().splitlines()[-1])
+                result = json.loads(done.stdout.strip().splitlines()[-1])
             except (ValueError, IndexError):
                 last = (done.stderr.strip().splitlines() or ["no output"])[-1]
                 raise InputError(f"{peer} failed: {last}") from None
-            rows.append(Row(peer.replace("_", "-"), told["seconds"]))
-            say(f"{rows[-1].name}: {rows[-1].median:.4f} s a round, accuracy {told['accuracy']:.3f}")
+            rows.append(Row(peer.replace("_", "-"), result["seconds"]))
+            report(f"{rows[-1].name}: {rows[-1].median:.4f} s a round, accuracy {result['accuracy']:.3f}")
     return rows
 
 
-def _exported(experiment: Experiment, path: Path) -> Path:
+def _export_work(experiment: Experiment, path: Path) -> Path:
     """The work of an experiment as arrays, for programs that know nothing of us."""
     sim = build(experiment.with_(device="cpu"))
-    work, data = sim.train.work, sim.train.work.data
-    flat = {key: data.inputs(x).flatten(1).numpy() for key, x in (("x", data.train.x), ("test_x", data.test.x))}
+    work = trainer_of(sim).work
+    data = work.data
+    x, test_x = (data.inputs(split.x).flatten(1).numpy() for split in (data.train, data.test))
     order = np.concatenate([part.numpy() for part in work.parts])
     np.savez(
-        path, **flat, y=data.train.y.numpy(), test_y=data.test.y.numpy(), order=order,
+        path, x=x, test_x=test_x, y=data.train.y.numpy(), test_y=data.test.y.numpy(), order=order,
         sizes=work.sizes, start=sim.start.w.numpy(),
         epochs=work.epochs, batch=work.batch_size, lr=work.lr,
     )  # fmt: skip
@@ -230,8 +240,8 @@ def table(workload: str, rows: list[Row]) -> str:
     """The rows as they stand in the records: the ratio is to the reference of the same run."""
     base = rows[0].median
     lines = [
-        f"{_here()}. {workload}: {WORKLOADS[workload].clients} clients, {rows[0].steps} local steps, whole rounds with "
-        "evaluation.",
+        f"{_provenance()}. {workload}: {WORKLOADS[workload].clients} clients, {rows[0].steps} local steps, "
+        "whole rounds with evaluation.",
         "",
         f"| what | n | seconds a round, median | least to most | times as fast as {rows[0].name} "
         "| training alone, ms a step of all clients | the rest of the round | GPU memory |",
@@ -246,10 +256,10 @@ def table(workload: str, rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
-def scaling(counts: tuple[int, ...], models: dict[str, tuple], rounds: int, say: Callable[[str], None]) -> str:
+def scaling(counts: Sequence[int], models: dict[str, tuple[int, ...]], rounds: int, report: Report) -> str:
     """Seconds a round and peak memory over the number of clients and the model's size, as the engine chooses."""
     lines = [
-        f"{_here()}. Scaling: 20 samples a client, one local epoch, an ideal channel.",
+        f"{_provenance()}. Scaling: 20 samples a client, one local epoch, an ideal channel.",
         "",
         "| model | entries | clients | engine | n | seconds a round, median | least to most | memory at most |",
         "|---|---|---|---|---|---|---|---|",
@@ -257,24 +267,26 @@ def scaling(counts: tuple[int, ...], models: dict[str, tuple], rounds: int, say:
     for model, shape in models.items():
         for n in counts:
             data = f"synthetic(samples={20 * n}, shape={shape})"
-            e = Experiment(data=data, model=model, clients=n, local_epochs=1, **IDEAL)
+            settings: dict[str, Any] = IDEAL | {"data": data, "model": model, "clients": n, "local_epochs": 1}
+            e = Experiment(**settings)
             sim = build(e)
-            how = choose(sim, "auto", rounds=rounds)
-            peak = _Peak(sim)
-            seconds, _ = timed(accelerate(sim, how), rounds)
+            mode = choose(sim, "auto", rounds=rounds)
+            peak = _PeakMemory(sim)
+            seconds, _ = timed(accelerate(sim, mode), rounds)
             spread = f"{min(seconds):.4f} to {max(seconds):.4f}"
             figures = f"{rounds} | {statistics.median(seconds):.4f} | {spread} | {peak.gib():.1f} GiB"
-            lines.append(f"| {model} | {len(sim.start.w):,} | {n} | {how.engine}, {how.chunk} at a time | {figures} |")
-            say(lines[-1])
+            engine = f"{mode.engine}, {mode.chunk} at a time"
+            lines.append(f"| {model} | {len(sim.start.w):,} | {n} | {engine} | {figures} |")
+            report(lines[-1])
     return "\n".join(lines)
 
 
-def _here() -> str:
+def _provenance() -> str:
     """When and on what something was timed."""
-    return f"{datetime.now(UTC):%Y-%m-%d}, commit {_commit()}, {_device()}, torch {torch.__version__}"
+    return f"{datetime.now(UTC):%Y-%m-%d}, commit {_commit_hash()}, {_device_name()}, torch {torch.__version__}"
 
 
-def _commit() -> str:
+def _commit_hash() -> str:
     words = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
     try:
         return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
@@ -282,21 +294,21 @@ def _commit() -> str:
         return "unknown"
 
 
-def _device() -> str:
+def _device_name() -> str:
     if torch.cuda.is_available():
         return torch.cuda.get_device_name()
-    named = [line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
+    named = [line.partition(":")[2].strip() for line in _read_lines("/proc/cpuinfo") if line.startswith("model name")]
     return f"{len(named) or os.cpu_count()} cores, {named[0] if named else platform.processor()}"
 
 
-def _lines(path: str) -> list[str]:
+def _read_lines(path: str) -> list[str]:
     return Path(path).read_text().splitlines() if Path(path).exists() else []
 
 
 def check_record(path: Path) -> None:
     """Refuse a file that cannot be written, before minutes are spent on what goes into it."""
     if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise InputError(f"cannot write {path}; choose another --record")
+        raise InputError(f"cannot write {path}; choose another file")
 
 
 def append(path: Path, text: str) -> Path:

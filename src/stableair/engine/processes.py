@@ -23,73 +23,67 @@ from stableair.vector import State
 class ProcessTrainer:
     """The clients of a chunk dealt to the workers; the uploads come back in shared memory, in the clients' order."""
 
-    reference: Reference
+    work: Work
+    chunk: int
     workers: int
-    _crew: "_Crew | None" = field(default=None, repr=False)
-
-    @property
-    def work(self) -> Work:
-        return self.reference.work
-
-    @property
-    def chunk(self) -> int:
-        return self.reference.chunk
+    _pool: "_Pool | None" = field(default=None, repr=False)
 
     def __call__(self, state: State, k: int, clients: Tensor) -> Iterator[Upload]:
-        if self._crew is None:
-            self._crew = _Crew(self.reference, self.workers, state)
+        if self._pool is None:
+            self._pool = _Pool(Reference(self.work, self.chunk), self.workers, state)
         for some in clients.split(self.chunk):
-            yield self._crew.train(state, k, some)
+            yield self._pool.train(state, k, some)
 
 
-class _Crew:
+class _Pool:
     """The workers and the memory they share with the parent."""
 
     def __init__(self, reference: Reference, workers: int, state: State):
         chunk = min(reference.chunk, len(reference.work.parts))
         shapes = {"update": (chunk, len(state.w)), "stats": (chunk, len(state.stats)), "loss": (chunk,)}
-        kinds = {"stats": torch.float64}
+        dtypes = {"stats": torch.float64}
         self.shared = {
-            name: torch.zeros(shape, dtype=kinds.get(name)).share_memory_() for name, shape in shapes.items()
+            name: torch.zeros(shape, dtype=dtypes.get(name)).share_memory_() for name, shape in shapes.items()
         }
         self.start = State(*(torch.empty_like(t).share_memory_() for t in state))
         context = mp.get_context("spawn")
-        self.lines: list[Connection] = []
-        self.members = []
+        self.pipes: list[Connection] = []
+        self.processes = []
         for _ in range(workers):
-            here, there = context.Pipe()
-            member = context.Process(target=_work, args=(there, reference, self.start, self.shared), daemon=True)
-            member.start()
-            there.close()
-            self.lines.append(here)
-            self.members.append(member)
-        weakref.finalize(self, _dismiss, self.lines, self.members)
+            ours, theirs = context.Pipe()
+            given = theirs, reference, self.start, self.shared
+            process = context.Process(target=_worker_loop, args=given, daemon=True)
+            process.start()
+            theirs.close()
+            self.pipes.append(ours)
+            self.processes.append(process)
+        weakref.finalize(self, _shut_down, self.pipes, self.processes)
 
     def train(self, state: State, k: int, clients: Tensor) -> Upload:
         for mine, given in zip(self.start, state, strict=True):
             mine.copy_(given)
         try:
-            for i, line in enumerate(self.lines):
-                line.send((k, [(row, n) for row, n in enumerate(clients.tolist()) if row % len(self.lines) == i]))
-            wrong = [said for line in self.lines if (said := line.recv())]
+            for i, pipe in enumerate(self.pipes):
+                pipe.send((k, [(row, n) for row, n in enumerate(clients.tolist()) if row % len(self.pipes) == i]))
+            failures = [failure for pipe in self.pipes if (failure := pipe.recv())]
         except (EOFError, OSError):
             raise InputError(
                 "a worker process has ended: for lack of memory, or because the script that runs this does not keep "
                 'what it does under if __name__ == "__main__"; engine=reference needs no processes'
             ) from None
-        if wrong:
-            raise InputError(wrong[0])
+        if failures:
+            raise InputError(failures[0])
         return Upload(clients, *(t[: len(clients)].clone() for t in self.shared.values()))
 
 
-def _dismiss(lines: list[Connection], members: list[Any]) -> None:
-    for line in lines:
-        line.close()
-    for member in members:
-        member.join(timeout=5)
+def _shut_down(pipes: list[Connection], processes: list[Any]) -> None:
+    for pipe in pipes:
+        pipe.close()
+    for process in processes:
+        process.join(timeout=5)
 
 
-def _work(line: Connection, reference: Reference, start: State, shared: dict[str, Tensor]) -> None:
+def _worker_loop(pipe: Connection, reference: Reference, start: State, shared: dict[str, Tensor]) -> None:
     """What a worker does until its parent is gone."""
     import signal
 
@@ -97,20 +91,20 @@ def _work(line: Connection, reference: Reference, start: State, shared: dict[str
     torch.set_num_threads(1)
     while True:
         try:
-            k, mine = line.recv()
+            k, mine = pipe.recv()
         except (EOFError, OSError):
             return
-        wrong = ""
+        failure = ""
         try:
             for row, n in mine:
                 upload = reference.train(start, k, torch.tensor([n]))
                 for name, t in shared.items():
                     t[row].copy_(getattr(upload, name)[0])
         except InputError as error:
-            wrong = str(error)
+            failure = str(error)
         except Exception as error:
-            wrong = f"round {k}: a worker process failed: {type(error).__name__}: {error}"
+            failure = f"round {k}: a worker process failed: {type(error).__name__}: {error}"
         try:
-            line.send(wrong)
+            pipe.send(failure)
         except (BrokenPipeError, OSError):
             return

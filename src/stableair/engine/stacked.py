@@ -1,25 +1,67 @@
 """A module run for many clients at once: their weights stacked, the clients as groups of one operation.
 
 Images travel as (B, N C, H, W): the clients are groups of a convolution, and a batch norm over N C channels is exactly
-each client's own. Vectors travel as (N, B, F), and a linear layer is a batched matrix product.
+each client's own. Vectors travel as (N, B, F), and a linear layer is a batched matrix product. A layer of your own is
+made known by `stacked_layer`.
 """
 
 import operator
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
+from stableair.checks import InputError
+
 Tensors = dict[str, Tensor]  # a parameter or buffer of every client by its name: (N, *shape)
+Function = TypeVar("Function", bound=Callable[..., Tensor])
 
 
-KEYS = "weight", "bias", "running_mean", "running_var"
+class StackedLayer(NamedTuple):
+    """How layers of a kind are computed for N clients."""
+
+    function: Callable[..., Tensor]  # (layer, x, n, own, mask) -> Tensor
+    mixes_samples: bool  # of a batch, as a batch norm does
+
+
+ELEMENTWISE = {nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Identity}
+LAYERS: dict[type[nn.Module], StackedLayer] = {}
 
 
 class Unsupported(Exception):
     """What the module has that cannot be stacked."""
+
+
+def stacked_layer(*kinds: type[nn.Module], mixes_samples: bool = False) -> Callable[[Function], Function]:
+    """Make kinds of layers known: `@stacked_layer(nn.LayerNorm)` on a function (layer, x, n, own, mask) -> Tensor.
+
+    It computes the layer for n clients at once. `x` is as the layer before left it; `as_images` and `as_vectors` give
+    it a shape. `own` has the layer's parameters and norm buffers by name, (N, *shape) each, to be cast to x's dtype.
+    Where `mask` (N, B) is 0 there is no sample; None if all are there, and where no layer mixes the samples of a batch.
+    """
+    for kind in kinds or (None,):
+        if not isinstance(kind, type) or not issubclass(kind, nn.Module):
+            raise InputError(f"stacked_layer needs classes of layers, as in stacked_layer(nn.LayerNorm): got {kind}")
+
+    def register(function: Function) -> Function:
+        for kind in kinds:
+            known = LAYERS.get(kind)
+            again_in_notebook = known and known.function.__module__ == function.__module__ == "__main__"
+            if kind in ELEMENTWISE or (known and not again_in_notebook):
+                raise InputError(f"the stacked layer {kind.__name__} is already registered")
+        LAYERS.update(dict.fromkeys(kinds, StackedLayer(function, mixes_samples)))
+        return function
+
+    return register
+
+
+class _Tracer(fx.Tracer):
+    """Registered layers are called as a whole, a user's own too."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return type(m) in LAYERS or super().is_leaf_module(m, module_qualified_name)
 
 
 class Stacked:
@@ -27,21 +69,28 @@ class Stacked:
 
     def __init__(self, module: nn.Module):
         try:
-            self.traced = fx.symbolic_trace(module)
+            self.graph = _Tracer().trace(module)
         except Exception as error:  # whatever a module's own code does with a stand-in for a tensor
             raise Unsupported(f"its code cannot be traced: {str(error).partition(chr(10))[0]}") from error
-        self.modules = dict(self.traced.named_modules())
-        for node in self.traced.graph.nodes:
+        called = [str(node.target) for node in self.graph.nodes if node.op == "call_module"]
+        self.layers = {name: module.get_submodule(name) for name in called}
+        for node in self.graph.nodes:
             self._check(node)
-        self.normalises = any(isinstance(m, nn.BatchNorm2d) for m in self.modules.values())
-        self.convolves = any(isinstance(m, nn.Conv2d) for m in self.modules.values())
+        self.tensors = {  # the names of each layer's own
+            name: [key for key, _ in (*layer.named_parameters(), *layer.named_buffers())]
+            for name, layer in self.layers.items()
+        }
+        known = [LAYERS[type(layer)] for layer in self.layers.values() if type(layer) in LAYERS]
+        self.mixes_samples = any(layer.mixes_samples for layer in known)
+        self.has_user_layers = any(layer.function.__module__ != __name__ for layer in known)
+        self.has_convolutions = any(isinstance(m, nn.Conv2d) for layer in self.layers.values() for m in layer.modules())
 
     def _check(self, node: fx.Node) -> None:
         if node.op == "call_module":
-            layer = self.modules[node.target]
+            layer = self.layers[str(node.target)]
             if type(layer) not in LAYERS and type(layer) not in ELEMENTWISE:
                 raise Unsupported(f"layer {node.target} is a {type(layer).__name__}")
-            if reason := _obstacle(layer):
+            if reason := _unsupported_option(layer):
                 raise Unsupported(f"layer {node.target} is a {type(layer).__name__} with {reason}")
         elif node.op == "call_function" and node.target not in FUNCTIONS:
             raise Unsupported(f"it calls {getattr(node.target, '__name__', node.target)}")
@@ -54,20 +103,20 @@ class Stacked:
         """x: (N, B, c, h, w). Where the mask (N, B) is 0 there is no sample; it must leave the others untouched."""
         n = len(x)
         values: dict[fx.Node, Any] = {}
-        for node in self.traced.graph.nodes:
+        for node in self.graph.nodes:
             args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda a: values[a])
             if node.op == "placeholder":
                 values[node] = x
             elif node.op == "output":
                 return args[0]
             elif node.op == "call_module":
-                layer = self.modules[node.target]
-                if type(layer) in ELEMENTWISE:
+                layer = self.layers[node.target]
+                if type(layer) in LAYERS:
+                    own = {key: group[name] for group in (parameters, buffers) for key in self.tensors[node.target]
+                           if (name := f"{node.target}.{key}") in group}  # fmt: skip
+                    values[node] = LAYERS[type(layer)].function(layer, args[0], n, own, mask)
+                else:
                     values[node] = layer(*args)
-                    continue
-                own = {key: group[name] for group in (parameters, buffers) for key in KEYS
-                       if (name := f"{node.target}.{key}") in group}  # fmt: skip
-                values[node] = LAYERS[type(layer)](layer, args[0], n, own, mask)
             elif node.op == "call_function":
                 values[node] = FUNCTIONS[node.target](n, *args, **kwargs)
             else:
@@ -75,22 +124,22 @@ class Stacked:
         raise AssertionError("a traced module has an output")
 
 
-def _obstacle(layer: nn.Module) -> str:
+def _unsupported_option(layer: nn.Module) -> str:
     """What of a known layer is not."""
-    if isinstance(layer, nn.Conv2d):
+    if type(layer) is nn.Conv2d:
         return "" if layer.padding_mode == "zeros" else f"padding_mode={layer.padding_mode}"
-    if isinstance(layer, nn.BatchNorm2d):
+    if type(layer) is nn.BatchNorm2d:
         if layer.momentum is None:
             return "momentum=None"
         return "" if layer.track_running_stats else "track_running_stats=False"
-    if isinstance(layer, nn.Flatten):
+    if type(layer) is nn.Flatten:
         return "" if (layer.start_dim, layer.end_dim) == (1, -1) else "other axes than all but the first"
-    if isinstance(layer, nn.MaxPool2d):
+    if type(layer) is nn.MaxPool2d:
         return "return_indices" if layer.return_indices else ""
     return ""
 
 
-def _images(x: Tensor) -> Tensor:
+def as_images(x: Tensor) -> Tensor:
     """(N, B, c, h, w) as they come, or images already, as (B, N c, h, w)."""
     if x.ndim == 5:
         n, b, *rest = x.shape
@@ -98,28 +147,36 @@ def _images(x: Tensor) -> Tensor:
     return x
 
 
-def _vectors(n: int, x: Tensor, *_: Any, **__: Any) -> Tensor:
+def as_vectors(n: int, x: Tensor) -> Tensor:
     """Whatever there is, as (N, B, F)."""
     if x.ndim == 5:
         return x.flatten(2)
     return x if x.ndim == 3 else x.reshape(len(x), n, -1).transpose(0, 1)
 
 
-def _conv(layer: nn.Conv2d, x: Tensor, n: int, own: Tensors, mask: Tensor | None) -> Tensor:
-    x = _images(x)
+def _flat(t: Tensor | None, dtype: torch.dtype | None = None) -> Tensor | None:
+    """What every client has of a layer, (N, C), as the channels of images: (N C,)."""
+    return None if t is None else t.flatten().to(dtype or t.dtype)
+
+
+@stacked_layer(nn.Conv2d)
+def _conv2d(layer: nn.Conv2d, x: Tensor, n: int, own: Tensors, mask: Tensor | None) -> Tensor:
+    x = as_images(x)
     weight = own["weight"].flatten(0, 1).to(x.dtype)
-    bias = own["bias"].flatten().to(x.dtype) if "bias" in own else None
+    bias = _flat(own.get("bias"), x.dtype)
     return F.conv2d(x, weight, bias, layer.stride, layer.padding, layer.dilation, n * layer.groups)
 
 
+@stacked_layer(nn.BatchNorm2d, mixes_samples=True)
 def _batch_norm(layer: nn.BatchNorm2d, x: Tensor, n: int, own: Tensors, mask: Tensor | None) -> Tensor:
-    x = _images(x)
+    x = as_images(x)
     weight, bias = own.get("weight"), own.get("bias")
+    assert layer.momentum is not None  # which is not supported
     if mask is None and x[:, 0].numel() == 1:
         mask = x.new_ones(n, 1)  # one number has no variance: torch refuses it, and the masked form does not
     if mask is None:
-        flat = [None if t is None else t.flatten() for t in (own["running_mean"], own["running_var"], weight, bias)]
-        return F.batch_norm(x, *flat, training=True, momentum=layer.momentum, eps=layer.eps)
+        mean, var = own["running_mean"].flatten(), own["running_var"].flatten()
+        return F.batch_norm(x, mean, var, _flat(weight), _flat(bias), True, layer.momentum, layer.eps)
     # Statistics over the samples that are there; a client with none keeps its running ones.
     apart = x.to(own["running_mean"].dtype).unflatten(1, (n, -1))  # (B, N, C, H, W)
     there = mask.t()[:, :, None, None, None]
@@ -138,75 +195,72 @@ def _batch_norm(layer: nn.BatchNorm2d, x: Tensor, n: int, own: Tensors, mask: Te
     return out.flatten(1, 2).to(x.dtype)
 
 
+@stacked_layer(nn.GroupNorm)
 def _group_norm(layer: nn.GroupNorm, x: Tensor, n: int, own: Tensors, mask: Tensor | None) -> Tensor:
-    affine = [own[key].flatten().to(x.dtype) if key in own else None for key in ("weight", "bias")]
-    return F.group_norm(_images(x), n * layer.num_groups, *affine, layer.eps)
+    weight, bias = _flat(own.get("weight"), x.dtype), _flat(own.get("bias"), x.dtype)
+    return F.group_norm(as_images(x), n * layer.num_groups, weight, bias, layer.eps)
 
 
+@stacked_layer(nn.Linear)
 def _linear(layer: nn.Linear, x: Tensor, n: int, own: Tensors, mask: Tensor | None) -> Tensor:
-    x, weight = _vectors(n, x), own["weight"].transpose(1, 2)
+    x, weight = as_vectors(n, x), own["weight"].transpose(1, 2)
     weight = weight.to(x.dtype)
     return x @ weight if "bias" not in own else torch.baddbmm(own["bias"][:, None].to(x.dtype), x, weight)
 
 
-def _on_images(layer: nn.Module, x: Tensor, n: int, own: Tensors, mask: Tensor | None) -> Tensor:
-    return layer(_images(x))
+@stacked_layer(nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d)
+def _pool2d(layer: nn.Module, x: Tensor, n: int, own: Tensors, mask: Tensor | None) -> Tensor:
+    return layer(as_images(x))
+
+
+@stacked_layer(nn.Flatten)
+def _flatten_layer(layer: nn.Flatten, x: Tensor, n: int, own: Tensors, mask: Tensor | None) -> Tensor:
+    return as_vectors(n, x)
 
 
 def _mean(n: int, x: Tensor, axes: Any = None, keepdim: bool = False, **kwargs: Any) -> Tensor:
     axes = kwargs.get("dim", axes)
     if not isinstance(axes, tuple | list) or sorted(axes) not in ([2, 3], [-2, -1]) or x.ndim == 3:
         raise Unsupported(f"it takes a mean over the axes {axes}, not over height and width")
-    return _images(x).mean((2, 3), keepdim=True) if keepdim else _vectors(n, _images(x).mean((2, 3)))
+    return as_images(x).mean((2, 3), keepdim=True) if keepdim else as_vectors(n, as_images(x).mean((2, 3)))
 
 
-def _plain(function: Callable) -> Callable:
+def _elementwise(function: Callable) -> Callable:
     """A function of each entry by itself; the first argument, the number of clients, is not its business."""
 
     def apply(n: int, *args: Any, **kwargs: Any) -> Tensor:
         tensors = [a for a in args if isinstance(a, Tensor)]
         if {t.ndim for t in tensors} == {4, 5}:  # the network's input, and images made of it
-            args = tuple(_images(a) if isinstance(a, Tensor) else a for a in args)
+            args = tuple(as_images(a) if isinstance(a, Tensor) else a for a in args)
         return function(*args, **kwargs)
 
     return apply
 
 
-def _flattened(n: int, x: Tensor, start: int = 0, end: int = -1) -> Tensor:
+def _flatten(n: int, x: Tensor, start: int = 0, end: int = -1) -> Tensor:
     if (start, end) != (1, -1):
         raise Unsupported("it flattens other axes than all but the first")
-    return _vectors(n, x)
+    return as_vectors(n, x)
 
 
-ELEMENTWISE = {nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Identity}
-LAYERS: dict[type, Callable[..., Tensor]] = {
-    nn.Conv2d: _conv,
-    nn.BatchNorm2d: _batch_norm,
-    nn.GroupNorm: _group_norm,
-    nn.Linear: _linear,
-    nn.MaxPool2d: _on_images,
-    nn.AvgPool2d: _on_images,
-    nn.AdaptiveAvgPool2d: _on_images,
-    nn.Flatten: lambda layer, x, n, own, mask: _vectors(n, x),
-}
 FUNCTIONS: dict[Callable, Callable[..., Tensor]] = {
-    F.relu: _plain(F.relu),
-    torch.relu: _plain(torch.relu),
-    torch.tanh: _plain(torch.tanh),
-    F.gelu: _plain(F.gelu),
-    F.silu: _plain(F.silu),
-    operator.add: _plain(operator.add),
-    operator.iadd: _plain(operator.add),
-    torch.add: _plain(torch.add),
-    operator.mul: _plain(operator.mul),
-    torch.flatten: _flattened,
-    F.max_pool2d: lambda n, x, *args, **kwargs: F.max_pool2d(_images(x), *args, **kwargs),
-    F.avg_pool2d: lambda n, x, *args, **kwargs: F.avg_pool2d(_images(x), *args, **kwargs),
-    F.adaptive_avg_pool2d: lambda n, x, size: F.adaptive_avg_pool2d(_images(x), size),
+    F.relu: _elementwise(F.relu),
+    torch.relu: _elementwise(torch.relu),
+    torch.tanh: _elementwise(torch.tanh),
+    F.gelu: _elementwise(F.gelu),
+    F.silu: _elementwise(F.silu),
+    operator.add: _elementwise(operator.add),
+    operator.iadd: _elementwise(operator.add),
+    torch.add: _elementwise(torch.add),
+    operator.mul: _elementwise(operator.mul),
+    torch.flatten: _flatten,
+    F.max_pool2d: lambda n, x, *args, **kwargs: F.max_pool2d(as_images(x), *args, **kwargs),
+    F.avg_pool2d: lambda n, x, *args, **kwargs: F.avg_pool2d(as_images(x), *args, **kwargs),
+    F.adaptive_avg_pool2d: lambda n, x, size: F.adaptive_avg_pool2d(as_images(x), size),
 }
 METHODS: dict[str, Callable[..., Tensor]] = {
     "mean": _mean,
-    "flatten": _flattened,
-    "relu": _plain(torch.relu),
-    "tanh": _plain(torch.tanh),
+    "flatten": _flatten,
+    "relu": _elementwise(torch.relu),
+    "tanh": _elementwise(torch.tanh),
 }

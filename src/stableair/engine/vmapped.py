@@ -6,6 +6,7 @@ It must treat each sample by itself, so that a batch may hold places without a s
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,25 +18,29 @@ from stableair.engine.stacked import Tensors, Unsupported
 class Vmapped:
     """A module's forward pass for N clients: program(parameters, buffers, x, mask) -> logits (N, B, classes)."""
 
-    normalises = False  # nothing couples the samples
+    mixes_samples = False  # as `check_samples_apart` has seen
+    has_user_layers = False
 
     def __init__(self, module: nn.Module):
         self.module = module
-        self.convolves = any(isinstance(m, nn.Conv2d) for m in module.modules())
+        self.has_convolutions = any(isinstance(m, nn.Conv2d) for m in module.modules())
 
     def __call__(self, parameters: Tensors, buffers: Tensors, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """x: (N, B, c, h, w)."""
         self.module.train()
-        one = lambda p, b, x: functional_call(self.module, (p, b), (x,))  # noqa: E731
-        cast = ({name: t.to(x.dtype) for name, t in group.items()} for group in (parameters, buffers))
-        with _no_loops():
-            return vmap(one, randomness="error")(*cast, x)
+
+        def one_client(p: Tensors, b: Tensors, x: Tensor) -> Tensor:
+            return functional_call(self.module, (p, b), (x,))
+
+        p, b = ({name: t.to(x.dtype) for name, t in group.items()} for group in (parameters, buffers))
+        with _no_vmap_fallback():
+            return vmap(one_client, randomness="error")(p, b, x)
 
 
 @contextmanager
-def _no_loops() -> Iterator[None]:
+def _no_vmap_fallback() -> Iterator[None]:
     """Refuse what vmap itself would do one client after the other: the reference does that better."""
-    functorch = torch._C._functorch
+    functorch: Any = torch._C._functorch
     before = functorch._is_vmap_fallback_enabled()
     functorch._set_vmap_fallback_enabled(False)
     try:
