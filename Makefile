@@ -24,6 +24,7 @@ docs: .venv/installed-dev
 lint: .venv/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mypy
 
 clean:
 	rm -rf .venv

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -64,7 +64,7 @@ def sample(
     vector, which makes impulses that do not exist, and its grid cuts those that do.
     """
     alpha, tau = check(alpha, tau)
-    device = torch.device(device or getattr(generator, "device", "cpu"))
+    device = torch.device(device or ("cpu" if generator is None else generator.device))
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
     x = torch.empty(math.prod(shape), dtype=dtype, device=device)
     pieces = x.split(_PIECE if device.type == "cpu" else _PIECE_ELSEWHERE)
@@ -83,7 +83,7 @@ def sample(
     return x.reshape(shape)
 
 
-def _side_by_side(work: Callable, *columns: Sequence, workers: int) -> None:
+def _side_by_side(work: Callable[..., None], *columns: Sequence[Any], workers: int) -> None:
     """work(a, b) for each pair, one thread a worker: it scales where threads within each small operation do not."""
     before = torch.get_num_threads()
     try:
@@ -196,11 +196,12 @@ class _Law(NamedTuple):
     def _sum(self, x: Tensor, derivative: int) -> Tensor:
         """The series of sf, pdf or minus the derivative of pdf, without its leading power of x; Horner's way."""
         k = torch.arange(1, _TERMS + 1, dtype=torch.float64)
-        factors = [1, k * self.alpha, k * self.alpha * (k * self.alpha + 1)][derivative]
-        z, total = x.clamp(min=1) ** -self.alpha, 0.0
+        factors = (torch.ones_like(k), k * self.alpha, k * self.alpha * (k * self.alpha + 1))[derivative]
+        z = x.clamp(min=1) ** -self.alpha
+        total = torch.zeros_like(z)
         for coefficient in reversed((self.series * factors).tolist()):
             total = total * z + coefficient
-        return torch.as_tensor(total, device=x.device)
+        return total
 
 
 @lru_cache(maxsize=64)
