@@ -7,14 +7,12 @@ knows who made a sample train.writer, test.writer. `<name>.json` beside it has i
 import hashlib
 import json
 import os
-import re
 import sys
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -22,6 +20,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from stableair.checks import InputError, Note
+from stableair.data.table import IMAGE_SETS, Source
+from stableair.files import write_whole
 from stableair.streams import generator
 
 VARIABLE = "STABLEAIR_DATA"
@@ -30,31 +30,7 @@ TESTS = "test", "validation", "valid", "val"  # what the hub's sets call it, the
 FORM = {"x": (torch.uint8, 4), "y": (torch.int64, 1), "writer": (torch.int64, 1)}
 
 
-class Source(NamedTuple):
-    """A set on the hub, or a folder in its schema, and which of its columns are meant."""
-
-    repo: str
-    image: str
-    label: str
-    writer: str | None = None
-    config: str | None = None
-
-    @property
-    def name(self) -> str:
-        """What its file is called where the set has no name of its own: no two sources share one."""
-        if any(not isinstance(text, str) for text in (*self[:3], *filter(None, self))):
-            raise InputError(f"a set of the hub and its columns must be names: got {', '.join(map(repr, self))}")
-        here = self._replace(repo=str(Path(self.repo).resolve())) if Path(self.repo).is_dir() else self
-        digest = hashlib.blake2b(repr(tuple(here)).encode(), digest_size=4).hexdigest()
-        return f"hf-{re.sub(r'[^a-zA-Z0-9]+', '-', self.repo).strip('-')}-{digest}"
-
-
-NAMED = {
-    "cifar10": Source("uoft-cs/cifar10", "img", "label"),
-    "cifar100": Source("uoft-cs/cifar100", "img", "fine_label"),
-    "femnist": Source("flwrlabs/femnist", "image", "character", "writer_id"),
-}
-SHAPES = {"cifar10": (32, 32, 3), "cifar100": (32, 32, 3), "femnist": (28, 28, 1)}
+NAMED = {name: known.source for name, known in IMAGE_SETS.items()}
 
 
 def folder() -> Path:
@@ -69,9 +45,12 @@ def file(name: str) -> Path:
     return folder() / f"{name}.safetensors"
 
 
-def described(name: str) -> Path:
+def description_file(name: str) -> Path:
     """The file that says what the data file is."""
     return file(name).with_suffix(".json")
+
+
+described = description_file  # until the command line knows it by its new name
 
 
 def read(name: str, source: Source) -> tuple[dict[str, Tensor], str]:
@@ -79,15 +58,15 @@ def read(name: str, source: Source) -> tuple[dict[str, Tensor], str]:
     if not file(name).exists():
         prepare(name, source)
     digest = check(name)
-    if not described(name).exists():
-        text = f"{file(name)} is unchecked: there is no {described(name).name} beside it"
+    if not description_file(name).exists():
+        text = f"{file(name)} is unchecked: there is no {description_file(name).name} beside it"
         warnings.warn(text, Note, stacklevel=2)
     return _tensors(name), digest
 
 
 def check(name: str) -> str:
     """The file's SHA-256, which must be that of its description, if it has one."""
-    path, description = file(name), described(name)
+    path, description = file(name), description_file(name)
     if not path.is_file():
         raise InputError(f"{path} is not there; {_ways(name)}")
     digest = _digest(path)
@@ -108,9 +87,8 @@ def describe(name: str, source: Source | None, note: str = "") -> Path:
     about: dict[str, Any] = {"sha256": _digest(file(name)), "source": source._asdict() if source else None}
     about |= {"note": note} if note else {}
     about["shapes"] = {key: list(t.shape) for key, t in sorted(_tensors(name).items())}
-    with _whole(described(name)) as temporary:
-        temporary.write_text(json.dumps(about, indent=2) + "\n")
-    return described(name)
+    _write_whole(description_file(name), (json.dumps(about, indent=2) + "\n").encode())
+    return description_file(name)
 
 
 def prepare(name: str, source: Source, again: bool = False) -> Path:
@@ -118,11 +96,12 @@ def prepare(name: str, source: Source, again: bool = False) -> Path:
     if file(name).exists() and not again:
         check(name)
         return file(name)
-    _writable()
+    _check_writable()
     sets = _fetch(name, source)
     test = next((key for key in TESTS if key in sets), None)
-    tensors = {}
-    for split, rows in [("train", sets["train"]), *([("test", sets[test])] if test else [])]:
+    splits = {"train": sets["train"]} | ({"test": sets[test]} if test else {})
+    tensors: dict[str, np.ndarray] = {}
+    for split, rows in splits.items():
         tensors |= {f"{split}.{part}": t for part, t in _columns(rows, source, f"{source.repo} {split}").items()}
     for part in ("y", "writer"):
         _code([key for key in (f"train.{part}", f"test.{part}") if key in tensors], tensors)
@@ -132,36 +111,33 @@ def prepare(name: str, source: Source, again: bool = False) -> Path:
 
 def write(name: str, tensors: dict[str, np.ndarray], source: Source) -> None:
     """A set's file and its description."""
-    from safetensors.numpy import save_file
+    from safetensors.numpy import save
 
-    with _whole(file(name)) as temporary:
-        save_file({key: np.ascontiguousarray(t) for key, t in tensors.items()}, temporary)
-        described(name).unlink(missing_ok=True)  # the old one must not stand beside the new file
+    def fill(new: BinaryIO) -> None:
+        new.write(save({key: np.ascontiguousarray(t) for key, t in tensors.items()}))
+        description_file(name).unlink(missing_ok=True)  # the old one must not stand beside the new file
+
+    _write_whole(file(name), fill)
     describe(name, source)
 
 
-@contextmanager
-def _whole(path: Path) -> Iterator[Path]:
-    """A place to write that becomes the file when all is written, and is gone when it is not."""
-    _writable()
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+def _write_whole(path: Path, content: bytes | Callable[[BinaryIO], object]) -> None:
+    _check_writable()
     try:
-        yield temporary
-        os.replace(temporary, path)
+        write_whole(path, content)
     except (OSError, SafetensorError) as error:
         raise InputError(f"cannot write {path}: {error}") from None
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
-def _writable() -> None:
+def _check_writable() -> None:
     """Refuse a folder that cannot be written before anything is fetched."""
+    trial = folder() / f".{os.getpid()}.tmp"
     try:
         folder().mkdir(parents=True, exist_ok=True)
-        (trial := folder() / f".{os.getpid()}.tmp").touch()
+        trial.touch()
         trial.unlink()
     except OSError as error:
-        raise InputError(f"cannot write to {folder()}: {error.strerror}; choose another --data-dir") from None
+        raise InputError(f"cannot write to {folder()}: {error.strerror}; set {VARIABLE} to another folder") from None
 
 
 def _fetch(name: str, source: Source) -> Any:
@@ -195,8 +171,8 @@ def _columns(rows: Any, source: Source, title: str) -> dict[str, np.ndarray]:
             there = ", ".join(rows.column_names)
             raise InputError(f"{source.repo} has no column {column!r}; its columns are {there}")
     if not isinstance(rows.features[source.image], Image):
-        there = [key for key, feature in rows.features.items() if isinstance(feature, Image)]
-        raise InputError(f"{source.repo}: column {source.image!r} holds no images; those that do: {there or 'none'}")
+        others = [key for key, feature in rows.features.items() if isinstance(feature, Image)]
+        raise InputError(f"{source.repo}: column {source.image!r} holds no images; those that do: {others or 'none'}")
     kept = rows.select_columns(list(named.values()))
     out: dict[str, Any] = {part: [] for part in named if part != "x"}
     x, done, size = None, 0, 500
@@ -267,11 +243,13 @@ def _tensors(name: str) -> dict[str, Tensor]:
                 raise InputError(f"{path}: {key} must be {wanted}: got {t.dtype} {tuple(t.shape)}")
             if part != "x" and t.min() < 0:
                 raise InputError(f"{path}: {key} must not be negative: got {int(t.min())}")
-    shape = SHAPES.get(name, tuple(found["train.x"].shape[1:]))
+    height, width, channels = found["train.x"].shape[1:]
+    if name in IMAGE_SETS:
+        channels, height, width = IMAGE_SETS[name].shape
+    shape = f"({height}, {width}, {channels})" if channels in (1, 3) else "(height, width, 1 or 3)"
     for key in ("train.x", "test.x"):
-        if tuple(found[key].shape[1:]) != shape or shape[-1] not in (1, 3):
-            wanted = shape if shape[-1] in (1, 3) else "(height, width, 1 or 3)"
-            raise InputError(f"{path}: an image of {key} must be {wanted}: got {tuple(found[key].shape[1:])}")
+        if tuple(found[key].shape[1:]) != (height, width, channels) or channels not in (1, 3):
+            raise InputError(f"{path}: an image of {key} must be {shape}: got {tuple(found[key].shape[1:])}")
     return found
 
 
@@ -286,10 +264,10 @@ def _ways(name: str) -> str:
     command = f"stableair data prepare {name}" if name in NAMED else "the same command"
     return (
         f"with a network, {install}{command} makes it; without one, copy {name}.safetensors into {folder()}, "
-        f"or name another folder with --data-dir"
+        f"or set {VARIABLE} to the folder that has it"
     )
 
 
 def _again(name: str) -> str:
-    command = f"stableair data prepare {name} --again" if name in NAMED else "delete it, and the next use makes it anew"
-    return f"restore it, or {command}"
+    maker = f"stableair data prepare {name}" if name in NAMED else "the next use"
+    return f"restore it, or delete it, and {maker} makes it anew"
