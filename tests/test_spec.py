@@ -1,3 +1,4 @@
+import doctest
 import inspect
 import math
 
@@ -15,6 +16,40 @@ def test_every_component_has_an_example_for_the_contract_tests():
     for plural, registry in REGISTRIES.items():
         assert {registry.one(text).entry.name for text in EXAMPLES[plural]} == set(registry.entries)
         assert all(entry.summary for entry in registry), "each component says in one line what it is"
+
+
+@pytest.mark.parametrize("kind", REGISTRIES)
+def test_every_component_shows_itself_in_a_doctest(kind):
+    ours = [entry for entry in REGISTRIES[kind] if entry.factory.__module__.startswith("stableair.")]
+    assert ours
+    assert [entry.name for entry in ours if not doctested(entry.factory)] == []
+
+
+def doctested(factory):
+    """Whether one of its examples does something with it, by its own name or by that of a spec."""
+    examples = doctest.DocTestParser().get_examples(factory.__doc__ or "")
+    return any(factory.__name__ in example.source for example in examples) and any(e.want for e in examples)
+
+
+def test_a_component_without_a_doctest_is_seen():
+    def silent():
+        """It says what it does."""
+
+    def idle():
+        """It shows another.
+
+        >>> 1 + 1
+        2
+        """
+
+    def shown():
+        """It shows itself.
+
+        >>> shown()
+        'here'
+        """
+
+    assert [doctested(factory) for factory in (silent, idle, shown)] == [False, False, True]
 
 
 def test_arguments_by_position_and_by_name_are_one_spec():
