@@ -5,6 +5,8 @@ module in a string or a table of strings, or through the names that the package 
 """
 
 import ast
+import subprocess
+import sys
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 from pathlib import Path
@@ -180,7 +182,7 @@ def strangers(graph: Graph, seams: dict[str, set[str]]) -> list[str]:
     ]
 
 
-# -------------------------------------------------------------------------------------------------- the house as it is
+# --------------------------------------------------------------------------------------------------- the house as it is
 
 
 @pytest.fixture(scope="module")
@@ -222,7 +224,15 @@ def test_the_reader_sees_the_imports_of_the_house(house):
     assert house["stableair.spec"] == {"stableair.checks"}, "where something was in 0.1 is no import"
 
 
-# ------------------------------------------------------------------------------------------------ the reader can fail
+def test_scipy_stats_is_not_loaded_before_it_is_needed():
+    parts = "channels", "builder", "runner", "searches", "theory", "paper.figures", "results.report", "nn"
+    load = "; ".join(f"import stableair.{part}" for part in parts)
+    code = f"import sys; {load}; assert 'scipy.stats' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+# ------------------------------------------------------------------------------------------------- the reader can fail
 
 
 def house_of(folder, files):

@@ -1,6 +1,7 @@
 import doctest
 import inspect
 import math
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -169,6 +170,29 @@ def test_the_list_shows_types():
         "shape: tuple[int, int, int] = (1, 8, 8)"
         in {e.name: e.typed_signature for e in REGISTRIES["data"]}["synthetic"]
     )
+
+
+@pytest.mark.slow
+def test_a_type_checker_sees_the_signature_of_what_is_decorated(tmp_path, monkeypatch):
+    mypy = pytest.importorskip("mypy.api")
+    monkeypatch.setenv("MYPYPATH", str(Path(sa.__file__).parents[1]))
+    (tmp_path / "user.py").write_text(
+        "import stableair as sa\nimport stableair.receivers\nfrom stableair.servers import momentum, server\n"
+        "reveal_type(sa.receivers.mac)\nreveal_type(momentum)\n"
+        "@server('own')\ndef own(rate: float = 1.0) -> momentum:\n    return momentum(lr=rate)\nreveal_type(own)\n"
+        "sa.receivers.mac(C='much')\nsa.receivers.receiver.mac\n"
+    )
+    words = ["--cache-dir", str(tmp_path / "cache"), "--ignore-missing-imports", "--follow-imports", "silent"]
+    out, errors, _ = mypy.run([*words, str(tmp_path / "user.py")])
+    assert not errors
+    shown = [line.partition("Revealed type is ")[2] for line in out.splitlines() if "Revealed" in line]
+    assert shown[0].startswith("\"def (C: float | Literal['auto'], gain: bool | None =, pilot: int =) -> ")
+    assert shown[1:] == [
+        '"def (lr: float | None =, beta: float =) -> stableair.servers.momentum"',
+        '"def (rate: float =) -> stableair.servers.momentum"',
+    ]
+    wrong = [line.rpartition("[")[2] for line in out.splitlines() if ": error:" in line]
+    assert wrong == ["arg-type]", "attr-defined]"], out
 
 
 @pytest.mark.parametrize("kind", REGISTRIES)

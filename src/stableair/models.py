@@ -150,7 +150,7 @@ class ResNet(nn.Module):
         for stage, depth in enumerate(depths):
             blocks = []
             for i in range(depth):
-                out, stride = first << stage, 2 if stage and not i else 1
+                out, stride = first * 2**stage, 2 if stage > 0 and i == 0 else 1
                 blocks.append(Block(width, out, stride, norm))
                 width = out
             setattr(self, f"layer{stage + 1}", nn.Sequential(*blocks))

@@ -161,8 +161,8 @@ class Registry:
                 raise _refused(self.kind, text, keyword.value)
             known = list(inspect.signature(entry.factory).parameters)
             if keyword.arg not in known and not entry.open:
-                said = f"{entry.name} has no argument {keyword.arg!r}; {nearest(keyword.arg, known)}"
-                raise InputError(f"{self.kind} {text!r}: {said}; the signature is {entry.signature}")
+                problem = f"{entry.name} has no argument {keyword.arg!r}; {nearest(keyword.arg, known)}"
+                raise InputError(f"{self.kind} {text!r}: {problem}; the signature is {entry.signature}")
         named = {str(keyword.arg): _value(self.kind, text, keyword.value) for keyword in keywords}
         if len(named) < len(keywords):
             raise InputError(f"{self.kind} {text!r}: an argument is given twice; the signature is {entry.signature}")

@@ -68,16 +68,17 @@ def check(name: str) -> str:
     """The file's SHA-256, which must be that of its description, if it has one."""
     path, description = file(name), description_file(name)
     if not path.is_file():
-        raise InputError(f"{path} is not there; {_ways(name)}")
+        raise InputError(f"{path} is not there; {_how_to_get(name)}")
     digest = _digest(path)
     if description.exists():
         try:
-            told = json.loads(description.read_text())["sha256"]
+            expected = json.loads(description.read_text())["sha256"]
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise InputError(f"{description} is corrupted: {error!r}; {_again(name)}") from None
-        if told != digest:
-            other = f"{description.name} tells of another SHA-256"
-            raise InputError(f"{path} is truncated or altered: {other}; {_again(name)}")
+            raise InputError(f"{description} is corrupted: {error!r}; {_how_to_repair(name)}") from None
+        if expected != digest:
+            raise InputError(
+                f"{path} is truncated or altered: {description.name} tells of another SHA-256; {_how_to_repair(name)}"
+            )
     _tensors(name)
     return digest
 
@@ -104,8 +105,8 @@ def prepare(name: str, source: Source, again: bool = False) -> Path:
     for split, rows in splits.items():
         tensors |= {f"{split}.{part}": t for part, t in _columns(rows, source, f"{source.repo} {split}").items()}
     for part in ("y", "writer"):
-        _code([key for key in (f"train.{part}", f"test.{part}") if key in tensors], tensors)
-    write(name, tensors if test else _divided(tensors), source)
+        _number_from_zero([key for key in (f"train.{part}", f"test.{part}") if key in tensors], tensors)
+    write(name, tensors if test else _with_test_split(tensors), source)
     return file(name)
 
 
@@ -146,14 +147,14 @@ def _fetch(name: str, source: Source) -> Any:
         import datasets
         import huggingface_hub
     except ImportError:
-        raise InputError(f"{file(name)} is not there; {_ways(name)}") from None
+        raise InputError(f"{file(name)} is not there; {_how_to_get(name)}") from None
     print(f"fetching {source.repo}", file=sys.stderr)
     huggingface_hub.logging.set_verbosity_error()  # its retries are many lines; what failed is said in one
     try:
         found = datasets.load_dataset(source.repo, source.config)
     except (OSError, ValueError, RuntimeError) as error:
         what = str(error).partition("\n")[0].rstrip(".")
-        raise InputError(f"the hub did not give {source.repo}: {what}; {_ways(name)}") from None
+        raise InputError(f"the hub did not give {source.repo}: {what}; {_how_to_get(name)}") from None
     if "train" not in found:
         raise InputError(f"{source.repo} has no split 'train'; its splits are {', '.join(found)}")
     return found
@@ -195,7 +196,7 @@ def _columns(rows: Any, source: Source, title: str) -> dict[str, np.ndarray]:
     return {"x": x} | {part: np.array(values) for part, values in out.items()}
 
 
-def _code(keys: list[str], tensors: dict[str, np.ndarray]) -> None:
+def _number_from_zero(keys: list[str], tensors: dict[str, np.ndarray]) -> None:
     """Whatever names the classes or the writers, as numbers from 0 without a gap, common to both splits."""
     if not keys:
         return
@@ -207,7 +208,7 @@ def _code(keys: list[str], tensors: dict[str, np.ndarray]) -> None:
     tensors |= {key: code.astype(np.int64) for key, code in zip(keys, codes, strict=True)}
 
 
-def _divided(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _with_test_split(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """A test split out of the training data: a tenth of each writer's samples, at least one, always the same."""
     writer = tensors.get("train.writer", np.zeros(len(tensors["train.y"]), np.int64))
     shuffled = generator(0, "hub test").permutation(len(writer)).numpy()
@@ -229,7 +230,7 @@ def _tensors(name: str) -> dict[str, Tensor]:
         with safe_open(path, "pt") as content:
             found = {key: content.get_tensor(key) for key in content.keys()}  # noqa: SIM118 (no mapping)
     except (SafetensorError, OSError) as error:
-        raise InputError(f"{path} is truncated or no safetensors file ({error}); {_again(name)}") from None
+        raise InputError(f"{path} is truncated or no safetensors file ({error}); {_how_to_repair(name)}") from None
     for split in ("train", "test"):
         for part, (dtype, dimensions) in FORM.items():
             key = f"{split}.{part}"
@@ -258,7 +259,7 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(content, "sha256").hexdigest()
 
 
-def _ways(name: str) -> str:
+def _how_to_get(name: str) -> str:
     """How to come by a data file."""
     install = "" if find_spec("datasets") else "pip install 'stableair[hub]' and "
     command = f"stableair data prepare {name}" if name in NAMED else "the same command"
@@ -268,6 +269,6 @@ def _ways(name: str) -> str:
     )
 
 
-def _again(name: str) -> str:
+def _how_to_repair(name: str) -> str:
     maker = f"stableair data prepare {name}" if name in NAMED else "the next use"
     return f"restore it, or delete it, and {maker} makes it anew"
