@@ -211,12 +211,12 @@ def test_a_figure_from_python_is_the_commands(tmp_path, monkeypatch, no_data):
 
 def test_a_figure_from_python_takes_what_the_command_takes(tmp_path, no_data):
     made = sa.figure(
-        "fig4b", tmp_path, smoke=True, rounds=1, seeds=2, settings=SMALL | {"noise.alpha": 2}, search_each=True,
-        trials=1, search_rounds=1,
+        "fig4b", tmp_path, smoke=True, rounds=3, seeds=2, settings=SMALL | {"noise.alpha": 2}, search_each=True,
+        trials=1, search_rounds=2,
     )  # fmt: skip
     searches = list(tmp_path.glob("search-*"))
     assert len(searches) == 4
-    assert all(folder.name.endswith("-1x1") for folder in searches)
+    assert all(folder.name.endswith("-1x2") for folder in searches)
     assert all(", C = " in text and text.endswith("(2 seeds)") for text in texts(made))
     assert sa.figure("interval", tmp_path).axes[0].get_xlabel()
     assert (tmp_path / "interval.pdf").stat().st_size > 5000

@@ -255,6 +255,14 @@ def test_a_file_that_cannot_be_written_is_named_and_the_old_description_stays(em
     assert {path.name: path.read_bytes() for path in empty.iterdir()} == before
 
 
+def test_an_old_description_never_stands_beside_a_new_file(empty, monkeypatch):
+    hub.write("a", TWO_IMAGES, hub.NAMED["cifar10"])
+    monkeypatch.setattr(hub, "describe", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        hub.write("a", TWO_IMAGES | {"train.y": np.arange(2)[::-1]}, hub.NAMED["cifar10"])
+    assert [path.name for path in empty.iterdir()] == ["a.safetensors"]
+
+
 def test_no_two_sources_share_a_file(tmp_path, monkeypatch):
     columns = [("a/b", "x", "y", "w"), ("a/b", "x", "y", None, "w"), ("a/b", "y", "x")]
     names = [hub.Source(*each).name for each in [("a-b/c", "x", "y"), ("a/b-c", "x", "y"), *columns]]
