@@ -5,7 +5,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 # Threads that spin while they wait stall each other on a busy machine.
 export OMP_WAIT_POLICY := PASSIVE
 
-.PHONY: demo test test-all lint docs clean
+.PHONY: demo test test-all lint docs package clean
 
 demo: .venv/installed
 	$(BIN)/stableair demo
@@ -19,12 +19,20 @@ test-all: test
 	$(BIN)/python -m pytest -m slow
 
 docs: .venv/installed-dev
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 lint: .venv/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The wheel and the sdist; the wheel is then installed into an empty environment and used from another folder.
+package: .venv/installed-dev
+	rm -rf dist build/package
+	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m build --outdir dist .
+	$(PYTHON) -m venv build/package/env
+	build/package/env/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt dist/*.whl
+	cd build/package && env/bin/stableair demo
 
 clean:
 	rm -rf .venv

@@ -10,7 +10,7 @@ import stableair as sa
 from stableair.algorithm import observe, simulate
 from stableair.builder import build
 from stableair.checks import InputError
-from stableair.contracts import Received, Upload, as_receiver, check_finite
+from stableair.contracts import Received, Upload, as_receiver, as_update, check_finite
 from stableair.data.sets import synthetic
 
 IDEAL = {"fading": "unit()", "noise": "none()", "receiver": "none()"}
@@ -154,6 +154,18 @@ def test_a_non_finite_upload_names_its_client(column, bad):
 def test_a_receiver_of_another_shape_is_named(tiny):
     with pytest.raises(InputError, match="the receiver must return a tensor of shape"):
         rounds(tiny, receive=as_receiver(lambda g: g[:-1]))
+
+
+@pytest.mark.parametrize("made", [lambda g: g * 1j, lambda g: g > 0, lambda g: g.long()])
+def test_a_receiver_must_give_real_numbers(tiny, made):
+    with pytest.raises(InputError, match="the receiver must return real numbers, such as float32: got torch"):
+        rounds(tiny, receive=as_receiver(made))
+
+
+@pytest.mark.parametrize(("made", "said"), [(lambda w, g: w[:-1], "of shape"), (lambda w, g: w * 1j, "real numbers")])
+def test_a_server_is_held_to_its_contract(tiny, made, said):
+    with pytest.raises(InputError, match=f"the server must return .*{said}"):
+        rounds(tiny, update=as_update(made))
 
 
 def test_no_signal_and_no_noise_have_no_ratio():

@@ -1,5 +1,6 @@
 import json
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -9,6 +10,8 @@ import pytest
 
 import stableair as sa
 from stableair.cli import main as cli
+from stableair.cli.display import describe_round, progress
+from stableair.cli.reference import KINDS
 from stableair.paper import demo, theorem
 
 
@@ -29,6 +32,12 @@ def command(monkeypatch, capsys, tmp_path, registries):
     signal.signal(signal.SIGTERM, handler)
 
 
+def but(words, *others):
+    """The words with some of their settings changed: a setting may be given once."""
+    changed = [other.partition("=")[0] for other in others]
+    return [*(word for word in words if word.partition("=")[0] not in changed), *others]
+
+
 @pytest.fixture
 def small(tiny):
     return [f"{key}={value}" for key, value in tiny.to_dict().items()]
@@ -46,10 +55,10 @@ def test_run_records_and_says_how_it_went(command, small, tmp_path):
 
 
 def test_resume_and_refusal(command, small):
-    command("run", *small, "rounds=2", "--out", "a")
+    command("run", *but(small, "rounds=2"), "--out", "a")
     code, _, errors = command("run", *small, "--out", "a")
     assert code == 2
-    assert errors.startswith("error: a already holds this run; add --resume")
+    assert errors.startswith("error: a already holds this run; resume=True goes on with it; add --resume")
     code, out, _ = command("run", *small, "--out", "a", "--resume")
     assert code == 0
     assert [line[:10] for line in out.splitlines()[1:-1]] == ["seed 0  3/", "seed 0  4/"]
@@ -58,7 +67,7 @@ def test_resume_and_refusal(command, small):
 
 
 def test_seeds_have_folders_of_their_own(command, small, tmp_path):
-    code, _, _ = command("run", *small, "seed=4", "--seeds", 3, "--out", "a")
+    code, _, _ = command("run", *but(small, "seed=4"), "--seeds", 3, "--out", "a")
     assert code == 0
     assert {sa.load(p).experiment.seed: p.name for p in (tmp_path / "a").iterdir()} == {
         4: "seed4",
@@ -87,7 +96,7 @@ def test_a_plugin_and_a_file(command, small, tmp_path):
 
 
 def test_a_diverged_run_exits_0_and_says_so(command, small):
-    code, out, _ = command("run", *small, "receiver=none()", "noise=sas(alpha=0.5, tau=1e37)", "--out", "a")
+    code, out, _ = command("run", *but(small, "receiver=none()", "noise=sas(alpha=0.5, tau=1e37)"), "--out", "a")
     assert code == 0
     assert out.splitlines()[-1].startswith("a: diverged at round ")
     assert out.splitlines()[-2].endswith("diverged")
@@ -96,7 +105,7 @@ def test_a_diverged_run_exits_0_and_says_so(command, small):
 
 
 def test_one_refused_seed_refuses_all(command, small, tmp_path):
-    command("run", *small, "seed=1", "--out", "a/seed1")
+    command("run", *but(small, "seed=1"), "--out", "a/seed1")
     code, out, errors = command("run", *small, "--seeds", 2, "--out", "a")
     assert (code, out) == (2, "")
     assert "a/seed1 already holds this run" in errors
@@ -105,7 +114,7 @@ def test_one_refused_seed_refuses_all(command, small, tmp_path):
 
 def test_runs_without_the_metric_are_left_out_and_said(command, small):
     command("run", *small, "--out", "r/test")
-    command("run", *small, "evaluate=validation", "--out", "r/validation")
+    command("run", *but(small, "evaluate=validation"), "--out", "r/validation")
     code, out, errors = command("plot", "r", "-o", "c.png")
     assert (code, out, errors) == (0, "c.png\n", "left out: r/validation has no test/accuracy\n")
 
@@ -149,18 +158,128 @@ def test_bad_input_is_one_line_exit_code_2_and_nothing_written(command, tmp_path
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("kind", cli.KINDS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_list_gives_signatures(command, kind):
     code, out, _ = command("list", kind)
     assert code == 0
-    assert all(entry.signature in out and entry.summary in out for entry in sa.spec.REGISTRIES[kind])
+    entries = list(sa.spec.REGISTRIES[kind])
+    assert entries
+    assert all(entry.typed_signature in out and entry.summary in out for entry in entries)
+
+
+def test_list_shows_types_and_knows_every_kind(command):
+    out = command("list", "receivers")[1]
+    assert re.search(
+        r"^  mac\(C: float \| auto, gain: bool \| None = None, pilot: int = 0\)  +Median", out, re.MULTILINE
+    )
+    assert set(KINDS) == set(sa.spec.REGISTRIES)
+
+
+def test_list_needs_nothing_that_ran_before():
+    words = [sys.executable, "-m", "stableair", "list"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert all(name in done.stdout for name in ("  rayleigh(", "  gnc(", "  momentum(", "  flat(", "  by_writer("))
 
 
 def test_list_gives_everything_and_the_version_is_there(command):
     _, out, _ = command("list")
-    assert all(f"{kind}\n" in out for kind in (*cli.KINDS, "presets", "settings"))
+    assert all(f"{kind}\n" in out for kind in (*KINDS, "presets", "settings"))
     assert re.search(r"^  clients +50$", out, re.MULTILINE)
     assert command("--version")[1] == f"{sa.__version__}\n"
+
+
+def refused(message, hint):
+    """An error as the library raises it."""
+    error = sa.InputError(message)
+    error.hint = hint
+    return error
+
+
+@pytest.mark.parametrize(
+    ("hint", "said"),
+    [
+        ("resume", "a is taken; add --resume or choose another --out"),
+        ("folder", "a is taken; choose another --out"),
+        ("record", "a is taken; choose another --record"),
+        ("data", "a is taken; choose another --data-dir"),
+        ("", "a is taken"),
+        ("something else", "a is taken"),
+    ],
+)
+def test_the_command_line_adds_the_option_that_would_help(command, monkeypatch, hint, said):
+    def plan(*_, **__):
+        raise refused("a is taken", hint)
+
+    monkeypatch.setattr("stableair.paper.figures.plan", plan)
+    assert command("figure", "fig3a") == (2, "", f"error: {said}\n")
+
+
+def test_an_error_that_hints_at_nothing_stays_as_it_is(command, monkeypatch):
+    def plan(*_, **__):
+        raise sa.InputError("a is taken")
+
+    monkeypatch.setattr("stableair.paper.figures.plan", plan)
+    assert command("figure", "fig3a") == (2, "", "error: a is taken\n")
+
+
+def test_every_option_that_is_hinted_at_exists():
+    from typer.main import get_command
+
+    groups = get_command(cli.app).commands, get_command(cli.data.app).commands
+    known = {word for group in groups for one in group.values() for option in one.params for word in option.opts}
+    hinted = re.findall(r"--[a-z-]+", " ".join(cli.FLAGS.values()))
+    assert len(hinted) >= len(cli.FLAGS)
+    assert set(hinted) <= known
+
+
+ROW = {"round": 1, "test/accuracy": 0.5, "test/loss": 1.0, "train/loss": 2.0, "channel/snr_db": -41.26}
+
+
+def test_a_round_in_words():
+    assert describe_round(ROW) == "test accuracy 0.5000  train loss 2  SNR -41.3 dB"
+    assert describe_round(ROW | {"channel/snr_db": None}).endswith("SNR none")
+    assert describe_round(ROW | {"diverged": True, "test/accuracy": None}) == "diverged"
+
+
+@pytest.mark.parametrize(("every_round", "shown"), [(True, f"seed 7  2/3  {describe_round(ROW)}\n"), (False, "")])
+def test_piped_output_has_a_line_a_round_or_none(capsys, every_round, shown):
+    with progress(every_round) as start_run:
+        start_run("seed 7", 3)(ROW)
+    assert capsys.readouterr().out == shown
+
+
+def test_a_terminal_has_one_live_line(capsys, monkeypatch):
+    monkeypatch.setattr("rich._console", None)  # the one that is shared was made for what it saw first
+    monkeypatch.setenv("COLUMNS", "150")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    with progress() as start_run:
+        start_run("seed 7", 3)(ROW | {"test/accuracy": 0.25})
+        start_run("seed 8", 3)(ROW)
+    erase = "\x1b[2K"
+    shown = capsys.readouterr().out.rpartition(erase)[2]  # what stays on the screen
+    assert "seed 8" in shown
+    assert "2/3" in shown
+    assert "test accuracy 0.5000" in shown
+    assert "seed 7" not in shown
+
+
+def test_search_says_what_it_found_and_the_command_that_runs_it(command, small, tmp_path):
+    words = [word for word in small if not word.startswith("receiver=")]
+    options = "--trials", 2, "--device", "cpu", "--out", "s"
+    code, out, errors = command("search", *words, "receiver.C=0.1:10:log", *options)
+    assert (code, errors) == (0, "")
+    lines = out.splitlines()
+    best = next(line for line in lines if line.startswith("best: ")).split()[1]
+    assert [line.split()[0] for line in lines[:2]].count(best) == 1
+    again = shlex.split(next(line for line in lines if line.startswith("stableair run ")))
+    assert again == ["stableair", "run", *words, best, "--device", "cpu"]
+    assert lines[-2:] == ["s/search.json", "s/search.png"]
+    assert (tmp_path / "s" / "search.png").stat().st_size > 1000
+    assert command(*again[1:], "--out", "r")[0] == 0
+    code, _, errors = command("search", *words, "receiver.C=0.1:10", "receiver.C=1", "--out", "t")
+    assert (code, errors) == (2, "error: receiver.C is given twice\n")
 
 
 def test_theory_prints_every_form_and_draws(command, tmp_path):
@@ -193,6 +312,20 @@ def test_help_needs_nothing_heavy():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "demo" in done.stdout
+
+
+def test_plot_itself_needs_no_torch(tiny, tmp_path):
+    sa.run(tiny, tmp_path / "a")
+    code = (
+        "import sys; sys.argv = ['stableair', 'plot', 'a']\n"
+        "from stableair.cli.main import main\n"
+        "try: main()\n"
+        "except SystemExit as stop: assert not stop.code\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    words = [sys.executable, "-c", code]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "curves.png\n", "")
 
 
 def test_the_demo_tunes_on_validation_and_compares_on_test(command, monkeypatch, tmp_path, tiny):
@@ -251,7 +384,7 @@ def test_another_data_folder(command, tmp_path, data_folder, monkeypatch):
     altered = bytearray((tmp_path / "d" / "cifar10.safetensors").read_bytes())
     altered[-1] ^= 1
     (tmp_path / "d" / "cifar10.safetensors").write_bytes(altered)
-    code, _, errors = command(*words, "rounds=2", "--resume")
+    code, _, errors = command(*but(words, "rounds=2"), "--resume")
     assert code == 2
     assert "r was begun with other data files" in errors
     assert "as its description tells" in command("data", "check", "cifar10", "--describe", "--data-dir", "d")[1]

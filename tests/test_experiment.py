@@ -349,3 +349,40 @@ def test_a_setting_of_0_1_is_told_its_new_name(tmp_path):
     with pytest.raises(sa.InputError, match=said):
         Experiment.read(tmp_path / "old.toml")
     assert from_words(["channel.noise_on=sum"]).channel == "flat(noise_on=sum)"
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"lr": 1e300}, r"lr must be at most 1e\+38: got 1e\+300"),
+        ({"local_epochs": 10**19}, "local_epochs must be at most 1,000,000,000: got a number of 20 digits"),
+        ({"clients": 10**10}, "clients must be at most"),
+        ({"seed": 10**30}, "seed must be at most"),
+    ],
+)
+def test_numbers_that_no_experiment_can_have(settings, said):
+    with pytest.raises(sa.InputError, match=said):
+        Experiment(**settings)
+
+
+@pytest.mark.parametrize("size", [{"model": "mlp(99999999999999)"}, {"data": "synthetic(samples=99999999999999)"},
+                                  {"receiver": "mac(C=auto, pilot=99999999999999)"}])  # fmt: skip
+def test_what_does_not_fit_into_memory_is_one_line_and_leaves_nothing(size, tmp_path):
+    with pytest.raises(sa.InputError, match="there is not enough memory for an experiment of this size"):
+        sa.run(Experiment(rounds=1, device="cpu", **size), tmp_path / "a")
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_setting_that_is_given_twice_is_refused(tmp_path):
+    with pytest.raises(sa.InputError, match="clients is given twice: 5 and 6"):
+        from_words(["clients=5", "clients=6"])
+    with pytest.raises(sa.InputError, match="clients is given twice"):
+        Experiment.from_json('{"clients": 5, "clients": 6}')
+    with pytest.raises(sa.InputError, match="not TOML"):
+        Experiment.from_toml("clients = 5\nclients = 6\n")
+
+
+def test_settings_nested_too_deeply_are_one_line():
+    for read, text in ((Experiment.from_json, '{"a":' * 100_000), (Experiment.from_toml, "a = " + "[" * 100_000)):
+        with pytest.raises(sa.InputError, match="it is nested too deeply"):
+            read(text)

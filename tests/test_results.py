@@ -176,7 +176,7 @@ def test_a_finished_run_is_not_computed_again_but_extended(tiny, tmp_path):
 def test_a_folder_that_holds_a_run_is_refused(tiny, tmp_path):
     run(tiny, tmp_path / "a")
     before = {p.name: p.read_bytes() for p in (tmp_path / "a").iterdir()}
-    with pytest.raises(sa.InputError, match="already holds this run; resume it"):
+    with pytest.raises(sa.InputError, match="already holds this run; resume=True goes on"):
         run(tiny, tmp_path / "a")
     for resume in (True, False):
         with pytest.raises(sa.InputError, match="holds another experiment, with another clients, receiver"):

@@ -220,6 +220,9 @@ def test_refusals(tiny, tmp_path):
         search(tiny, {}, tmp_path)
     with pytest.raises(InputError, match="has no argument 'c'; did you mean 'C'"):
         search(tiny, {"receiver.c": Range(1, 2)}, tmp_path)
+    for key in ("evaluate", "seed", "device", "rounds"):
+        with pytest.raises(InputError, match=f"{key} cannot be searched"):
+            search(tiny, {key: OneOf((1, 2))}, tmp_path)
     with pytest.raises(InputError, match="C must be"):
         search(tiny, {"receiver.C": Range(-1, 2)}, tmp_path)
     assert not list(tmp_path.iterdir())

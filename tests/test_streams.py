@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from stableair.checks import InputError
 from stableair.streams import Generator, first_bits, generator, open_unit, uniform
 
 WORD = st.integers(0, 2**64 - 1)
@@ -109,3 +110,14 @@ def test_the_bits_are_the_same_on_a_gpu(cuda):
     assert torch.equal(here.bits(1_000_003), there.bits(1_000_003).cpu())
     assert torch.equal(here.permutation(1000), there.permutation(1000).cpu())
     assert torch.equal(here.uniform(1000), there.uniform(1000).cpu())
+
+
+def test_a_stream_knows_its_round_and_can_be_taken_at_another():
+    source = generator(4, "noise", 7, 3)
+    source.uniform(5)  # what has been drawn does not matter
+    assert source.round == 7
+    assert torch.equal(source.at(2).uniform(6), generator(4, "noise", 2, 3).uniform(6))
+    assert source.at(2).at(7).key == source.key
+    assert source.ahead(3).round == 7
+    with pytest.raises(InputError, match="belongs to no round"):
+        _ = generator(4, "init").round

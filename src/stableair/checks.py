@@ -38,12 +38,14 @@ def choice(name: str, value: object, allowed: Iterable[str]) -> str:
     return value
 
 
-def whole(name: str, value: object, least: int | None = None) -> int:
-    """`value` as an int, at least `least`."""
+def whole(name: str, value: object, least: int | None = None, most: int = 2**63 - 1) -> int:
+    """`value` as an int, at least `least` and at most `most`."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise InputError(f"{name} must be a whole number: got {value!r}")
     if least is not None and value < least:
         raise InputError(f"{name} must be at least {least}: got {value}")
+    if value > most or value < -most:
+        raise InputError(f"{name} must be at most {most:,}: got a number of {len(str(abs(int(value))))} digits")
     return int(value)
 
 
@@ -56,7 +58,9 @@ def number(name: str, value: object, low: float = -math.inf, high: float = math.
     except OverflowError:
         raise InputError(f"{name} must be a number of at most 308 digits") from None
     if not low <= value <= high:
-        allowed = f"at least {low:g}" if high == math.inf else f"in [{low:g}, {high:g}]"
+        allowed = f"in [{low:g}, {high:g}]"
+        if high == math.inf or low == -math.inf:
+            allowed = f"at least {low:g}" if high == math.inf else f"at most {high:g}"
         raise InputError(f"{name} must be {allowed}: got {value:g}")
     return value
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from stableair.baseline import BASELINE_ARGUMENTS, BASELINE_SETTINGS
-from stableair.checks import InputError, choice, nearest, positive, whole
+from stableair.checks import InputError, choice, nearest, number, positive, whole
 from stableair.choices import AUGMENTS, BLOCKS, ENGINES, NORM_STATS, PAYLOADS, PRECISIONS, SPLITS
 from stableair.spec import Call, Registry, equal, literal, parse_words, spell, written
 
@@ -28,6 +28,8 @@ HOMES = {  # which registry a spec is looked up in; a component's module is impo
     "server": ("stableair.servers", "server"),
 }
 EXECUTION = "rounds", "device", "engine", "precision", "chunk"  # how far and on what it runs: no part of what it is
+MOST = 10**9  # clients, rounds, epochs, samples in a batch: no honest number is larger
+LARGEST_LR = 1e38  # what float32 holds
 ARGUMENTS = "arguments"  # in experiment.json: what every component was called with, defaults included
 FIRST = (  # the settings that every record has; the others came later
     "data", "partition", "model", "clients", "rounds", "seed", "local_epochs", "batch_size", "lr", "payload", "blocks",
@@ -120,10 +122,10 @@ class Experiment:
 
     def __post_init__(self) -> None:
         for name in ("clients", "rounds", "local_epochs", "batch_size"):
-            self._set(name, whole(name, getattr(self, name), least=1))
-        self._set("chunk", whole("chunk", self.chunk, least=0))
+            self._set(name, whole(name, getattr(self, name), 1, MOST))
+        self._set("chunk", whole("chunk", self.chunk, 0, MOST))
         self._set("seed", whole("seed", self.seed))
-        self._set("lr", positive("lr", self.lr))
+        self._set("lr", number("lr", positive("lr", self.lr), high=LARGEST_LR))
         choice("payload", self.payload, PAYLOADS)
         choice("augment", self.augment, AUGMENTS)
         choice("blocks", self.blocks, BLOCKS)
@@ -175,8 +177,9 @@ class Experiment:
             there = [p for call in calls for p in call.parameters]
             hint = nearest(argument, there) if there else f"it takes none; set {name}= first"
             raise InputError(f"setting {name}.{argument}: {getattr(self, name)} has no argument {argument!r}; {hint}")
-        calls = [call.with_(argument, value) if takes else call for call, takes in zip(calls, takers, strict=True)]
-        return replace(self, **{name: " | ".join(map(str, calls))})
+        changed = [call.with_(argument, value) if takes else call for call, takes in zip(calls, takers, strict=True)]
+        settings: dict[str, Any] = {name: " | ".join(map(str, changed))}
+        return replace(self, **settings)
 
     def id(self) -> str:
         """Twelve hex digits of what the experiment is; how far it runs and on what leaves them unchanged.
@@ -237,7 +240,7 @@ class Experiment:
 
     @classmethod
     def from_json(cls, text: str) -> "Experiment":
-        return cls._from(text, json.loads, "JSON")
+        return cls._from(text, functools.partial(json.loads, object_pairs_hook=_once), "JSON")
 
     @classmethod
     def from_toml(cls, text: str) -> "Experiment":
@@ -247,13 +250,17 @@ class Experiment:
     def _from(cls, text: str, loads: Any, language: str) -> "Experiment":
         try:
             settings = loads(text)
+        except InputError:
+            raise
         except ValueError as error:
             raise InputError(f"not {language}: {error}") from None
+        except RecursionError:
+            raise InputError(f"not {language} of settings: it is nested too deeply") from None
         if not isinstance(settings, dict):
             raise InputError(f"not an experiment: {type(settings).__name__} instead of a table of settings")
         if ARGUMENTS in settings:  # the record of a run
             return cls.from_record({key: value for key, value in settings.items() if key != "checksum"})
-        flat = {}
+        flat: dict[str, Any] = {}
         for key, value in settings.items():  # noise.tau = 0.3 in TOML is a table of its own
             flat |= {f"{key}.{k}": v for k, v in value.items()} if isinstance(value, dict) else {key: value}
         return cls().with_(**flat)
@@ -290,6 +297,15 @@ def settings_of_record(record: dict[str, Any]) -> dict[str, Any]:
             if text.startswith(network) and "init" not in text:
                 settings["model"] = text.replace("()", "(init=he)").replace("(norm=", "(init=he, norm=")
     return settings
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object in which no key comes twice."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(key for key, _ in pairs if [k for k, _ in pairs].count(key) > 1)
+        raise InputError(f"{twice} is given twice")
+    return found
 
 
 def _tuples(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -333,6 +349,8 @@ def settings_of(words: list[str]) -> dict[str, Any]:
         key, equals, text = word.partition("=")
         if not equals:
             raise InputError(f"{word!r} is not key=value; a preset or a file comes first, and only one of them")
+        if key in settings:
+            raise InputError(f"{key} is given twice: {settings[key]} and {text}")
         settings[key] = _typed(key, text)
     return settings
 

@@ -1,7 +1,8 @@
 """Run an experiment: build it, choose an engine, resume it, record it."""
 
-from collections.abc import Callable
-from contextlib import ExitStack, closing
+import re
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ def run(
         raise InputError(f"run needs an Experiment: got {experiment!r}")
     whole("checkpoint_every", checkpoint_every, 1)
     folder = None if folder is None else Path(folder)
-    with ExitStack() as stack:
+    with ExitStack() as stack, enough_memory():
         begin = ResumePoint([], None)
         if folder:
             stack.enter_context(locked(folder))
@@ -83,10 +84,23 @@ def run(
     return Run(experiment.to_record(), rows, folder, final)
 
 
+@contextmanager
+def enough_memory() -> Iterator[None]:
+    """What does not fit into the memory is one line, wherever it is found out."""
+    try:
+        yield
+    except MemoryError:
+        raise InputError("there is not enough memory for an experiment of this size") from None
+    except RuntimeError as error:  # torch has no class for it on a CPU
+        if not re.search("allocate memory|out of memory|Storage size|overflow|too large", str(error)):
+            raise
+        raise InputError("there is not enough memory for an experiment of this size") from None
+
+
 def _with_engine(sim: Simulation, experiment: Experiment, past: list[dict[str, Any]]) -> tuple[Simulation, Engine]:
     """The simulation as the engine of choice computes it; a run that has begun goes on as it began."""
     e = experiment
-    plain = {"engine": "reference", "precision": "fp32", "chunk": sim.train.chunk}
+    plain = {"engine": "reference", "precision": "fp32", "chunk": getattr(sim.train, "chunk", sim.n)}
     if e.engine == "reference":
         if e.precision not in ("auto", "fp32"):
             raise InputError(f"engine=reference computes in fp32: leave out precision={e.precision}")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stableair.checks import InputError, whole
 from stableair.contracts import Overflow
-from stableair.experiment import TYPES, Experiment
+from stableair.experiment import EXECUTION, TYPES, Experiment
 from stableair.files import write_whole
 from stableair.results.run import EXPERIMENT, Run, load
 from stableair.runner import run
@@ -160,35 +160,37 @@ def search(
     optuna = _optuna()
     whole("trials", trials, 1)
     whole("seeds", seeds, 1)
-    folder, spaces = Path(folder), {key: _as_space(key, one) for key, one in spaces.items()}
-    if not spaces:
+    folder, wanted = Path(folder), {key: _as_space(key, one) for key, one in spaces.items()}
+    if fixed := [key for key in wanted if key in ("evaluate", "seed", *EXECUTION)]:
+        raise InputError(f"{fixed[0]} cannot be searched: every trial is judged on the validation split, alike")
+    if not wanted:
         raise InputError("nothing to search: give a range such as receiver.C=0.01:10:log")
-    for key, one in spaces.items():
+    for key, one in wanted.items():
         for value in one.ends():
             base.with_(**{key: value})  # what no trial could take is refused before the first
     base = base.with_(evaluate="validation")
     header = {"experiment": base.id(), "rounds": base.rounds, "trials": trials, "seeds": seeds}
-    header |= {key: str(one) for key, one in spaces.items()}
+    header |= {key: str(one) for key, one in wanted.items()}
     _refuse_another(folder, header)
-    if all(isinstance(one, OneOf) for one in spaces.values()):
-        trials = min(trials, math.prod(len(one.values) for one in spaces.values()))  # more would repeat some
+    if choices := _choices(list(wanted.values())):
+        trials = min(trials, len(choices))  # more would repeat some
 
     even = trials - trials // 2
     sampler = optuna.samplers.TPESampler(seed=base.seed, n_startup_trials=even)
     pruner = optuna.pruners.PercentilePruner(75.0, n_startup_trials=3, n_warmup_steps=base.rounds // 3)
     study = optuna.create_study(direction="maximize", sampler=sampler, pruner=pruner)
-    for point in _spread(list(spaces.values()), even):
-        study.enqueue_trial(dict(zip(spaces, point, strict=True)))
+    for point in _spread(list(wanted.values()), even):
+        study.enqueue_trial(dict(zip(wanted, point, strict=True)))
 
-    found = []
+    found: list[Trial] = []
     for number in range(trials):
         trial = study.ask()
-        values = {key: one.suggest(trial, key) for key, one in spaces.items()}
-        each = over_seeds(base.with_(**values), seeds)
+        values = {key: one.suggest(trial, key) for key, one in wanted.items()}
         judge = _Judge(trial, base.rounds * seeds)
         try:
-            for one in each:
-                _play(one, folder / one.name, judge, progress(f"trial {number + 1}/{trials}", one.rounds))
+            for candidate in over_seeds(base.with_(**values), seeds):
+                show = progress(f"trial {number + 1}/{trials}", candidate.rounds)
+                _play(candidate, folder / candidate.name, judge, show)
         except optuna.TrialPruned:
             study.tell(trial, state=optuna.trial.TrialState.PRUNED)
             found.append(Trial(values, judge.score, judge.rounds, stopped=True))
@@ -201,15 +203,20 @@ def search(
         log(describe(found[-1], base.rounds * seeds))
     if all(trial.failed for trial in found):
         raise InputError(f"every trial failed; the first: {found[0].failed}")
-    result = Result(base.with_(evaluate="test"), spaces, found)
+    result = Result(base.with_(evaluate="test"), wanted, found)
     _write(folder, header, result)
     return result
 
 
-def _spread(spaces: list[Space], n: int) -> list[tuple]:
+def _choices(spaces: list[Space]) -> list[tuple[Any, ...]]:
+    """All combinations, where there are mere choices."""
+    values = [one.values for one in spaces if isinstance(one, OneOf)]
+    return list(product(*values)) if len(values) == len(spaces) else []
+
+
+def _spread(spaces: list[Space], n: int) -> list[tuple[Any, ...]]:
     """Where to begin: the combinations of mere choices, well mixed, else n points spread evenly over the spaces."""
-    if all(isinstance(one, OneOf) for one in spaces):
-        every = list(product(*(one.values for one in spaces)))
+    if every := _choices(spaces):
         return [every[i] for i in generator(0, "search").permutation(len(every)).tolist()]
     from scipy.stats import qmc  # a second to import
 
@@ -279,11 +286,9 @@ def _refuse_another(folder: Path, header: dict[str, Any]) -> None:
         try:
             there = json.loads(path.read_text())["search"]
         except (ValueError, KeyError, TypeError) as error:
-            raise InputError(
-                f"{path} is corrupted ({type(error).__name__}); delete it or choose another folder", hint="folder"
-            ) from None
+            raise InputError(f"{path} is corrupted ({type(error).__name__}); delete it", hint="folder") from None
         if different := [key for key in header | there if header.get(key) != there.get(key)]:
-            text = f"{folder} holds another search, with another {', '.join(different)}; choose another folder"
+            text = f"{folder} holds another search, with another {', '.join(different)}"
             raise InputError(text, hint="folder")
         return
     folder.mkdir(parents=True, exist_ok=True)

@@ -16,7 +16,7 @@ import re
 import time
 import warnings
 import zipfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -105,13 +105,13 @@ def resume_point(folder: Path, experiment: Experiment, resume: bool) -> ResumePo
     check_writable(folder)
     if not (folder / EXPERIMENT).exists():
         if any((folder / name).exists() for name in (ROUNDS, CHECKPOINT, PREVIOUS)):
-            raise InputError(f"{folder} holds a run without its {EXPERIMENT}; restore it or choose another folder")
+            raise InputError(f"{folder} holds a run without its {EXPERIMENT}; restore it", hint="folder")
         return ResumePoint([], None)
     if different := _differences(read_record(folder), experiment, folder):
-        raise InputError(f"{folder} holds another experiment, with another {', '.join(different)}; choose another one")
+        raise InputError(f"{folder} holds another experiment, with another {', '.join(different)}", hint="folder")
     rows, last = read_rounds(folder), read_checkpoint(folder)
     if not resume and (rows or last):
-        raise InputError(f"{folder} already holds this run; resume it or choose another folder", hint="resume")
+        raise InputError(f"{folder} already holds this run; resume=True goes on with it", hint="resume")
     if last and len(rows) < last.rounds:
         raise InputError(f"{folder / ROUNDS} is corrupted: {len(rows)} rounds, but {CHECKPOINT} is after {last.rounds}")
     return ResumePoint(rows, last)
@@ -163,7 +163,7 @@ def _parse_checkpoint(path: Path) -> Checkpoint:
         zipfile.BadZipFile,
     ) as error:  # fmt: skip
         why = str(error).partition("\n")[0] if isinstance(error, ValueError) else type(error).__name__
-        raise InputError(f"{path} is corrupted ({why}); restore it or choose another folder") from None
+        raise InputError(f"{path} is corrupted ({why}); restore it", hint="folder") from None
 
 
 def _checked(content: Any) -> Checkpoint:
@@ -212,7 +212,7 @@ def recorded(
     about: Circumstances,
     begin: ResumePoint = ResumePoint([], None),  # noqa: B008 (an immutable value)
     checkpoint_every: int = 1,
-) -> Iterator[Round]:
+) -> Generator[Round, None, None]:
     """The rounds as they come, each recorded in the folder before it is handed on; its metrics are then its row.
 
     Whoever makes the rounds is recorded and resumed alike. Without a folder nothing is written. A model that is no
@@ -412,7 +412,7 @@ def check_writable(folder: Path) -> None:
     """Refuse a folder in which nothing can be written, before anything is computed."""
     there = next(p for p in (folder.absolute(), *folder.absolute().parents) if p.exists())
     if not there.is_dir() or not os.access(there, os.W_OK):
-        text = f"cannot write to {folder}: {there} is not a folder that can be written; choose another one"
+        text = f"cannot write to {folder}: {there} is not a folder that can be written"
         raise InputError(text, hint="folder")
 
 
@@ -450,7 +450,7 @@ def _lock(descriptor: int, folder: Path) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        text = f"another process is at work in {folder}; wait for it or choose another folder"
+        text = f"another process is at work in {folder}; wait for it"
         raise InputError(text, hint="folder") from None
     except OSError:
         note = f"{folder} is on a disk without locks: see to it that one process alone writes there"

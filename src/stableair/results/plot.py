@@ -4,6 +4,7 @@ import math
 import textwrap
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib import colormaps
@@ -85,7 +86,7 @@ def curves(
         axes.set_yscale("log")
     axes.set_title(title)
     axes.grid(alpha=0.3)
-    key = {"fontsize": "small", "title": "band: one standard deviation" if axes.collections else None}
+    key: dict[str, Any] = {"fontsize": "small", "title": "band: one standard deviation" if axes.collections else None}
     if len(groups) <= 6:
         axes.legend(**key, title_fontsize="small")
     else:
@@ -106,7 +107,7 @@ def labels(counts: np.ndarray, title: str = "") -> Figure:
     figure = Figure(figsize=(max(6.4, min(12, 0.13 * clients + 2)), 4.2), layout="constrained")
     axes = figure.subplots()
     if classes <= FEW:
-        colours = colormaps["tab10" if classes <= 10 else "tab20"].colors
+        colours = colormaps["tab10" if classes <= 10 else "tab20"](range(classes))
         base = np.zeros(clients)
         for c in range(classes):
             axes.bar(np.arange(clients), counts[:, c], 1.0, bottom=base, color=colours[c], label=str(c), linewidth=0)

@@ -22,7 +22,7 @@ from stableair.results.plot import AXES, FEW, mean_and_spread
 from stableair.results.run import LAST, Run, find, group
 
 CURVES = "{split}/accuracy", "{split}/loss", "channel/snr_db", "clip/fraction"
-COLOURS = [to_hex(colour) for colour in colormaps["tab10"].colors]
+COLOURS = [to_hex(colour) for colour in colormaps["tab10"](range(10))]
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 1100px; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2.2rem; }
@@ -119,7 +119,7 @@ def _spread(values: Sequence[float | None], digits: int = 4) -> str:
 
 
 def _results(groups: dict[str, list[Run]], accuracy: str) -> str:
-    def row(name: str, runs: list[Run]) -> list[str]:
+    def row(name: str, runs: list[Run]) -> list[Any]:
         finals = [run[accuracy][-1] for run in runs]
         best = [max((v for v in run[accuracy] if v is not None), default=None) for run in runs]
         ended = sorted(run.diverged for run in runs if run.diverged is not None)
@@ -186,7 +186,7 @@ def _comparison(groups: dict[str, list[Run]], accuracy: str) -> str:
 
     def row(pair: Paired) -> list[Any]:
         points = f"{100 * pair.difference:+.2f}"
-        if pair.error is None:
+        if pair.error is None or pair.interval is None:
             return [pair.better, pair.worse, 1, points, "one seed", ""]
         low, high = (100 * end for end in pair.interval)
         spread = f"± {100 * pair.error:.2f}", f"{low:+.2f} to {high:+.2f}"
@@ -214,7 +214,7 @@ def _settings(names: list[str], settings: list[dict[str, Any]]) -> str:
 
 
 def _places(runs: list[Run]) -> str:
-    rows = {}
+    rows: dict[tuple[str, ...], list[Run]] = {}
     for run in runs:
         for e in run.environments:
             data = ", ".join(f"{file} {str(digest)[:12]}" for file, digest in (e.get("data") or {}).items())

@@ -13,7 +13,7 @@ from typing import Any
 from stableair.checks import InputError, Note, choice
 from stableair.experiment import Experiment
 
-Log = Callable[[dict[str, float], int], None]  # (metrics, round)
+Log = Callable[[dict[str, float], int], object]  # (metrics, round)
 Tracker = Callable[[Experiment, Path], AbstractContextManager[Log]]
 
 

@@ -1,0 +1,91 @@
+"""What the site has besides the pages in this folder: some files of the source, and the lists of the reference.
+
+A page of the reference names its rooms in its first lines (`rooms: [channels]`). Below its text come all public names
+of these rooms, from `stableair._HOME`, and every component that is registered in them: no list is kept by hand. The
+modules that it names as `whole` are shown with all that is in them.
+"""
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "src"))  # what the reference shows is what lies beside it
+
+import stableair as sa  # noqa: E402
+from stableair.experiment import HOMES, registry  # noqa: E402
+
+OUTSIDE = ["CHANGELOG.md", "CONTRIBUTING.md", *(f"examples/{path.name}" for path in (ROOT / "examples").glob("*.*"))]
+SCRIPT = re.compile(r"^## \[[^]]*\]\((examples/\w+\.py)\)\n\n(?:.+\n)+", re.MULTILINE)  # a section about one of them
+
+
+def on_files(files: Files, config: Any) -> Files:
+    for path in OUTSIDE:
+        files.append(File(path, str(ROOT), config.site_dir, use_directory_urls=False))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> str:
+    if page.file.src_uri in OUTSIDE:
+        markdown = markdown.replace("](docs/", "](")
+    for path in OUTSIDE:  # in the source they lie beside docs/, on the site beside the pages
+        markdown = markdown.replace(f"](../{path})", f"]({path})")
+    if page.file.src_uri == "examples.md":
+        markdown = SCRIPT.sub(_with_its_code, markdown)
+    if "rooms" in page.meta:
+        markdown = "\n".join([markdown, *_reference(page.meta["rooms"], page.meta.get("whole", []))])
+    return markdown
+
+
+def _with_its_code(section: re.Match) -> str:
+    """A section of the examples, and below it the script that it is about."""
+    code = "".join(f"    {line}".rstrip() + "\n" for line in (ROOT / section[1]).read_text().splitlines())
+    return f'{section[0]}\n??? example "The script"\n\n    ```python\n{code}    ```\n'
+
+
+def _reference(rooms: list[str], whole: list[str]) -> Iterator[str]:
+    """The entries of a page: its public names, its components by kind, and whole modules."""
+    kinds = {field: registry(field) for field in HOMES}
+    known = [None, *kinds.values(), *(entry.factory for kind in kinds.values() for entry in kind)]
+    for name, home in sa._HOME.items():
+        if _within(home, rooms) and home not in whole and (found := getattr(sa, name, None)) not in known:
+            yield _entry(getattr(found, "__module__", f"stableair.{home}"), name, f"sa.{name}", 2)
+    for field, kind in kinds.items():
+        module, name = HOMES[field]
+        if _within(module.removeprefix("stableair."), rooms):
+            yield f"## All {kind.plural} {{ #{module}.{name} }}\n"
+            yield f"`@sa.{name}(name)` adds one of your own ([how](../extending.md)).\n"
+            for entry in kind:
+                yield _entry(entry.factory.__module__, entry.factory.__qualname__, entry.name, 3)
+    for name in whole:
+        yield _entry("stableair", name, f"sa.{name}" if name in sa._MODULES else f"stableair.{name}", 2)
+
+
+def _within(home: str, rooms: list[str]) -> bool:
+    return any(home == room or home.startswith(f"{room}.") for room in rooms)
+
+
+def _entry(module: str, name: str, heading: str, level: int) -> str:
+    options = {"heading": heading, "toc_label": heading, "heading_level": level}
+    return "\n      ".join([f"::: {module}.{name}\n    options:", *(f"{k}: {v}" for k, v in options.items())]) + "\n"
+
+
+def on_env(env: Any, config: Any, files: Files) -> None:
+    """Every public name has a page, or the site is not built."""
+    rooms = [room for file in files.documentation_pages() for room in file.page.meta.get("rooms", [])]
+    homes = [*sa._HOME.values(), *sa._MODULES, *(module.removeprefix("stableair.") for module, _ in HOMES.values())]
+    if lost := [home for home in homes if not _within(home, rooms)]:
+        raise PluginError(f"no page in docs/reference/ has {', '.join(lost)} among its rooms")
+
+
+def on_post_build(config: Any) -> None:
+    """What the search shows has no typeset formulas: alpha instead of \\(\\alpha\\)."""
+    index = Path(config.site_dir) / "search/search_index.json"
+    marked = re.compile(r"\\\\[(\[](.*?)\\\\[)\]]")  # a backslash is written as two in JSON
+    index.write_text(marked.sub(lambda formula: formula[1].replace("\\\\", ""), index.read_text()))

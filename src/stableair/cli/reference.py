@@ -1,0 +1,87 @@
+"""The commands to look something up: list, theory."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from stableair.checks import choice, positive
+from stableair.cli.options import Plugin, load_plugins
+from stableair.experiment import HOMES, PRESETS, Experiment, registry
+
+if TYPE_CHECKING:
+    from stableair.paper.theorem import Check
+
+# What `stableair list` calls the components of each field of an experiment.
+KINDS = {"data" if field == "data" else f"{field}s": field for field in HOMES}
+
+
+def list_components(
+    kind: Annotated[str | None, typer.Argument(help=f"{', '.join(KINDS)}, presets, settings; by default all.")] = None,
+    plugin: Plugin = None,
+) -> None:
+    """List the components: each with its signature and what it is."""
+    load_plugins(plugin)
+    everything = [*KINDS, "presets", "settings"]
+    for each in everything if kind is None else [choice("kind", kind, everything)]:
+        rows = listed(each)
+        width = max(len(name) for name, _ in rows)
+        print(each)
+        for name, text in rows:
+            print(f"  {name:<{width}}  {text}".rstrip())
+
+
+def listed(kind: str) -> list[tuple[str, str]]:
+    """What there is of a kind, and a line about each."""
+    if kind == "presets":
+        return [(name, " ".join(f"{key}={v!r}" for key, v in settings.items())) for name, settings in PRESETS.items()]
+    if kind == "settings":
+        return [(name, str(value)) for name, value in Experiment().to_dict().items()]
+    return [(entry.typed_signature, entry.summary) for entry in registry(KINDS[kind])]
+
+
+def theory(
+    alpha: Annotated[float, typer.Option(help="Tail index of the interference, in [0.5, 2].")] = 1.5,
+    tau: Annotated[float, typer.Option(help="Scale of the interference.")] = 0.1,
+    C: Annotated[float, typer.Option("--C", help="Clipping threshold.")] = 1.0,
+    eta: Annotated[float, typer.Option(help="Step size.")] = 0.03,
+    L: Annotated[float, typer.Option("--L", help="Smoothness of the objective.")] = 10.0,
+    G: Annotated[float, typer.Option("--G", help="Bound on every client's gradient norm.")] = 0.5,
+    d: Annotated[int, typer.Option("--d", help="Entries of the gradient.")] = 1_000_000,
+    rounds: Annotated[int, typer.Option(help="Communication rounds K.")] = 100,
+    gap: Annotated[float, typer.Option(help="f(w_0) - f(w*).")] = 1.0,
+    check: Annotated[bool, typer.Option("--check", help="Compare Theorem 1 with a simulation (some seconds).")] = False,
+    plot: Annotated[Path | None, typer.Option(help="Draw it: the picture's file, as .png, .pdf or .svg.")] = None,
+) -> None:
+    """Lemma 1, Theorem 1 and the best threshold, as the paper prints them and corrected."""
+    positive("tau", tau)
+    if check:
+        from stableair.paper import theorem
+
+        checks = [theorem.check(*case) for case in theorem.CHECKS]
+        print_checks(checks)
+    else:
+        from stableair.theory import FORMS, best_threshold, bound, unclipped
+
+        best = best_threshold(alpha)
+        lines = [(f"p_C {form}", unclipped(C, alpha, tau, G, form)) for form in FORMS]
+        lines += [(f"bound {form}", bound(rounds, C, alpha, tau, eta, L, G, d, gap, form)) for form in FORMS[:2]]
+        for name, (value, notes) in lines:
+            print(f"{name:<16} {value:<12.6g} {'; '.join(notes)}".rstrip())
+        print(f"{'C* weak signal':<16} {best * tau:<12.6g} C*/tau = {best:.4g}")
+    if plot:
+        from stableair.paper import theory_plots
+        from stableair.results.plot import save
+
+        print(save(theory_plots.checks(checks) if check else theory_plots.overview(alpha, tau, C, G), plot))
+
+
+def print_checks(checks: list["Check"]) -> None:
+    print("Theorem 1 on pseudo-Huber losses with L = G = 1: the mean over the rounds of |grad f(w_k)|^2")
+    print("alpha   tau     C    eta    measured            printed   corrected")
+    for row in checks:
+        verdict = "  the printed bound is broken" if row.measured > row.printed else ""
+        print(
+            f"{row.alpha:<5g} {row.tau:>5g} {row.C:>5g} {row.eta:>6g}    {row.measured:.5f} +- {row.error:.5f}"
+            f"   {row.printed:.5f}   {row.corrected:.5f}{verdict}"
+        )

@@ -1,0 +1,114 @@
+"""Bits that flip and files that end early, in every file that a command reads: one line, or the right result."""
+
+import random
+import shutil
+import warnings
+
+import pytest
+import torch
+
+import stableair as sa
+from stableair.data import hub
+from stableair.experiment import Experiment
+from stableair.results.run import find
+
+TRIES = 30
+TINY = Experiment(
+    data="synthetic(samples=60, classes=3, shape=(1, 2, 2))", model="mlp(width=4)", clients=5, rounds=5, device="cpu",
+    receiver="mac(C=auto)", server="momentum()",
+)  # fmt: skip
+
+
+def damaged(raw, chance):
+    """A flipped bit, a byte of another value, or the end cut off."""
+    kind = chance.choice(["bit", "bit", "byte", "cut"])
+    place = chance.randrange(len(raw))
+    if kind == "cut":
+        return raw[:place]
+    change = 1 << chance.randrange(8) if kind == "bit" else chance.randrange(1, 256)
+    return raw[:place] + bytes([raw[place] ^ change]) + raw[place + 1 :]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    return sa.run(TINY, tmp_path_factory.mktemp("runs") / "a"), sa.run(TINY.with_(rounds=7))
+
+
+NAMES = "experiment.json", "environment.json", "clients.json", "rounds.jsonl", "checkpoint.pt", "checkpoint.previous.pt"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_damaged_run_is_refused_or_resumed_right(finished, tmp_path, name):
+    chance, refused, right = random.Random(name), 0, 0
+    for i in range(TRIES):
+        folder = shutil.copytree(finished[0].folder, tmp_path / str(i))
+        raw = damaged((folder / name).read_bytes(), chance)
+        (folder / name).write_bytes(raw)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                resumed = sa.run(TINY.with_(rounds=7), folder, resume=True)
+            except sa.InputError as error:
+                assert "\n" not in str(error)
+                refused += 1
+                assert (folder / name).read_bytes() == raw, "what is refused is left as it is"
+                continue
+        assert torch.equal(resumed.state.w, finished[1].state.w)
+        assert resumed["test/loss"] == finished[1]["test/loss"]
+        right += 1
+    print(f"\n{name}: {TRIES} damages, {refused} refused in one line, {right} resumed to the right bits")
+
+
+@pytest.mark.parametrize("name", NAMES[:4])
+def test_a_damaged_run_is_left_out_of_a_page_and_the_others_are_not(finished, tmp_path, name):
+    chance, left_out = random.Random(name), 0
+    sa.run(TINY.with_(seed=1), tmp_path / "good")
+    for _ in range(TRIES):
+        folder = shutil.copytree(finished[0].folder, tmp_path / "bad", dirs_exist_ok=True)
+        (folder / name).write_bytes(damaged((folder / name).read_bytes(), chance))
+        runs, lines = find([tmp_path])
+        assert len(runs) + len(lines) == 2
+        for run in runs:
+            if run.settings["seed"] == 0:  # a last line cut short is a round that is not complete
+                assert run["test/loss"] == finished[0]["test/loss"][: len(run)]
+        left_out += len(lines)
+        shutil.rmtree(folder)
+    print(f"\n{name}: {TRIES} damages, {left_out} left out and said")
+
+
+def test_a_damaged_search_is_refused_or_found_again(tmp_path):
+    base, spaces = TINY.with_(rounds=2), {"receiver.gain": "true,false"}
+    whole = sa.search(base, spaces, tmp_path / "whole", trials=2)
+    chance, refused = random.Random(0), 0
+    for i in range(TRIES):
+        folder = shutil.copytree(tmp_path / "whole", tmp_path / str(i))
+        path = folder / "search.json"
+        path.write_bytes(damaged(path.read_bytes(), chance))
+        try:
+            assert sa.search(base, spaces, folder, trials=2).trials == whole.trials
+        except sa.InputError as error:
+            assert "\n" not in str(error)
+            refused += 1
+    print(f"\nsearch.json: {TRIES} damages, {refused} refused in one line")
+
+
+@pytest.mark.parametrize("ending", ["safetensors", "json"])
+def test_a_damaged_data_file_is_refused_or_noted(tmp_path, ending, monkeypatch, data_folder):
+    chance, refused = random.Random(ending), 0
+    for i in range(TRIES):
+        place = tmp_path / str(i)
+        place.mkdir()
+        for path in data_folder.glob("femnist.*"):
+            shutil.copy(path, place)
+        target = place / f"femnist.{ending}"
+        target.write_bytes(damaged(target.read_bytes(), chance))
+        monkeypatch.setenv(hub.VARIABLE, str(place))
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                sa.run(TINY.with_(data="femnist", model="logistic()", rounds=1))
+        except sa.InputError as error:
+            assert "\n" not in str(error)
+            refused += 1
+    assert refused == TRIES or ending == "json", "a damaged data file is never read"
+    print(f"\nfemnist.{ending}: {TRIES} damages, {refused} refused in one line")
