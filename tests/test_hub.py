@@ -164,6 +164,7 @@ def test_no_network_and_no_file_names_command_folder_and_file(empty, monkeypatch
     for part in ("stableair data prepare cifar100", "cifar100.safetensors", str(empty), hub.VARIABLE):
         assert part in str(error.value)
     assert "\n" not in str(error.value)
+    assert error.value.hint == "data", "the command line has an option for it"
 
 
 def test_offline_the_hubs_library_need_not_be_installed(data_folder, empty, monkeypatch):

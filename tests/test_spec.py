@@ -123,6 +123,20 @@ def test_what_a_factory_refuses_is_said_with_the_spec():
         receiver.one("mac(C=-1)")()
 
 
+def test_what_would_help_is_handed_on(registries, tmp_path):
+    def refuses():
+        raise sa.InputError("no room", hint="folder")
+
+    sa.receiver("refuses")(refuses)
+    with pytest.raises(sa.InputError, match=r"receiver refuses\(\): no room") as error:
+        receiver.one("refuses()")()
+    assert error.value.hint == "folder"
+    (tmp_path / "plugin.py").write_text("import stableair as sa\nraise sa.InputError('no room', hint='folder')\n")
+    with pytest.raises(sa.InputError, match=r"plugin\.py: no room") as error:
+        load_plugin(tmp_path / "plugin.py")
+    assert error.value.hint == "folder"
+
+
 def test_a_name_is_registered_once(registries):
     sa.receiver("soft")(lambda C: None)
     with pytest.raises(sa.InputError, match="'soft' is already registered"):

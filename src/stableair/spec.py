@@ -96,7 +96,7 @@ class Call:
         try:
             return self.entry.factory(**self.arguments)
         except InputError as error:
-            raise InputError(f"{self.kind} {self}: {error}") from None
+            raise InputError(f"{self.kind} {self}: {error}", hint=error.hint) from None
         except (ValueError, TypeError) as error:
             raise InputError(f"{self.kind} {self}: {error}") from error
 
@@ -253,7 +253,7 @@ def load_plugin(path: str | Path) -> None:
     try:
         loader.exec_module(module)
     except InputError as error:
-        raise InputError(f"plug-in {path}: {error}") from None
+        raise InputError(f"plug-in {path}: {error}", hint=error.hint) from None
     except (Exception, SystemExit) as error:
         missing = re.search(r"No module named 'stableair\.(\w+)|cannot import name '(\w+)' from 'stableair", str(error))
         hint = moved_to(missing[1] or missing[2]) if missing else ""

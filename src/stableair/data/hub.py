@@ -68,7 +68,7 @@ def check(name: str) -> str:
     """The file's SHA-256, which must be that of its description, if it has one."""
     path, description = file(name), description_file(name)
     if not path.is_file():
-        raise InputError(f"{path} is not there; {_how_to_get(name)}")
+        raise InputError(f"{path} is not there; {_how_to_get(name)}", hint="data")
     digest = _digest(path)
     if description.exists():
         try:
@@ -138,7 +138,8 @@ def _check_writable() -> None:
         trial.touch()
         trial.unlink()
     except OSError as error:
-        raise InputError(f"cannot write to {folder()}: {error.strerror}; set {VARIABLE} to another folder") from None
+        text = f"cannot write to {folder()}: {error.strerror}; set {VARIABLE} to another folder"
+        raise InputError(text, hint="data") from None
 
 
 def _fetch(name: str, source: Source) -> Any:
@@ -147,14 +148,15 @@ def _fetch(name: str, source: Source) -> Any:
         import datasets
         import huggingface_hub
     except ImportError:
-        raise InputError(f"{file(name)} is not there; {_how_to_get(name)}") from None
+        raise InputError(f"{file(name)} is not there; {_how_to_get(name)}", hint="data") from None
     print(f"fetching {source.repo}", file=sys.stderr)
     huggingface_hub.logging.set_verbosity_error()  # its retries are many lines; what failed is said in one
     try:
         found = datasets.load_dataset(source.repo, source.config)
     except (OSError, ValueError, RuntimeError) as error:
         what = str(error).partition("\n")[0].rstrip(".")
-        raise InputError(f"the hub did not give {source.repo}: {what}; {_how_to_get(name)}") from None
+        text = f"the hub did not give {source.repo}: {what}; {_how_to_get(name)}"
+        raise InputError(text, hint="data") from None
     if "train" not in found:
         raise InputError(f"{source.repo} has no split 'train'; its splits are {', '.join(found)}")
     return found
