@@ -24,6 +24,7 @@ docs: .venv/installed-dev
 lint: .venv/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mypy
 
 # The wheel and the sdist; the wheel is then installed into an empty environment and used from another folder.
 package: .venv/installed-dev

@@ -16,6 +16,12 @@ from stableair.data.sets import dataset, stored
 pytest.importorskip("datasets", reason="the hub's library is not installed")
 from datasets import ClassLabel, Dataset, Features, Image, Value
 
+TWO_IMAGES = {
+    f"{split}.{part}": values
+    for split in ("train", "test")
+    for part, values in {"x": np.zeros((2, 4, 4, 1), np.uint8), "y": np.arange(2)}.items()
+}
+
 
 @pytest.fixture
 def empty(tmp_path, monkeypatch):
@@ -155,9 +161,10 @@ def test_no_network_and_no_file_names_command_folder_and_file(empty, monkeypatch
     monkeypatch.setattr(datasets, "load_dataset", unreachable)
     with pytest.raises(InputError) as error:
         dataset.one("cifar100")()
-    for part in ("stableair data prepare cifar100", "cifar100.safetensors", str(empty), "--data-dir"):
+    for part in ("stableair data prepare cifar100", "cifar100.safetensors", str(empty), hub.VARIABLE):
         assert part in str(error.value)
     assert "\n" not in str(error.value)
+    assert error.value.hint == "data", "the command line has an option for it"
 
 
 def test_offline_the_hubs_library_need_not_be_installed(data_folder, empty, monkeypatch):
@@ -198,7 +205,7 @@ def test_one_altered_pixel_is_found(data_folder, empty):
     content = bytearray(path.read_bytes())
     content[-1000] ^= 1
     path.write_bytes(content)
-    with pytest.raises(InputError, match=r"altered.*data prepare cifar10 --again"):
+    with pytest.raises(InputError, match=r"altered.*delete it, and stableair data prepare cifar10"):
         dataset.one("cifar10")()
 
 
@@ -232,6 +239,31 @@ def test_a_failed_write_leaves_nothing(empty, monkeypatch):
     assert not list(empty.iterdir())
 
 
+def test_a_prepared_file_is_as_readable_as_its_neighbours(empty):
+    hub.write("a", TWO_IMAGES, hub.NAMED["cifar10"])
+    (empty / "plain").touch()
+    modes = {path.name: path.stat().st_mode for path in empty.iterdir()}
+    assert modes == dict.fromkeys(["a.json", "a.safetensors", "plain"], (empty / "plain").stat().st_mode)
+    save_file(TWO_IMAGES, empty / "other")
+    assert (empty / "a.safetensors").read_bytes() == (empty / "other").read_bytes()
+
+
+def test_a_file_that_cannot_be_written_is_named_and_the_old_description_stays(empty):
+    hub.write("a", TWO_IMAGES, hub.NAMED["cifar10"])
+    before = {path.name: path.read_bytes() for path in empty.iterdir()}
+    with pytest.raises(InputError, match=r"cannot write .*a\.safetensors: "):
+        hub.write("a", {"train.x": np.zeros(3, complex)}, hub.NAMED["cifar10"])
+    assert {path.name: path.read_bytes() for path in empty.iterdir()} == before
+
+
+def test_an_old_description_never_stands_beside_a_new_file(empty, monkeypatch):
+    hub.write("a", TWO_IMAGES, hub.NAMED["cifar10"])
+    monkeypatch.setattr(hub, "describe", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        hub.write("a", TWO_IMAGES | {"train.y": np.arange(2)[::-1]}, hub.NAMED["cifar10"])
+    assert [path.name for path in empty.iterdir()] == ["a.safetensors"]
+
+
 def test_no_two_sources_share_a_file(tmp_path, monkeypatch):
     columns = [("a/b", "x", "y", "w"), ("a/b", "x", "y", None, "w"), ("a/b", "y", "x")]
     names = [hub.Source(*each).name for each in [("a-b/c", "x", "y"), ("a/b-c", "x", "y"), *columns]]
@@ -246,7 +278,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_fetched(t
     (tmp_path / "file").touch()
     monkeypatch.setenv(hub.VARIABLE, str(tmp_path / "file" / "data"))
     monkeypatch.setattr(hub, "_fetch", lambda *_: pytest.fail("fetched in vain"))
-    with pytest.raises(InputError, match=r"cannot write to .*choose another --data-dir"):
+    with pytest.raises(InputError, match=r"cannot write to .*set STABLEAIR_DATA to another folder"):
         hub.prepare("cifar10", hub.NAMED["cifar10"])
 
 

@@ -5,7 +5,8 @@ from torch.nn import functional as F
 from components import EXAMPLES
 from stableair.checks import InputError
 from stableair.contracts import crop_flip
-from stableair.data.sets import dataset, digits, hold_out, synthetic
+from stableair.data.sets import dataset, digits, hold_out, stored, synthetic
+from stableair.data.table import IMAGE_SETS
 
 
 @pytest.mark.parametrize("spec", EXAMPLES["data"])
@@ -20,6 +21,14 @@ def test_every_set_is_a_set(spec):
     x = data.inputs(data.train.x)
     assert x.dtype == torch.float32
     assert x.isfinite().all()
+
+
+@pytest.mark.parametrize("name", IMAGE_SETS)
+def test_a_set_is_as_its_row_says(name):
+    known, data = IMAGE_SETS[name], dataset.one(name)()
+    assert (data.classes, data.model, data.mean, data.std) == (known.classes, known.model, known.mean, known.std)
+    assert tuple(data.train.x.shape[1:]) == tuple(data.test.x.shape[1:]) == known.shape
+    assert stored(name) == (name, known.source)
 
 
 def test_digits_are_the_real_ones_and_always_split_alike():

@@ -1,5 +1,7 @@
+import doctest
 import inspect
 import math
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -15,6 +17,40 @@ def test_every_component_has_an_example_for_the_contract_tests():
     for plural, registry in REGISTRIES.items():
         assert {registry.one(text).entry.name for text in EXAMPLES[plural]} == set(registry.entries)
         assert all(entry.summary for entry in registry), "each component says in one line what it is"
+
+
+@pytest.mark.parametrize("kind", REGISTRIES)
+def test_every_component_shows_itself_in_a_doctest(kind):
+    ours = [entry for entry in REGISTRIES[kind] if entry.factory.__module__.startswith("stableair.")]
+    assert ours
+    assert [entry.name for entry in ours if not doctested(entry.factory)] == []
+
+
+def doctested(factory):
+    """Whether one of its examples does something with it, by its own name or by that of a spec."""
+    examples = doctest.DocTestParser().get_examples(factory.__doc__ or "")
+    return any(factory.__name__ in example.source for example in examples) and any(e.want for e in examples)
+
+
+def test_a_component_without_a_doctest_is_seen():
+    def silent():
+        """It says what it does."""
+
+    def idle():
+        """It shows another.
+
+        >>> 1 + 1
+        2
+        """
+
+    def shown():
+        """It shows itself.
+
+        >>> shown()
+        'here'
+        """
+
+    assert [doctested(factory) for factory in (silent, idle, shown)] == [False, False, True]
 
 
 def test_arguments_by_position_and_by_name_are_one_spec():
@@ -87,6 +123,20 @@ def test_what_a_factory_refuses_is_said_with_the_spec():
         receiver.one("mac(C=-1)")()
 
 
+def test_what_would_help_is_handed_on(registries, tmp_path):
+    def refuses():
+        raise sa.InputError("no room", hint="folder")
+
+    sa.receiver("refuses")(refuses)
+    with pytest.raises(sa.InputError, match=r"receiver refuses\(\): no room") as error:
+        receiver.one("refuses()")()
+    assert error.value.hint == "folder"
+    (tmp_path / "plugin.py").write_text("import stableair as sa\nraise sa.InputError('no room', hint='folder')\n")
+    with pytest.raises(sa.InputError, match=r"plugin\.py: no room") as error:
+        load_plugin(tmp_path / "plugin.py")
+    assert error.value.hint == "folder"
+
+
 def test_a_name_is_registered_once(registries):
     sa.receiver("soft")(lambda C: None)
     with pytest.raises(sa.InputError, match="'soft' is already registered"):
@@ -134,6 +184,29 @@ def test_the_list_shows_types():
         "shape: tuple[int, int, int] = (1, 8, 8)"
         in {e.name: e.typed_signature for e in REGISTRIES["data"]}["synthetic"]
     )
+
+
+@pytest.mark.slow
+def test_a_type_checker_sees_the_signature_of_what_is_decorated(tmp_path, monkeypatch):
+    mypy = pytest.importorskip("mypy.api")
+    monkeypatch.setenv("MYPYPATH", str(Path(sa.__file__).parents[1]))
+    (tmp_path / "user.py").write_text(
+        "import stableair as sa\nimport stableair.receivers\nfrom stableair.servers import momentum, server\n"
+        "reveal_type(sa.receivers.mac)\nreveal_type(momentum)\n"
+        "@server('own')\ndef own(rate: float = 1.0) -> momentum:\n    return momentum(lr=rate)\nreveal_type(own)\n"
+        "sa.receivers.mac(C='much')\nsa.receivers.receiver.mac\n"
+    )
+    words = ["--cache-dir", str(tmp_path / "cache"), "--ignore-missing-imports", "--follow-imports", "silent"]
+    out, errors, _ = mypy.run([*words, str(tmp_path / "user.py")])
+    assert not errors
+    shown = [line.partition("Revealed type is ")[2] for line in out.splitlines() if "Revealed" in line]
+    assert shown[0].startswith("\"def (C: float | Literal['auto'], gain: bool | None =, pilot: int =) -> ")
+    assert shown[1:] == [
+        '"def (lr: float | None =, beta: float =) -> stableair.servers.momentum"',
+        '"def (rate: float =) -> stableair.servers.momentum"',
+    ]
+    wrong = [line.rpartition("[")[2] for line in out.splitlines() if ": error:" in line]
+    assert wrong == ["arg-type]", "attr-defined]"], out
 
 
 @pytest.mark.parametrize("kind", REGISTRIES)

@@ -85,6 +85,7 @@ class Evaluate:
             layer.reset_running_stats()
             layer.momentum = None  # a cumulative average
             layer.train()
+        assert self.calibration is not None, "without a sample nothing is recalibrated"
         for index in _evenly(self.calibration, BATCH):
             self._output(self.data.train.x[index])
         return state
@@ -109,11 +110,13 @@ def _evenly(rows: Tensor, most: int) -> tuple[Tensor, ...]:
 def _restored(module: nn.Module) -> Iterator[None]:
     """Leave the norm layers' momenta and counters as they were."""
     layers = norm_layers(module)
-    before = [(layer.momentum, layer.num_batches_tracked.clone()) for layer in layers]
+    momenta = [layer.momentum for layer in layers]
+    counters = [(c, c.clone()) for layer in layers if (c := layer.num_batches_tracked) is not None]
     try:
         yield
     finally:
         module.eval()
-        for layer, (momentum, counter) in zip(layers, before, strict=True):
+        for layer, momentum in zip(layers, momenta, strict=True):
             layer.momentum = momentum
-            layer.num_batches_tracked.copy_(counter)
+        for counter, before in counters:
+            counter.copy_(before)

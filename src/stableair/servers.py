@@ -15,6 +15,8 @@ server = Registry("server", "servers")
 def sgd(lr: float | None = None) -> UpdateLike:
     """Eq. (4). In an experiment lr=None is the clients' lr for payload "gradient", and 1 for "delta".
 
+    w_{k+1} = w_k - lr g_k: (d,), (d,) -> (d,).
+
     >>> sgd(0.5)(Tensor([1.0, 2.0]), Tensor([2.0, 0.0])).tolist()
     [0.0, 2.0]
     """
@@ -25,6 +27,8 @@ def sgd(lr: float | None = None) -> UpdateLike:
 @server("momentum")
 class momentum(Update):
     """Heavy-ball momentum: v = beta v + g, w - lr v; lr=None as in sgd.
+
+    v_k = beta v_{k-1} + g_k and w_{k+1} = w_k - lr v_k (Polyak, 1964): (d,), (d,) -> (d,). v_0 = g_0.
 
     >>> rule, g = momentum(lr=1, beta=0.5), Tensor([1.0])
     >>> rule(rule(Tensor([0.0]), g), g).tolist()

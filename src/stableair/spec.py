@@ -15,7 +15,7 @@ from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from stableair.checks import InputError, nearest
 
@@ -96,7 +96,7 @@ class Call:
         try:
             return self.entry.factory(**self.arguments)
         except InputError as error:
-            raise InputError(f"{self.kind} {self}: {error}") from None
+            raise InputError(f"{self.kind} {self}: {error}", hint=error.hint) from None
         except (ValueError, TypeError) as error:
             raise InputError(f"{self.kind} {self}: {error}") from error
 
@@ -127,9 +127,11 @@ class Registry:
 
         return register
 
-    def __getattr__(self, name: str) -> Any:
-        """In 0.1 `sa.receiver` was a module too, with `sa.receiver.mac` in it."""
-        raise AttributeError(f"{self.kind!r} is the decorator that registers a {self.kind}; it has no {name!r}")
+    if not TYPE_CHECKING:  # a type checker is to see that there is no such attribute
+
+        def __getattr__(self, name: str) -> Any:
+            """In 0.1 `sa.receiver` was a module too, with `sa.receiver.mac` in it."""
+            raise AttributeError(f"{self.kind!r} is the decorator that registers a {self.kind}; it has no {name!r}")
 
     def __iter__(self) -> Iterator[Entry]:
         return iter(self.entries.values())
@@ -148,8 +150,7 @@ class Registry:
         return calls[0]
 
     def _call(self, node: ast.expr, text: str) -> Call:
-        called = isinstance(node, ast.Call)
-        function, positional, keywords = (node.func, node.args, node.keywords) if called else (node, [], [])
+        function, positional, keywords = _parts(node)
         if not isinstance(function, ast.Name):
             raise _refused(self.kind, text, function)
         if function.id not in self.entries:
@@ -160,32 +161,36 @@ class Registry:
                 raise _refused(self.kind, text, keyword.value)
             known = list(inspect.signature(entry.factory).parameters)
             if keyword.arg not in known and not entry.open:
-                said = f"{entry.name} has no argument {keyword.arg!r}; {nearest(keyword.arg, known)}"
-                raise InputError(f"{self.kind} {text!r}: {said}; the signature is {entry.signature}")
-        named = {keyword.arg: _value(self.kind, text, keyword.value) for keyword in keywords}
+                problem = f"{entry.name} has no argument {keyword.arg!r}; {nearest(keyword.arg, known)}"
+                raise InputError(f"{self.kind} {text!r}: {problem}; the signature is {entry.signature}")
+        named = {str(keyword.arg): _value(self.kind, text, keyword.value) for keyword in keywords}
         if len(named) < len(keywords):
             raise InputError(f"{self.kind} {text!r}: an argument is given twice; the signature is {entry.signature}")
         try:
             bound = inspect.signature(entry.factory).bind(*(_value(self.kind, text, a) for a in positional), **named)
         except TypeError as error:
             raise InputError(f"{self.kind} {text!r}: {error}; the signature is {entry.signature}") from None
-        given = {}
+        given: dict[str, Any] = {}
         for name, value in bound.arguments.items():
             handed_on = bound.signature.parameters[name].kind == inspect.Parameter.VAR_KEYWORD
             given |= value if handed_on else {name: value}
-        return Call(self.kind, entry, given, bare=not called)
+        return Call(self.kind, entry, given, bare=not isinstance(node, ast.Call))
 
 
 def parse_words(kind: str, text: str) -> list[tuple[str, dict[str, Any]]]:
     """The names and arguments of "a(x=1) | b(y=2)", without asking whether there are such components."""
     found = []
     for node in _stages(kind, text):
-        called = isinstance(node, ast.Call)
-        function, positional, keywords = (node.func, node.args, node.keywords) if called else (node, [], [])
+        function, positional, keywords = _parts(node)
         if not isinstance(function, ast.Name) or positional or any(keyword.arg is None for keyword in keywords):
             raise _refused(kind, text, node)
         found.append((function.id, {str(word.arg): _value(kind, text, word.value) for word in keywords}))
     return found
+
+
+def _parts(node: ast.expr) -> tuple[ast.expr, list[ast.expr], list[ast.keyword]]:
+    """What is called, and its arguments by position and by name; a bare name has none."""
+    return (node.func, node.args, node.keywords) if isinstance(node, ast.Call) else (node, [], [])
 
 
 def spell(name: str, arguments: dict[str, Any]) -> str:
@@ -195,10 +200,11 @@ def spell(name: str, arguments: dict[str, Any]) -> str:
 
 def _typed(parameter: inspect.Parameter) -> str:
     """A parameter with its type in words: `C: float | auto`."""
-    stars = {parameter.VAR_KEYWORD: "**", parameter.VAR_POSITIONAL: "*"}.get(parameter.kind, "")
-    kind = "" if parameter.annotation is parameter.empty else f": {_in_words(parameter.annotation)}"
+    kinds: dict[Any, str] = {parameter.VAR_KEYWORD: "**", parameter.VAR_POSITIONAL: "*"}
+    stars = kinds.get(parameter.kind, "")
+    annotated = "" if parameter.annotation is parameter.empty else f": {_in_words(parameter.annotation)}"
     default = "" if parameter.default is parameter.empty else f" = {written(parameter.default)}"
-    return f"{stars}{parameter.name}{kind}{default}"
+    return f"{stars}{parameter.name}{annotated}{default}"
 
 
 def _in_words(kind: Any) -> str:
@@ -240,12 +246,14 @@ def load_plugin(path: str | Path) -> None:
     if not Path(path).is_file():
         raise InputError(f"plug-in {path}: there is no such file")
     loader = SourceFileLoader(f"stableair_plugin_{Path(path).stem}", str(path))
-    module = module_from_spec(spec_from_loader(loader.name, loader))
+    found = spec_from_loader(loader.name, loader)
+    assert found, "a file's loader always has a spec"
+    module = module_from_spec(found)
     sys.modules[loader.name] = module
     try:
         loader.exec_module(module)
     except InputError as error:
-        raise InputError(f"plug-in {path}: {error}") from None
+        raise InputError(f"plug-in {path}: {error}", hint=error.hint) from None
     except (Exception, SystemExit) as error:
         missing = re.search(r"No module named 'stableair\.(\w+)|cannot import name '(\w+)' from 'stableair", str(error))
         hint = moved_to(missing[1] or missing[2]) if missing else ""
@@ -300,4 +308,6 @@ def written(value: Any) -> str:
         value = int(value)  # mac(C=1.0) and mac(C=1) are one experiment
     if isinstance(value, str) and value.isidentifier() and value.lower() not in ("inf", "nan", "true", "false", "none"):
         return value
-    return f"({', '.join(map(written, value))}{',' * (len(value) == 1)})" if isinstance(value, tuple) else repr(value)
+    if isinstance(value, tuple):
+        return f"({written(value[0])},)" if len(value) == 1 else f"({', '.join(map(written, value))})"
+    return repr(value)

@@ -114,10 +114,10 @@ def generator(seed: int, stream: str, *index: int, device: torch.device | str = 
     >>> generator(0, "noise", 3).permutation(4).tolist() == generator(0, "noise", 3).permutation(4).tolist()
     True
     """
-    name = (int(seed), stream, *map(int, index))  # a numpy integer names the same stream
-    digest = hashlib.blake2b(repr(name).encode(), digest_size=16).digest()
+    seed, index = int(seed), tuple(map(int, index))  # a numpy integer names the same stream
+    digest = hashlib.blake2b(repr((seed, stream, *index)).encode(), digest_size=16).digest()
     key = int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little")
-    return Generator(key, device, (name[0], stream, name[2:]))
+    return Generator(key, device, (seed, stream, index))
 
 
 def first_bits(sources: Sequence[Generator], n: int) -> Tensor:

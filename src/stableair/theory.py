@@ -43,7 +43,7 @@ def unclipped(C: float, alpha: float, tau: float, G: float = 0.0, form: str = "e
     alpha, tau = stable.check(alpha, tau)
     choice("form", form, FORMS)
     room = C - math.sqrt(2) * G
-    notes = () if room > 0 else (f"C > sqrt2 G is broken: {C:g} <= {math.sqrt(2) * G:g}",)
+    notes: tuple[str, ...] = () if room > 0 else (f"C > sqrt2 G is broken: {C:g} <= {math.sqrt(2) * G:g}",)
     if form == "printed":
         p = 1 - (tau / C) ** alpha
     elif room <= 0:

@@ -36,7 +36,7 @@ class Layout(NamedTuple):
 
 def _layout(blocks: Iterable[tuple[str, tuple[int, ...]]]) -> Layout:
     blocks = tuple(blocks)
-    names, shapes = (tuple(block[i] for block in blocks) for i in (0, 1))
+    names, shapes = tuple(name for name, _ in blocks), tuple(shape for _, shape in blocks)
     return Layout(names, shapes, tuple(accumulate(map(prod, shapes), initial=0)))
 
 

@@ -24,7 +24,8 @@ class Flat:
     """Analog over-the-air aggregation with flat fading and additive interference.
 
     Given the payloads u_n (d,) of the senders, their gains h_n and the interference xi (d,), the server receives
-    g = (1/N) sum_n h_n u_n + xi (d,). N is the number of clients that sent.
+    g = (1/N) sum_n h_n u_n + xi (d,), or with noise_on="sum" g = (1/N) (sum_n h_n u_n + xi). N is the number of clients
+    that sent. The side link has neither fading nor interference: stats (b,) and the loss () are plain means.
     """
 
     fading: Fading
@@ -35,18 +36,21 @@ class Flat:
     noise_on: str = "mean"  # the interference hits the mean, as in Eq. (3), or the sum, and is then divided by N too
 
     def draw(self, n: int, who: Tensor, d: int, seed: int, k: int, device: torch.device | str = "cpu") -> Fade:
-        """h_{n,k} of the clients `who` (m,) and xi_k, functions of (seed, k) and of the client alone."""
+        """h_{n,k} (m,) of the clients `who` (m,) and xi_k (d,), functions of (seed, k) and of the client alone.
+
+        All n amplitudes are drawn and those of `who` taken: what a client meets does not depend on who else takes part.
+        """
         h = check_shape("fading", self.fading(n, generator(seed, "fading", k)), n).double()
         xi = check_shape("noise", self.noise(d, generator(seed, "noise", k, device=device)), d).float()
         pilot = self.noise(self.pilots, generator(seed, "pilot", k, device=device)) if self.pilots else None
         return Fade(k, who, h[who], xi, pilot)
 
     def superpose(self, uploads: Iterable[Upload], fade: Fade) -> Received:
-        """Eq. (3): accumulate, reduce, finish."""
+        """Eq. (3): accumulate, reduce, finish. Chunks of (m, d) payloads -> g (d,)."""
         return self.finish(self.reduce(self.accumulate(uploads, fade)), fade)
 
     def accumulate(self, uploads: Iterable[Upload], fade: Fade) -> Total:
-        """sum_n h_n u_n and its like, in float64."""
+        """sum_n h_n u_n (d,), sum_n u_n (d,) and their like, in float64."""
         gains = dict(zip(fade.clients.tolist(), self.power.gain(fade.h).tolist(), strict=True))
         return accumulate(uploads, gains, len(fade.xi), fade.k, fade.xi.device)
 

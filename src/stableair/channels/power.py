@@ -7,7 +7,10 @@ from stableair.channels.superposition import Total
 
 
 class Power:
-    """A power rule; by default it changes nothing."""
+    """A power rule; by default it changes nothing.
+
+    A client of fading h_n is heard with gain(h_n) in place of h_n: g = (1/N) sum_n gain(h_n) u_n + noise(xi).
+    """
 
     def gain(self, h: Tensor) -> Tensor:
         """What arrives of each sender's payload, given its fading: (m,) -> (m,)."""

@@ -26,7 +26,10 @@ class Total(NamedTuple):
 
 
 def accumulate(uploads: Iterable[Upload], gains: dict[int, float], d: int, k: int, device: torch.device) -> Total:
-    """The sums of round k, client by client in the order they come in, so that chunks change no bit of them."""
+    """The sums of round k, client by client in the order they come in, so that chunks change no bit of them.
+
+    faded = sum_n gains[n] u_n and clean = sum_n u_n, from chunks of payloads u (m, d): (d,) each.
+    """
     faded, clean = torch.zeros(2, d, dtype=torch.float64, device=device)
     stats = loss = torch.zeros((), dtype=torch.float64, device=device)
     senders, dtype = 0, torch.float32

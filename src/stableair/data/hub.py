@@ -7,14 +7,12 @@ knows who made a sample train.writer, test.writer. `<name>.json` beside it has i
 import hashlib
 import json
 import os
-import re
 import sys
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -22,6 +20,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from stableair.checks import InputError, Note
+from stableair.data.table import IMAGE_SETS, Source
+from stableair.files import write_whole
 from stableair.streams import generator
 
 VARIABLE = "STABLEAIR_DATA"
@@ -30,31 +30,7 @@ TESTS = "test", "validation", "valid", "val"  # what the hub's sets call it, the
 FORM = {"x": (torch.uint8, 4), "y": (torch.int64, 1), "writer": (torch.int64, 1)}
 
 
-class Source(NamedTuple):
-    """A set on the hub, or a folder in its schema, and which of its columns are meant."""
-
-    repo: str
-    image: str
-    label: str
-    writer: str | None = None
-    config: str | None = None
-
-    @property
-    def name(self) -> str:
-        """What its file is called where the set has no name of its own: no two sources share one."""
-        if any(not isinstance(text, str) for text in (*self[:3], *filter(None, self))):
-            raise InputError(f"a set of the hub and its columns must be names: got {', '.join(map(repr, self))}")
-        here = self._replace(repo=str(Path(self.repo).resolve())) if Path(self.repo).is_dir() else self
-        digest = hashlib.blake2b(repr(tuple(here)).encode(), digest_size=4).hexdigest()
-        return f"hf-{re.sub(r'[^a-zA-Z0-9]+', '-', self.repo).strip('-')}-{digest}"
-
-
-NAMED = {
-    "cifar10": Source("uoft-cs/cifar10", "img", "label"),
-    "cifar100": Source("uoft-cs/cifar100", "img", "fine_label"),
-    "femnist": Source("flwrlabs/femnist", "image", "character", "writer_id"),
-}
-SHAPES = {"cifar10": (32, 32, 3), "cifar100": (32, 32, 3), "femnist": (28, 28, 1)}
+NAMED = {name: known.source for name, known in IMAGE_SETS.items()}
 
 
 def folder() -> Path:
@@ -69,9 +45,12 @@ def file(name: str) -> Path:
     return folder() / f"{name}.safetensors"
 
 
-def described(name: str) -> Path:
+def description_file(name: str) -> Path:
     """The file that says what the data file is."""
     return file(name).with_suffix(".json")
+
+
+described = description_file  # until the command line knows it by its new name
 
 
 def read(name: str, source: Source) -> tuple[dict[str, Tensor], str]:
@@ -79,26 +58,27 @@ def read(name: str, source: Source) -> tuple[dict[str, Tensor], str]:
     if not file(name).exists():
         prepare(name, source)
     digest = check(name)
-    if not described(name).exists():
-        text = f"{file(name)} is unchecked: there is no {described(name).name} beside it"
+    if not description_file(name).exists():
+        text = f"{file(name)} is unchecked: there is no {description_file(name).name} beside it"
         warnings.warn(text, Note, stacklevel=2)
     return _tensors(name), digest
 
 
 def check(name: str) -> str:
     """The file's SHA-256, which must be that of its description, if it has one."""
-    path, description = file(name), described(name)
+    path, description = file(name), description_file(name)
     if not path.is_file():
-        raise InputError(f"{path} is not there; {_ways(name)}")
+        raise InputError(f"{path} is not there; {_how_to_get(name)}", hint="data")
     digest = _digest(path)
     if description.exists():
         try:
-            told = json.loads(description.read_text())["sha256"]
+            expected = json.loads(description.read_text())["sha256"]
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise InputError(f"{description} is corrupted: {error!r}; {_again(name)}") from None
-        if told != digest:
-            other = f"{description.name} tells of another SHA-256"
-            raise InputError(f"{path} is truncated or altered: {other}; {_again(name)}")
+            raise InputError(f"{description} is corrupted: {error!r}; {_how_to_repair(name)}") from None
+        if expected != digest:
+            raise InputError(
+                f"{path} is truncated or altered: {description.name} tells of another SHA-256; {_how_to_repair(name)}"
+            )
     _tensors(name)
     return digest
 
@@ -108,9 +88,8 @@ def describe(name: str, source: Source | None, note: str = "") -> Path:
     about: dict[str, Any] = {"sha256": _digest(file(name)), "source": source._asdict() if source else None}
     about |= {"note": note} if note else {}
     about["shapes"] = {key: list(t.shape) for key, t in sorted(_tensors(name).items())}
-    with _whole(described(name)) as temporary:
-        temporary.write_text(json.dumps(about, indent=2) + "\n")
-    return described(name)
+    _write_whole(description_file(name), (json.dumps(about, indent=2) + "\n").encode())
+    return description_file(name)
 
 
 def prepare(name: str, source: Source, again: bool = False) -> Path:
@@ -118,50 +97,49 @@ def prepare(name: str, source: Source, again: bool = False) -> Path:
     if file(name).exists() and not again:
         check(name)
         return file(name)
-    _writable()
+    _check_writable()
     sets = _fetch(name, source)
     test = next((key for key in TESTS if key in sets), None)
-    tensors = {}
-    for split, rows in [("train", sets["train"]), *([("test", sets[test])] if test else [])]:
+    splits = {"train": sets["train"]} | ({"test": sets[test]} if test else {})
+    tensors: dict[str, np.ndarray] = {}
+    for split, rows in splits.items():
         tensors |= {f"{split}.{part}": t for part, t in _columns(rows, source, f"{source.repo} {split}").items()}
     for part in ("y", "writer"):
-        _code([key for key in (f"train.{part}", f"test.{part}") if key in tensors], tensors)
-    write(name, tensors if test else _divided(tensors), source)
+        _number_from_zero([key for key in (f"train.{part}", f"test.{part}") if key in tensors], tensors)
+    write(name, tensors if test else _with_test_split(tensors), source)
     return file(name)
 
 
 def write(name: str, tensors: dict[str, np.ndarray], source: Source) -> None:
     """A set's file and its description."""
-    from safetensors.numpy import save_file
+    from safetensors.numpy import save
 
-    with _whole(file(name)) as temporary:
-        save_file({key: np.ascontiguousarray(t) for key, t in tensors.items()}, temporary)
-        described(name).unlink(missing_ok=True)  # the old one must not stand beside the new file
+    def fill(new: BinaryIO) -> None:
+        new.write(save({key: np.ascontiguousarray(t) for key, t in tensors.items()}))
+        description_file(name).unlink(missing_ok=True)  # the old one must not stand beside the new file
+
+    _write_whole(file(name), fill)
     describe(name, source)
 
 
-@contextmanager
-def _whole(path: Path) -> Iterator[Path]:
-    """A place to write that becomes the file when all is written, and is gone when it is not."""
-    _writable()
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+def _write_whole(path: Path, content: bytes | Callable[[BinaryIO], object]) -> None:
+    _check_writable()
     try:
-        yield temporary
-        os.replace(temporary, path)
+        write_whole(path, content)
     except (OSError, SafetensorError) as error:
         raise InputError(f"cannot write {path}: {error}") from None
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
-def _writable() -> None:
+def _check_writable() -> None:
     """Refuse a folder that cannot be written before anything is fetched."""
+    trial = folder() / f".{os.getpid()}.tmp"
     try:
         folder().mkdir(parents=True, exist_ok=True)
-        (trial := folder() / f".{os.getpid()}.tmp").touch()
+        trial.touch()
         trial.unlink()
     except OSError as error:
-        raise InputError(f"cannot write to {folder()}: {error.strerror}; choose another --data-dir") from None
+        text = f"cannot write to {folder()}: {error.strerror}; set {VARIABLE} to another folder"
+        raise InputError(text, hint="data") from None
 
 
 def _fetch(name: str, source: Source) -> Any:
@@ -170,14 +148,15 @@ def _fetch(name: str, source: Source) -> Any:
         import datasets
         import huggingface_hub
     except ImportError:
-        raise InputError(f"{file(name)} is not there; {_ways(name)}") from None
+        raise InputError(f"{file(name)} is not there; {_how_to_get(name)}", hint="data") from None
     print(f"fetching {source.repo}", file=sys.stderr)
     huggingface_hub.logging.set_verbosity_error()  # its retries are many lines; what failed is said in one
     try:
         found = datasets.load_dataset(source.repo, source.config)
     except (OSError, ValueError, RuntimeError) as error:
         what = str(error).partition("\n")[0].rstrip(".")
-        raise InputError(f"the hub did not give {source.repo}: {what}; {_ways(name)}") from None
+        text = f"the hub did not give {source.repo}: {what}; {_how_to_get(name)}"
+        raise InputError(text, hint="data") from None
     if "train" not in found:
         raise InputError(f"{source.repo} has no split 'train'; its splits are {', '.join(found)}")
     return found
@@ -195,8 +174,8 @@ def _columns(rows: Any, source: Source, title: str) -> dict[str, np.ndarray]:
             there = ", ".join(rows.column_names)
             raise InputError(f"{source.repo} has no column {column!r}; its columns are {there}")
     if not isinstance(rows.features[source.image], Image):
-        there = [key for key, feature in rows.features.items() if isinstance(feature, Image)]
-        raise InputError(f"{source.repo}: column {source.image!r} holds no images; those that do: {there or 'none'}")
+        others = [key for key, feature in rows.features.items() if isinstance(feature, Image)]
+        raise InputError(f"{source.repo}: column {source.image!r} holds no images; those that do: {others or 'none'}")
     kept = rows.select_columns(list(named.values()))
     out: dict[str, Any] = {part: [] for part in named if part != "x"}
     x, done, size = None, 0, 500
@@ -219,7 +198,7 @@ def _columns(rows: Any, source: Source, title: str) -> dict[str, np.ndarray]:
     return {"x": x} | {part: np.array(values) for part, values in out.items()}
 
 
-def _code(keys: list[str], tensors: dict[str, np.ndarray]) -> None:
+def _number_from_zero(keys: list[str], tensors: dict[str, np.ndarray]) -> None:
     """Whatever names the classes or the writers, as numbers from 0 without a gap, common to both splits."""
     if not keys:
         return
@@ -231,7 +210,7 @@ def _code(keys: list[str], tensors: dict[str, np.ndarray]) -> None:
     tensors |= {key: code.astype(np.int64) for key, code in zip(keys, codes, strict=True)}
 
 
-def _divided(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _with_test_split(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """A test split out of the training data: a tenth of each writer's samples, at least one, always the same."""
     writer = tensors.get("train.writer", np.zeros(len(tensors["train.y"]), np.int64))
     shuffled = generator(0, "hub test").permutation(len(writer)).numpy()
@@ -253,7 +232,7 @@ def _tensors(name: str) -> dict[str, Tensor]:
         with safe_open(path, "pt") as content:
             found = {key: content.get_tensor(key) for key in content.keys()}  # noqa: SIM118 (no mapping)
     except (SafetensorError, OSError) as error:
-        raise InputError(f"{path} is truncated or no safetensors file ({error}); {_again(name)}") from None
+        raise InputError(f"{path} is truncated or no safetensors file ({error}); {_how_to_repair(name)}") from None
     for split in ("train", "test"):
         for part, (dtype, dimensions) in FORM.items():
             key = f"{split}.{part}"
@@ -267,11 +246,13 @@ def _tensors(name: str) -> dict[str, Tensor]:
                 raise InputError(f"{path}: {key} must be {wanted}: got {t.dtype} {tuple(t.shape)}")
             if part != "x" and t.min() < 0:
                 raise InputError(f"{path}: {key} must not be negative: got {int(t.min())}")
-    shape = SHAPES.get(name, tuple(found["train.x"].shape[1:]))
+    height, width, channels = found["train.x"].shape[1:]
+    if name in IMAGE_SETS:
+        channels, height, width = IMAGE_SETS[name].shape
+    shape = f"({height}, {width}, {channels})" if channels in (1, 3) else "(height, width, 1 or 3)"
     for key in ("train.x", "test.x"):
-        if tuple(found[key].shape[1:]) != shape or shape[-1] not in (1, 3):
-            wanted = shape if shape[-1] in (1, 3) else "(height, width, 1 or 3)"
-            raise InputError(f"{path}: an image of {key} must be {wanted}: got {tuple(found[key].shape[1:])}")
+        if tuple(found[key].shape[1:]) != (height, width, channels) or channels not in (1, 3):
+            raise InputError(f"{path}: an image of {key} must be {shape}: got {tuple(found[key].shape[1:])}")
     return found
 
 
@@ -280,16 +261,16 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(content, "sha256").hexdigest()
 
 
-def _ways(name: str) -> str:
+def _how_to_get(name: str) -> str:
     """How to come by a data file."""
     install = "" if find_spec("datasets") else "pip install 'stableair[hub]' and "
     command = f"stableair data prepare {name}" if name in NAMED else "the same command"
     return (
         f"with a network, {install}{command} makes it; without one, copy {name}.safetensors into {folder()}, "
-        f"or name another folder with --data-dir"
+        f"or set {VARIABLE} to the folder that has it"
     )
 
 
-def _again(name: str) -> str:
-    command = f"stableair data prepare {name} --again" if name in NAMED else "delete it, and the next use makes it anew"
-    return f"restore it, or {command}"
+def _how_to_repair(name: str) -> str:
+    maker = f"stableair data prepare {name}" if name in NAMED else "the next use"
+    return f"restore it, or delete it, and {maker} makes it anew"

@@ -1,4 +1,8 @@
-"""Who holds which samples: every index to exactly one client, and no client empty."""
+"""Who holds which samples: every index to exactly one client, and no client empty.
+
+A partition takes the training split of m samples, the number of clients and a source of chance, and gives the indices
+of each client's samples: (train, clients, rng) -> a list of (m_n,) int64, which together are 0 ... m-1.
+"""
 
 import inspect
 from collections.abc import Callable
@@ -39,7 +43,13 @@ def labels(parts: list[np.ndarray], train: Split, classes: int) -> np.ndarray:
 
 @partition("iid")
 def iid() -> Partition:
-    """Samples dealt at random; sizes equal within one."""
+    """Samples dealt at random; sizes equal within one.
+
+    >>> import torch
+    >>> train = Split(torch.zeros(10, 1, 1, 1), torch.arange(10) % 2)
+    >>> [len(part) for part in iid()(train, 4, np.random.default_rng(0))]
+    [3, 3, 2, 2]
+    """
     return lambda train, clients, rng: np.array_split(rng.permutation(len(train.y)), clients)
 
 
@@ -47,8 +57,17 @@ def iid() -> Partition:
 def dirichlet(beta: float) -> Partition:
     """Each client draws its class mix from Dir(beta) (the paper's Dir = 0.3); sizes equal within one.
 
-    Clients take turns in random order. At its turn a client draws a class from its own mix, restricted to the
-    classes that still have samples, and takes one of that class.
+    Clients take turns in random order. At its turn a client draws a class from its own mix q_n ~ Dir(beta), restricted
+    to the classes that still have samples, and takes one of that class: P(class c) = q_nc / sum of q_n over these
+    (Hsu, Qi and Brown, 2019).
+
+    >>> import torch
+    >>> train = Split(torch.zeros(600, 1, 1, 1), torch.arange(600) % 2)
+    >>> parts = dirichlet(0.001)(train, 3, np.random.default_rng(0))
+    >>> [len(part) for part in parts]
+    [200, 200, 200]
+    >>> int(labels(parts, train, 2).max())  # a small beta: a client has one class as long as there is any of it
+    200
     """
     beta = positive("beta", beta)
 
@@ -106,7 +125,16 @@ def _by_class(train: Split, rng: np.random.Generator) -> list[list[int]]:
 
 @partition("dirichlet_by_class")
 def dirichlet_by_class(beta: float) -> Partition:
-    """Each class is divided over the clients by a draw from Dir(beta); sizes differ."""
+    """Each class is divided over the clients by a draw from Dir(beta); sizes differ.
+
+    Of class c client n gets the share q_cn, q_c ~ Dir(beta) (Yurochkin et al., 2019).
+
+    >>> import torch
+    >>> train = Split(torch.zeros(600, 1, 1, 1), torch.arange(600) % 2)
+    >>> parts = dirichlet_by_class(1e12)(train, 3, np.random.default_rng(0))
+    >>> labels(parts, train, 2).tolist()  # a huge beta: equal shares
+    [[100, 100], [100, 100], [100, 100]]
+    """
     beta = positive("beta", beta)
 
     def split(train: Split, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
@@ -126,7 +154,16 @@ def dirichlet_by_class(beta: float) -> Partition:
 
 @partition("shards")
 def shards(k: int = 2) -> Partition:
-    """Samples sorted by class and cut into k shards a client, dealt at random."""
+    """Samples sorted by class and cut into k shards a client, dealt at random.
+
+    After McMahan et al. (2017), who give k = 2 shards to each of 100 clients.
+
+    >>> import torch
+    >>> train = Split(torch.zeros(600, 1, 1, 1), torch.arange(600) % 2)
+    >>> parts = shards(k=1)(train, 2, np.random.default_rng(0))
+    >>> sorted(labels(parts, train, 2).tolist())
+    [[0, 300], [300, 0]]
+    """
     k = whole("k", k, 1)
 
     def split(train: Split, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
@@ -140,7 +177,13 @@ def shards(k: int = 2) -> Partition:
 
 @partition("by_writer")
 def by_writer() -> Partition:
-    """Writers dealt at random, none of them split; each client has as many writers as the others, within one."""
+    """Writers dealt at random, none of them split; each client has as many writers as the others, within one.
+
+    >>> import torch
+    >>> train = Split(torch.zeros(6, 1, 1, 1), torch.zeros(6).long(), writer=torch.tensor([3, 3, 5, 5, 5, 8]))
+    >>> sorted(part.tolist() for part in by_writer()(train, 3, np.random.default_rng(0)))
+    [[0, 1], [2, 3, 4], [5]]
+    """
 
     def split(train: Split, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
         if train.writer is None:
@@ -157,7 +200,11 @@ def by_writer() -> Partition:
 
 @partition("flwr")
 def flwr(partitioner: str, **options: Any) -> Partition:
-    """Any partitioner of flwr-datasets with its own options: flwr(DirichletPartitioner, alpha=0.3)."""
+    """Any partitioner of flwr-datasets with its own options: flwr(DirichletPartitioner, alpha=0.3).
+
+    >>> str(partition.one("flwr(DirichletPartitioner, alpha=0.3)"))
+    'flwr(partitioner=DirichletPartitioner, alpha=0.3)'
+    """
 
     def split(train: Split, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
         try:

@@ -7,20 +7,23 @@ from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure as Picture
 
-from stableair.checks import InputError, choice
+from stableair.checks import InputError, choice, whole
 from stableair.data import hub
-from stableair.experiment import EXECUTION, IDEAL, PRESETS, Experiment
+from stableair.data.table import IMAGE_SETS
+from stableair.experiment import EXECUTION, PRESETS, Experiment
 from stableair.paper import theory_plots
+from stableair.paper.methods import LABELS, METHODS, experiments
 from stableair.results import plot
-from stableair.results.run import Run
+from stableair.results.run import Row, Run
 from stableair.runner import run
 from stableair.searches import Range, Result, search
+from stableair.sweeps import over_seeds
 
 ROUNDS = 100  # the paper names no number
 TRIALS, SEARCH_ROUNDS = 12, 20  # the budget of a threshold, the same for MAC and GNC
 SEARCHED = {  # what is searched of each rule, and where
-    "MAC": ("mac(C=0.13)", "receiver.C", Range(0.01, 10, log=True)),
-    "GNC": ("gnc(max_norm=100)", "receiver.max_norm", Range(1, 10_000, log=True)),
+    "MAC": (METHODS["mac"].receiver.format(0.13), METHODS["mac"].key, Range(0.01, 10, log=True)),
+    "GNC": (METHODS["gnc"].receiver.format(100), METHODS["gnc"].key, Range(1, 10_000, log=True)),
 }
 SNR = {0.05: -35, 0.1: -41, 0.2: -47, 0.3: -50}  # the paper's averages in dB, by tau
 
@@ -62,22 +65,13 @@ DRAWINGS = {
 SYMBOL = {"noise.alpha": "α", "noise.tau": "τ", "receiver.C": "C"}
 
 
-class Stand(NamedTuple):
-    """A real set's stand-in for a smoke test: the network, the classes and the shape of an image."""
-
-    model: str
-    classes: int
-    shape: tuple[int, int, int]
-    train: int = 80  # training samples: two steps of each of four clients
-
-
-STANDS = {
-    "cifar10": Stand("resnet18()", 10, (3, 32, 32)),
-    "cifar100": Stand("resnet34()", 100, (3, 32, 32), train=40),  # twice the network, half the steps
-    "femnist": Stand("cnn()", 62, (1, 28, 28)),
-}
 SMOKE = {"clients": 4, "rounds": 3, "local_epochs": 1}
+SMOKE_TRAIN = {"cifar100": 40}  # training samples: twice the network, half the steps
+SMOKE_TRAIN_OTHERS = 80  # two steps of each of four clients
 SMOKE_TEST, SMOKE_TRIALS = 60, 2
+
+Progress = Callable[[str, int], Callable[[Row], Any]]  # (title, rounds) -> what is shown each round
+Log = Callable[[str], Any]  # takes a line of text
 
 
 class Plan(NamedTuple):
@@ -85,16 +79,66 @@ class Plan(NamedTuple):
 
     figure: Figure
     base: Experiment
-    seeds: int = 1
-    smoke: bool = False
-    trials: int = TRIALS
-    search_rounds: int = SEARCH_ROUNDS
-    given: dict[str, float] = {}  # noqa: RUF012 (thresholds by method, instead of a search)
-    search_each: bool = False  # a C of its own for every curve of Fig. 4
-    own: dict[str, Any] = {}  # noqa: RUF012 (settings that are not the figure's)
+    seeds: int
+    smoke: bool
+    trials: int
+    search_rounds: int
+    given: dict[str, float]  # thresholds by method, instead of a search
+    search_each: bool  # a C of its own for every curve of Fig. 4
+    own: dict[str, Any]  # settings that are not the figure's
 
 
-def plan(name: str, settings: dict[str, Any], *, smoke: bool = False, **how: Any) -> Plan:
+def figure(
+    name: str,
+    out: str | Path | None = None,
+    *,
+    smoke: bool = False,
+    rounds: int | None = None,
+    seeds: int = 1,
+    settings: dict[str, Any] | None = None,
+    thresholds: dict[str, float] | None = None,
+    search_each: bool = False,
+    trials: int | None = None,
+    search_rounds: int | None = None,
+) -> Picture:
+    """Make a figure of the paper: compute the runs that are missing in `out`, draw, and write NAME.png and NAME.pdf.
+
+    name: fig2, fig3a to fig3f, fig4a to fig4c, or interval. out: by default the folder runs, with smoke runs/smoke.
+    smoke: the same figure, very small. seeds: two or more give a band. settings: of an experiment, such as
+    {"clients": 10, "noise.tau": 0.2}. The thresholds of MAC and GNC are searched, with so many `trials` of
+    `search_rounds` each, unless `thresholds` gives them: {"MAC": 0.13, "GNC": 100}. With search_each=True every curve
+    of fig4a or fig4b has a threshold of its own. `stableair figure` is this.
+    """
+    folder = Path(out or ("runs/smoke" if smoke else "runs"))
+    if name in DRAWINGS:
+        given = {
+            "rounds": rounds, "seeds": seeds != 1, "settings": settings, "thresholds": thresholds,
+            "search_each": search_each, "trials": trials, "search_rounds": search_rounds,
+        }  # fmt: skip
+        if useless := [option for option, value in given.items() if value]:
+            raise InputError(f"{name} is drawn without runs: leave out {', '.join(useless)}")
+        picture = drawing(name)
+    else:
+        own = (settings or {}) | ({} if rounds is None else {"rounds": rounds})
+        made = plan(name, own, smoke=smoke, seeds=seeds, given=thresholds, search_each=search_each, trials=trials,
+                    search_rounds=search_rounds)  # fmt: skip
+        picture = draw(made, *compute(made, folder, lambda title, rounds: lambda row: None, lambda line: None))
+    for ending in ("png", "pdf"):
+        plot.save(picture, folder / f"{name}.{ending}")
+    return picture
+
+
+def plan(
+    name: str,
+    settings: dict[str, Any],
+    *,
+    smoke: bool = False,
+    seeds: int = 1,
+    given: dict[str, float] | None = None,
+    search_each: bool = False,
+    trials: int | None = None,
+    search_rounds: int | None = None,
+) -> Plan:
     """The paper's set-up of a figure, with settings of one's own on top."""
     figure = FIGURES[choice("figure", name, [*FIGURES, *DRAWINGS])]
     base = Experiment(**PRESETS[figure.preset]).with_(rounds=ROUNDS)
@@ -103,113 +147,125 @@ def plan(name: str, settings: dict[str, Any], *, smoke: bool = False, **how: Any
     for key in settings:
         if key in (figure.vary, "evaluate") or key.partition(".")[0] == "receiver":
             raise InputError(f"{name} sets {key} for each of its curves: leave it out")
-    _fitting(name, how.get("given", {}), how.get("search_each", False))
+    given = given or {}
+    _check_thresholds(name, given, search_each)
     base = base.with_(**settings)
-    budget = {"search_rounds": min(SEARCH_ROUNDS, base.rounds)}
-    if smoke:
-        budget = {"trials": SMOKE_TRIALS, "search_rounds": 1}
-    own = {key: value for key, value in settings.items() if key not in EXECUTION}
-    return Plan(figure, base, smoke=smoke, own=own, **budget | how)
+    for method, value in given.items():
+        _at_threshold(method, base, value)  # what no run could take is refused before the first
+    if trials is None:
+        trials = SMOKE_TRIALS if smoke else TRIALS
+    if search_rounds is None:
+        search_rounds = 1 if smoke else min(SEARCH_ROUNDS, base.rounds)
+    return Plan(
+        figure,
+        base,
+        seeds=whole("seeds", seeds, 1),
+        smoke=smoke,
+        trials=whole("trials", trials, 1),
+        search_rounds=whole("search_rounds", search_rounds, 1),
+        given=given,
+        search_each=search_each,
+        own={key: value for key, value in settings.items() if key not in EXECUTION},
+    )
 
 
-def _fitting(name: str, given: dict[str, float], search_each: bool) -> None:
-    """Refuse options that a figure has no use for."""
+def _check_thresholds(name: str, given: dict[str, float], search_each: bool) -> None:
+    """Refuse thresholds that a figure has no use for."""
     searched = [] if name == "fig4c" else ["MAC"] if name.startswith("fig4") else ["MAC", "GNC"]
-    if useless := [method for method in given if method not in searched]:
-        raise InputError(f"{name} searches no threshold of {useless[0]}: leave out its option")
+    for method in given:
+        if choice("method", method, SEARCHED) not in searched:
+            raise InputError(f"{name} searches no threshold of {method}: leave it out")
     if search_each and (name not in ("fig4a", "fig4b") or given):
-        raise InputError("--search-each is for fig4a and fig4b, and without --C")
+        raise InputError("search_each=True is for fig4a and fig4b, and for thresholds that are not given")
+
+
+def _at_threshold(method: str, base: Experiment, value: float) -> Experiment:
+    spec, key, _ = SEARCHED[method]
+    return base.with_(receiver=spec).with_(**{key: value})
 
 
 def _small(data: str) -> dict[str, str]:
     """Few samples of the real set where the data folder has it, else synthetic ones of the same shape."""
-    stand = STANDS[data]
+    known, train = IMAGE_SETS[data], SMOKE_TRAIN.get(data, SMOKE_TRAIN_OTHERS)
     if hub.file(data).exists():
-        return {"data": f"{data}(train={stand.train}, test={SMOKE_TEST})", "model": stand.model}
-    made = f"synthetic(samples={stand.train}, classes={stand.classes}, shape={stand.shape}, writers=20)"
-    return {"data": made, "model": stand.model}
+        return {"data": f"{data}(train={train}, test={SMOKE_TEST})", "model": known.model}
+    made = f"synthetic(samples={train}, classes={known.classes}, shape={known.shape}, writers=20)"
+    return {"data": made, "model": known.model}
 
 
-Watch = Callable[[str, int], Callable]
-Say = Callable[[str], None]
-
-
-def compute(how: Plan, folder: Path, watch: Watch, say: Say) -> tuple[dict[str, list[Run]], list[str]]:
+def compute(plan: Plan, folder: Path, progress: Progress, log: Log) -> tuple[dict[str, list[Run]], list[str]]:
     """The runs of every curve by its label, and what has to be said about their thresholds.
 
     What the folder has already is not computed again.
     """
     notes: list[str] = []
 
-    def threshold(method: str, base: Experiment) -> Experiment:
+    def tuned(method: str, base: Experiment) -> Experiment:
         spec, key, space = SEARCHED[method]
-        base = base.with_(receiver=spec)
-        if method in how.given:
-            notes.append(f"{key.partition('.')[2]} = {how.given[method]:g} was given, not searched")
-            return base.with_(**{key: how.given[method]})
-        found = _searched(how, method, base, folder, watch, say)
+        argument = key.partition(".")[2]
+        if method in plan.given:
+            notes.append(f"{argument} = {plan.given[method]:g} was given, not searched")
+            return _at_threshold(method, base, plan.given[method])
+        found = _searched(plan, method, base.with_(receiver=spec), folder, progress, log)
         best = found.winner.values[key]
-        where = ", at the end of its range" * bool(found.at_boundary)
+        where = ", at the end of its range" if found.at_boundary else ""
         notes.append(
-            f"{key.partition('.')[2]} = {best:g} is the best of {len(found.trials)} between {space.low:g} and "
-            f"{space.high:g} after {_count(how.search_rounds, 'round')} on a validation split, seed {base.seed}{where}"
+            f"{argument} = {best:g} is the best of {len(found.trials)} between {space.low:g} and {space.high:g} "
+            f"after {_count(plan.search_rounds, 'round')} on a validation split, seed {base.seed}{where}"
         )
-        return base.with_(**{key: best})
+        return _at_threshold(method, base, best)
 
-    base, figure = how.base, how.figure
+    base, figure = plan.base, plan.figure
     if not figure.vary:
-        methods = {
-            "Ideal": base.with_(**IDEAL),
-            "MAC": threshold("MAC", base),
-            "GNC": threshold("GNC", base),
-            "Noisy": base.with_(receiver="none()"),
-        }
+        four = experiments(base, lambda name: tuned(LABELS[name], base))
+        curves = {_capital(LABELS[name]): experiment for name, experiment in four.items()}
     elif figure.vary == "receiver.C":
-        methods = {_label(figure.vary, v): base.with_(receiver=f"mac(C={v})") for v in figure.values}
-    else:
-        common = None if how.search_each else threshold("MAC", base)
-        methods = {}
+        curves = {_label(figure.vary, v): base.with_(receiver=f"mac(C={v})") for v in figure.values}
+    elif plan.search_each:
+        curves = {}
         for value in figure.values:
-            label = _label(figure.vary, value)
-            if common:
-                methods[label] = common.with_(**{figure.vary: value})
-            else:
-                mine = threshold("MAC", base.with_(**{figure.vary: value}))
-                methods[f"{label}, C = {mine.receiver.partition('=')[2].rstrip(')')}"] = mine
-    runs = {label: _runs(label, experiment, how.seeds, folder, watch) for label, experiment in methods.items()}
+            mine = tuned("MAC", base.with_(**{figure.vary: value}))
+            curves[f"{_label(figure.vary, value)}, C = {mine.receiver.partition('=')[2].rstrip(')')}"] = mine
+    else:
+        common = tuned("MAC", base)
+        curves = {_label(figure.vary, v): common.with_(**{figure.vary: v}) for v in figure.values}
+    runs = {label: _runs(label, experiment, plan.seeds, folder, progress) for label, experiment in curves.items()}
     return runs, notes
 
 
-def _searched(how: Plan, method: str, base: Experiment, folder: Path, watch: Watch, say: Say) -> Result:
+def _searched(plan: Plan, method: str, base: Experiment, folder: Path, progress: Progress, log: Log) -> Result:
     _, key, space = SEARCHED[method]
-    base = base.with_(rounds=how.search_rounds)
-    say(f"{method}: {how.trials} values of {key} between {space.low:g} and {space.high:g}, "
+    base = base.with_(rounds=plan.search_rounds)
+    log(f"{method}: {plan.trials} values of {key} between {space.low:g} and {space.high:g}, "
         f"{_count(base.rounds, 'round')} each on a validation split")  # fmt: skip
-    place = folder / f"search-{base.with_(evaluate='validation').name}-{how.trials}x{base.rounds}"
-    return search(base, {key: space}, place, trials=how.trials, progress=watch, log=lambda line: say("  " + line))
+    place = folder / f"search-{base.with_(evaluate='validation').name}-{plan.trials}x{base.rounds}"
+    return search(base, {key: space}, place, trials=plan.trials, progress=progress, log=lambda line: log("  " + line))
 
 
-def _runs(label: str, experiment: Experiment, seeds: int, folder: Path, watch: Watch) -> list[Run]:
+def _runs(label: str, experiment: Experiment, seeds: int, folder: Path, progress: Progress) -> list[Run]:
     done = []
-    for seed in range(experiment.seed, experiment.seed + seeds):
-        one = experiment.with_(seed=seed)
-        title = label if seeds == 1 else f"{label}, seed {seed}"
-        result = run(one, folder / one.name, resume=True, on_round=watch(title, one.rounds))
+    for one in over_seeds(experiment, seeds):
+        title = label if seeds == 1 else f"{label}, seed {one.seed}"
+        result = run(one, folder / one.name, resume=True, on_round=progress(title, one.rounds))
         done.append(replace(result, rounds=result.rounds[: one.rounds]))  # an older run may have gone further
     return done
+
+
+def _capital(label: str) -> str:
+    return label[0].upper() + label[1:]
 
 
 def _label(key: str, value: float) -> str:
     return f"{SYMBOL[key]} = {value:g}"
 
 
-def draw(how: Plan, runs: dict[str, list[Run]], notes: list[str]) -> Picture:
+def draw(plan: Plan, runs: dict[str, list[Run]], notes: list[str]) -> Picture:
     """The picture of a figure, with a caption that tells its set-up and what of it is not the paper's."""
-    if how.figure.vary == "noise.tau":
+    if plan.figure.vary == "noise.tau":
         runs = {_with_snr(label, value, runs[label]): runs[label] for label, value in
-                zip(runs, how.figure.values, strict=True)}  # fmt: skip
-    title = f"{how.figure.title}{', own settings' * bool(how.own)}{', smoke test' * how.smoke}"
-    return plot.curves(runs, how.figure.metric, title, caption=caption(how, runs, notes))
+                zip(runs, plan.figure.values, strict=True)}  # fmt: skip
+    title = [plan.figure.title, *(["own settings"] if plan.own else []), *(["smoke test"] if plan.smoke else [])]
+    return plot.curves(runs, plan.figure.metric, ", ".join(title), caption=caption(plan, runs, notes))
 
 
 def _with_snr(label: str, tau: float, runs: list[Run]) -> str:
@@ -218,9 +274,9 @@ def _with_snr(label: str, tau: float, runs: list[Run]) -> str:
     return f"{label}, SNR {average} dB (paper: {SNR[tau]} dB)"
 
 
-def caption(how: Plan, runs: dict[str, list[Run]], notes: list[str]) -> str:
-    base, vary = how.base, how.figure.vary
-    if how.smoke:
+def caption(plan: Plan, runs: dict[str, list[Run]], notes: list[str]) -> str:
+    base, vary = plan.base, plan.figure.vary
+    if plan.smoke:
         kind = "synthetic data of the same shape" if base.data.startswith("synthetic") else base.data
         first = f"Smoke test on {kind}: the figure's form, not its result."
     else:
@@ -233,10 +289,10 @@ def caption(how: Plan, runs: dict[str, list[Run]], notes: list[str]) -> str:
         base.fading,
         f"{base.noise}{f' with {SYMBOL[vary]} varied' if vary.startswith('noise.') else ''}",
         *([f"norm statistics: {base.norm_stats}"] if normed else []),
-        f"seeds {base.seed} to {base.seed + how.seeds - 1}" if how.seeds > 1 else f"seed {base.seed}",
+        f"seeds {base.seed} to {base.seed + plan.seeds - 1}" if plan.seeds > 1 else f"seed {base.seed}",
     ]
-    ours = filter(None, [_count(base.rounds, "round"), *notes, how.figure.ours])
-    changed = f" Own settings: {', '.join(f'{k}={v}' for k, v in how.own.items())}." if how.own else ""
+    ours = [_count(base.rounds, "round"), *notes, *([plan.figure.ours] if plan.figure.ours else [])]
+    changed = f" Own settings: {', '.join(f'{k}={v}' for k, v in plan.own.items())}." if plan.own else ""
     return f"{first}{changed} {', '.join(setup)}. Not from the paper: {'; '.join(ours)}."
 
 
@@ -247,9 +303,10 @@ def _samples(runs: dict[str, list[Run]]) -> str:
 
 
 def _count(n: int, what: str) -> str:
-    return f"{n} {what}{'s' * (n > 1)}"
+    return f"{n} {what}" if n == 1 else f"{n} {what}s"
 
 
 def drawing(name: str) -> Picture:
     """A figure that needs no runs."""
-    return {"fig2": theory_plots.steps, "interval": theory_plots.decision}[choice("figure", name, DRAWINGS)]()
+    make = {"fig2": theory_plots.steps, "interval": theory_plots.decision}
+    return make[choice("figure", name, DRAWINGS)]()

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -78,11 +78,11 @@ def check(
         evaluate=lambda state: {},
         participants=everyone(len(centres)),
     )
-    means = []
+    measured = []
     for repeat in range(repeats):
         path = simulate(replace(sim, seed=seed + repeat), start, rounds)
-        means.append(sum(r.metrics["gradient/norm"] ** 2 for r in path) / rounds)
-    means = torch.tensor(means, dtype=torch.float64)
+        measured.append(sum(cast(float, r.metrics["gradient/norm"]) ** 2 for r in path) / rounds)
+    means = torch.tensor(measured, dtype=torch.float64)
     gap = (losses(start.w.double()) - losses(torch.zeros(d))).mean().item()
     printed, corrected = (bound(rounds, C, alpha, tau, eta, 1, 1, d, gap, form).value for form in FORMS[:2])
     return Check(alpha, tau, C, eta, means.mean().item(), means.std().item() / math.sqrt(repeats), printed, corrected)

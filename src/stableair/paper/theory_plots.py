@@ -111,10 +111,10 @@ def steps(C: float = 1.0, entries: int = 60) -> Figure:
     titles = r"1. centralise: $g - \mathrm{med}(g)$", r"2. clip to $[-C, C]$", r"3. recover: $+\,\mathrm{med}(g)$"
     x = np.arange(first, first + entries)
     for axes, title, values in zip(panels, titles, (centred, clipped, recovered), strict=True):
-        values = values[shown].numpy()
-        cut = np.abs(centred[shown].numpy()) > C
-        axes.vlines(x, 0, values, color=np.where(cut, "tab:red", "tab:blue"), linewidth=1.2)
-        axes.scatter(x, values, 9, color=np.where(cut, "tab:red", "tab:blue"), zorder=3)
+        heights = values[shown].numpy()
+        colours = np.where(np.abs(centred[shown].numpy()) > C, "tab:red", "tab:blue")
+        axes.vlines(x, 0, heights, color=colours, linewidth=1.2)
+        axes.scatter(x, heights, 9, color=colours, zorder=3)
         centre = float(m) if axes is panels[2] else 0.0
         for bound in (centre - C, centre + C):
             axes.axhline(bound, color="black", linestyle="--", linewidth=1)

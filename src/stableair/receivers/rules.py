@@ -20,6 +20,8 @@ receiver = Registry("receiver", "receivers")
 def mac(C: float | Literal["auto"], gain: bool | None = None, pilot: int = 0) -> ReceiverLike:
     """Median anchored clipping (Alg. 1, Eqs. 6-8): pull each entry to within C of the median.
 
+    m = med(g); g_i -> m + clip(g_i - m, [-C, C]): (..., d) -> (..., d).
+
     C="auto" estimates the interference from what is received, or from `pilot` noise-only symbols a round, and sets the
     threshold from that. With gain=True (the default of "auto" alone) the clipped part is divided by its expected
     derivative, the share of unclipped entries, so that the step no longer depends on C.
@@ -48,6 +50,8 @@ def mac(C: float | Literal["auto"], gain: bool | None = None, pilot: int = 0) ->
 def clip(C: float) -> ReceiverLike:
     """Clipping anchored at zero: pull each entry to within C of zero (MAC without its median).
 
+    g_i -> max(-C, min(g_i, C)) (Huber, 1964): (..., d) -> (..., d).
+
     >>> clip(1.0)(torch.tensor([0.0, 1.0, 90.0])).tolist()
     [0.0, 1.0, 1.0]
     """
@@ -58,6 +62,8 @@ def clip(C: float) -> ReceiverLike:
 @receiver("gnc", blocks="model")
 def gnc(max_norm: float, blocks: Literal["tensor", "layer", "model"] = "model") -> ReceiverLike:
     """Gradient norm clipping: scale the vector down to a norm of at most max_norm.
+
+    g -> g min(1, max_norm / |g|) (Pascanu, Mikolov and Bengio, 2013): (..., d) -> (..., d).
 
     In an experiment it takes the whole vector, or with blocks="tensor" or "layer" each block on its own. An infinite
     entry leaves the direction of the infinite entries alone, the limit of ever larger ones (and not NaN).
@@ -81,7 +87,13 @@ def gnc(max_norm: float, blocks: Literal["tensor", "layer", "model"] = "model") 
 
 @receiver("cauchy")
 def cauchy(K: float | Literal["auto"]) -> ReceiverLike:
-    """The score of the Cauchy law, x / (1 + (x / K)^2): entries far beyond K hardly count; K="auto" from the noise."""
+    """The score of the Cauchy law, x / (1 + (x / K)^2): entries far beyond K hardly count; K="auto" from the noise.
+
+    g_i -> g_i / (1 + (g_i / K)^2), as in the myriad filter (Gonzalez and Arce, 2001): (..., d) -> (..., d).
+
+    >>> cauchy(1.0)(torch.tensor([0.0, 1.0, -2.0, math.inf])).tolist()
+    [0.0, 0.5, -0.4000000059604645, 0.0]
+    """
     if isinstance(K, str) and K == "auto":
         return AdaptiveCauchy()
     scale = positive("K", K, otherwise="or auto")
@@ -90,21 +102,39 @@ def cauchy(K: float | Literal["auto"]) -> ReceiverLike:
 
 @receiver("blank")
 def blank(C: float) -> ReceiverLike:
-    """Blanking: set each entry beyond C to zero."""
+    """Blanking: set each entry beyond C to zero.
+
+    g_i -> g_i where |g_i| <= C, else 0: (..., d) -> (..., d).
+
+    >>> blank(1.0)(torch.tensor([0.5, 1.0, -90.0])).tolist()
+    [0.5, 1.0, 0.0]
+    """
     C = positive("C", C)
     return lambda g: torch.where(g.abs() > C, 0, g)
 
 
 @receiver("sign")
 def sign(step: float) -> ReceiverLike:
-    """Keep the sign alone: every entry becomes -step, 0 or step."""
+    """Keep the sign alone: every entry becomes -step, 0 or step.
+
+    g_i -> step sign(g_i), as in signSGD (Bernstein et al., 2018): (..., d) -> (..., d).
+
+    >>> sign(0.5)(torch.tensor([0.0, 1.0, -90.0])).tolist()
+    [0.0, 0.5, -0.5]
+    """
     step = positive("step", step)
     return lambda g: step * g.sign()
 
 
 @receiver("quantile_clip")
 def quantile_clip(q: float) -> ReceiverLike:
-    """Clip at zero with the q-quantile of the entries' own magnitudes as threshold."""
+    """Clip at zero with the q-quantile of the entries' own magnitudes as threshold.
+
+    g_i -> max(-C, min(g_i, C)) with C the floor(q d)-th smallest of |g_1|, ..., |g_d|: (..., d) -> (..., d).
+
+    >>> quantile_clip(0.75)(torch.tensor([0.5, 1.0, -2.0, 90.0])).tolist()
+    [0.5, 1.0, -2.0, 2.0]
+    """
     q = number("q", q, 0.0, 1.0)
 
     def apply(g: Tensor) -> Tensor:
@@ -117,12 +147,24 @@ def quantile_clip(q: float) -> ReceiverLike:
 
 @receiver("tanh_clip")
 def tanh_clip(C: float) -> ReceiverLike:
-    """Smooth clipping at zero: C tanh(g / C)."""
+    """Smooth clipping at zero: C tanh(g / C).
+
+    g_i -> C tanh(g_i / C): (..., d) -> (..., d).
+
+    >>> tanh_clip(2.0)(torch.tensor([0.0, -90.0, math.inf])).tolist()
+    [0.0, -2.0, 2.0]
+    """
     C = positive("C", C)
     return lambda g: C * (g / C).tanh()
 
 
 @receiver("none")
 def none() -> ReceiverLike:
-    """Take the received sum as it is."""
+    """Take the received sum as it is.
+
+    g -> g: (..., d) -> (..., d).
+
+    >>> none()(torch.tensor([0.0, 1.0, -90.0])).tolist()
+    [0.0, 1.0, -90.0]
+    """
     return lambda g: g
