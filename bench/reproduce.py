@@ -16,7 +16,8 @@ from typing import NamedTuple
 
 from stableair.experiment import IDEAL, PRESETS, Experiment
 from stableair.paper.figures import SEARCHED
-from stableair.results.run import CHECKPOINT, PREVIOUS, load
+from stableair.results.run import load
+from stableair.results.sealed import CHECKPOINT, PREVIOUS
 from stableair.runner import run
 from stableair.searches import RESULT, search
 

@@ -22,9 +22,7 @@ LAYERS = (
     "results", "runner", "sweeps", "searches", "theory", "paper", "nn", "engine", "flower", "cli", "__main__",
 )  # fmt: skip
 SEAMS = {"engine": {"runner", "cli"}, "flower": {"cli"}}  # the leaves, and who may know that they are there
-KNOWN: dict[tuple[str, str], str] = {  # imports that have to go, and why they are still there
-    ("stableair.results.run", "stableair.results.folder"): "Run.state reads the checkpoint",
-    ("stableair.engine.trainer", "stableair.engine.resnet"): "the trainer makes the worker of the kernels",
+KNOWN: dict[tuple[str, str], str] = {  # imports that have to go, and why they are still there: none
 }
 
 Graph = dict[str, set[str]]  # each module, and the modules that it imports

@@ -21,8 +21,9 @@ import stableair as sa
 from stableair.checks import Note
 from stableair.contracts import Round
 from stableair.results import folder as record
-from stableair.results.folder import read_checkpoint
-from stableair.results.run import CHECKPOINT, CLIENTS, ENVIRONMENT, EXPERIMENT, PREVIOUS, ROUNDS, load
+from stableair.results.checkpoint import read_checkpoint
+from stableair.results.run import load
+from stableair.results.sealed import CHECKPOINT, CLIENTS, ENVIRONMENT, EXPERIMENT, PREVIOUS, ROUNDS
 from stableair.runner import run
 from stableair.streams import generator
 from stableair.vector import State

@@ -22,7 +22,8 @@ from stableair.results.folder import (
     restored,
     resume_point,
 )
-from stableair.results.run import Row, Run, load, read_environments
+from stableair.results.run import Row, Run, load
+from stableair.results.sealed import read_environments
 
 Engine = dict[str, Any]  # how a run is computed: engine, precision, chunk, why
 
@@ -106,7 +107,7 @@ def _with_engine(sim: Simulation, experiment: Experiment, past: list[dict[str, A
             raise InputError(f"engine=reference computes in fp32: leave out precision={e.precision}")
         return sim, plain | {"why": "as asked for"}
     try:
-        from stableair.engine import Choice, accelerate, choose
+        from stableair.engine import EngineChoice, accelerate, choose
     except ModuleNotFoundError as error:  # the engine is a leaf: without it all works, slowly
         if error.name != "stableair.engine":
             raise
@@ -117,7 +118,7 @@ def _with_engine(sim: Simulation, experiment: Experiment, past: list[dict[str, A
     same_kind = (before.get("device") == "cpu") == (sim.start.w.device.type == "cpu")
     if same_kind and plain.keys() <= before.keys() and _allows(e, before["engine"], before["precision"]):
         chunk = min(e.chunk or before["chunk"], sim.n)
-        chosen = Choice(before["engine"], before["precision"], chunk, "as the rounds before")
+        chosen = EngineChoice(before["engine"], before["precision"], chunk, "as the rounds before")
     else:
         chosen = choose(sim, e.engine, e.precision, e.chunk, e.rounds)
     return accelerate(sim, chosen), chosen._asdict()

@@ -13,7 +13,8 @@ from stableair.checks import InputError, whole
 from stableair.contracts import Overflow
 from stableair.experiment import EXECUTION, TYPES, Experiment
 from stableair.files import write_whole
-from stableair.results.run import EXPERIMENT, Run, load
+from stableair.results.run import Run, load
+from stableair.results.sealed import EXPERIMENT
 from stableair.runner import run
 from stableair.spec import literal
 from stableair.streams import generator

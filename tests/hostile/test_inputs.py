@@ -15,6 +15,8 @@ from stableair.cli import main as cli
 from stableair.experiment import HOMES, TYPES, Experiment, from_words, registry
 from stableair.spec import REGISTRIES
 
+pytestmark = pytest.mark.slow  # what an unlucky or a hostile user does; each test prints how often it tried
+
 BAD = [
     None, True, -1, 0, 1.5, math.nan, math.inf, -math.inf, 10**30, 1e308, "", "x", "auto", "a" * 3000, (), (1, 2), [1],
     {"a": 1}, object(), b"x", np.float64(-1), np.array([1.0]), torch.ones(2), 1j, "__import__('os')", "\x00",

@@ -11,7 +11,10 @@ import torch
 
 import stableair as sa
 from stableair.experiment import Experiment
-from stableair.results.run import EXPERIMENT, load
+from stableair.results.run import load
+from stableair.results.sealed import EXPERIMENT
+
+pytestmark = pytest.mark.slow  # what an unlucky or a hostile user does; each test prints how often it tried
 
 TINY = Experiment(
     data="synthetic(samples=60, classes=3, shape=(1, 2, 2))", model="mlp(width=4)", clients=5, rounds=12, device="cpu"

@@ -43,7 +43,7 @@ def describe_file(name: str) -> str:
 def has_description(name: str) -> bool:
     from stableair.data import hub
 
-    return hub.described(name).exists()
+    return hub.description_file(name).exists()
 
 
 @app.command()

@@ -50,9 +50,6 @@ def description_file(name: str) -> Path:
     return file(name).with_suffix(".json")
 
 
-described = description_file  # until the command line knows it by its new name
-
-
 def read(name: str, source: Source) -> tuple[dict[str, Tensor], str]:
     """The tensors of a set, memory-mapped, and the SHA-256 of their file; prepared first where it is not there."""
     if not file(name).exists():

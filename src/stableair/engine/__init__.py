@@ -51,9 +51,6 @@ class EngineChoice(NamedTuple):
     why: str
 
 
-Choice = EngineChoice  # its name so far
-
-
 def trainer_of(sim: Simulation) -> Trainer:
     """The trainer of a simulation, which says what the clients compute; a plain function does not."""
     train = sim.train

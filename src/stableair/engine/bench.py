@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -256,7 +256,7 @@ def table(workload: str, rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
-def scaling(counts: Sequence[int], models: dict[str, tuple[int, ...]], rounds: int, report: Report) -> str:
+def scaling(counts: Sequence[int], models: Mapping[str, tuple[int, ...]], rounds: int, report: Report) -> str:
     """Seconds a round and peak memory over the number of clients and the model's size, as the engine chooses."""
     lines = [
         f"{_provenance()}. Scaling: 20 samples a client, one local epoch, an ideal channel.",

@@ -6,16 +6,11 @@ all carries checksums, and the checkpoint before the last is kept.
 """
 
 import copy
-import hashlib
-import io
 import math
 import os
-import pickle
 import platform
-import re
 import time
 import warnings
-import zipfile
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -36,38 +31,22 @@ from stableair.checks import InputError, Note, whole
 from stableair.contracts import Overflow, Round, Rule
 from stableair.experiment import EXECUTION, Experiment, settings_of_record
 from stableair.files import write_whole
-from stableair.results.run import (
+from stableair.results.checkpoint import Checkpoint, is_sealed, parse_checkpoint, read_checkpoint, save_checkpoint
+from stableair.results.run import Row, read_record, read_rounds
+from stableair.results.sealed import (
     CHECKPOINT,
     CLIENTS,
     ENVIRONMENT,
     EXPERIMENT,
     PREVIOUS,
     ROUNDS,
-    Row,
     read_environments,
-    read_record,
-    read_rounds,
+    seal,
 )
-from stableair.results.sealed import read_plain, seal
 from stableair.spec import PLUGINS
 from stableair.vector import State
 
 LOCK, DAMAGED = ".lock", "checkpoint.damaged.pt"
-_TRAILER = re.compile(rb"\nsha256 ([0-9a-f]{64})\n\Z")
-
-
-class Checkpoint(NamedTuple):
-    """All that the next round needs."""
-
-    rounds: int  # complete so far
-    w: torch.Tensor
-    stats: torch.Tensor
-    receiver: dict[str, Any]
-    server: dict[str, Any]
-
-    @property
-    def state(self) -> State:
-        return State(self.w, self.stats)
 
 
 class ResumePoint(NamedTuple):
@@ -125,66 +104,6 @@ def _differences(record: dict[str, Any], experiment: Experiment, folder: Path) -
         raise InputError(f"{folder / EXPERIMENT} is not an experiment this version knows: {error}") from None
     new, old = experiment.to_dict(), settings_of_record(record)
     return [key for key in new if key not in EXECUTION and old.get(key) != new[key]] or ["argument of a component"]
-
-
-def read_checkpoint(folder: Path) -> Checkpoint | None:
-    """The last checkpoint that is whole; where that is the one before the last, a note says so."""
-    wrong = None
-    for name in (CHECKPOINT, PREVIOUS):
-        if (folder / name).exists():
-            try:
-                found = _parse_checkpoint(folder / name)
-            except InputError as error:
-                wrong = wrong or error
-                continue
-            if wrong:
-                note = f"{wrong}; going on from the one before it, after round {found.rounds}"
-                warnings.warn(note, Note, stacklevel=2)
-            return found
-    if wrong:
-        raise wrong
-    return None
-
-
-def _parse_checkpoint(path: Path) -> Checkpoint:
-    raw = read_plain(path)
-    seal = _TRAILER.search(raw[-80:])
-    try:
-        if seal:
-            raw = raw[: -len(seal[0])]
-            if hashlib.sha256(raw).hexdigest() != seal[1].decode():
-                raise ValueError("its checksum does not fit")
-        elif not _from_0_1(path.parent) or zipfile.ZipFile(io.BytesIO(raw)).testzip():
-            raise ValueError("its checksum is gone")
-        content = torch.load(io.BytesIO(raw), map_location="cpu", weights_only=True)
-        return _checked(content)
-    except (
-        OSError, RuntimeError, ValueError, TypeError, EOFError, KeyError, AttributeError, pickle.UnpicklingError,
-        zipfile.BadZipFile,
-    ) as error:  # fmt: skip
-        why = str(error).partition("\n")[0] if isinstance(error, ValueError) else type(error).__name__
-        raise InputError(f"{path} is corrupted ({why}); restore it", hint="folder") from None
-
-
-def _checked(content: Any) -> Checkpoint:
-    """The checkpoint that a dict stands for, its names, types and shapes checked."""
-    if not isinstance(content, dict) or tuple(content) != Checkpoint._fields:
-        raise ValueError(f"it does not hold {', '.join(Checkpoint._fields)}")
-    found = Checkpoint(**content)
-    if type(found.rounds) is not int or found.rounds < 1:
-        raise ValueError("the number of rounds is none")
-    for name in ("w", "stats"):
-        tensor = getattr(found, name)
-        if not isinstance(tensor, torch.Tensor) or tensor.ndim != 1 or not tensor.is_floating_point():
-            raise ValueError(f"{name} is no vector")
-    if not isinstance(found.receiver, dict) or not isinstance(found.server, dict):
-        raise ValueError("the memory of the receiver or the server is no dict")
-    return found
-
-
-def _from_0_1(folder: Path) -> bool:
-    """Whether the folder was last written before there were checksums."""
-    return all(str(entry.get("stableair")).startswith("0.1.") for entry in read_environments(folder))
 
 
 def restored(start: State, rules: dict[str, Rule], last: Checkpoint | None, folder: Path | None) -> State:
@@ -333,30 +252,11 @@ def _set_right(folder: Path, good: Checkpoint) -> None:
     path = folder / CHECKPOINT
     if path.exists():
         try:
-            if _parse_checkpoint(path).rounds == good.rounds and _TRAILER.search(path.read_bytes()[-80:]):
+            if parse_checkpoint(path).rounds == good.rounds and is_sealed(path):
                 return
         except InputError:
             os.replace(path, folder / DAMAGED)
     save_checkpoint(folder, good, check=False, keep=False)
-
-
-def save_checkpoint(folder: Path, checkpoint: Checkpoint, check: bool, keep: bool = True) -> None:
-    """Write a checkpoint; the one before it is kept."""
-    file = io.BytesIO()
-    torch.save(checkpoint._asdict(), file)
-    if check:  # once a run: what cannot be read back must not be found out when it is needed
-        try:
-            torch.load(io.BytesIO(file.getbuffer()), weights_only=True)
-        except pickle.UnpicklingError:
-            raise InputError(
-                "the state_dict of the receiver or the server rule cannot be saved: "
-                "it may hold tensors, numbers, text, lists and dicts alone"
-            ) from None
-    file.seek(0, io.SEEK_END)
-    file.write(f"\nsha256 {hashlib.sha256(file.getbuffer()).hexdigest()}\n".encode())
-    if keep and (folder / CHECKPOINT).exists():
-        os.replace(folder / CHECKPOINT, folder / PREVIOUS)
-    write_whole(folder / CHECKPOINT, file.getbuffer())
 
 
 def _line(row: Row) -> bytes:

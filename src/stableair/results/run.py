@@ -9,13 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 from stableair.checks import InputError, nearest, shown
 from stableair.experiment import ARGUMENTS, EXECUTION, IDEAL, TYPES, Experiment, settings_of_record
-from stableair.results.sealed import read_plain, read_sealed, unseal
+from stableair.results.sealed import (
+    CLIENTS,
+    ENVIRONMENT,
+    EXPERIMENT,
+    ROUNDS,
+    read_environments,
+    read_plain,
+    read_sealed,
+    unseal,
+)
 
 if TYPE_CHECKING:
     from stableair.vector import State
 
-EXPERIMENT, ENVIRONMENT, CLIENTS = "experiment.json", "environment.json", "clients.json"
-ROUNDS, CHECKPOINT, PREVIOUS = "rounds.jsonl", "checkpoint.pt", "checkpoint.previous.pt"
 LAST = 10  # rounds to average over: the accuracy of a method that suffers jumps from round to round
 
 Row = dict[str, Any]  # what was recorded of a round, by the name of the metric
@@ -68,7 +75,7 @@ class Run:
         """The model after the last complete round."""
         if self.final is not None:
             return self.final
-        from stableair.results.folder import read_checkpoint
+        from stableair.results.checkpoint import read_checkpoint
 
         last = self.folder and read_checkpoint(self.folder)
         if not last:
@@ -122,20 +129,6 @@ def read_record(folder: Path) -> dict[str, Any]:
     except InputError as error:
         raise InputError(f"{folder / EXPERIMENT} is corrupted: {error}") from None
     return record
-
-
-def read_environments(folder: Path) -> list[dict[str, Any]]:
-    """Where and how the rounds of a folder were computed, one entry for each time it was begun or resumed."""
-    path = folder / ENVIRONMENT
-    entries, sealed = read_sealed(path, list)
-    kinds = {"first_round": int, "device": str, "engine": str, "precision": str, "chunk": int, "data": dict}
-    for entry in entries:
-        good = isinstance(entry, dict) and all(isinstance(entry.get(k, kind()), kind) for k, kind in kinds.items())
-        if not good:
-            raise InputError(f"{path} is corrupted: an entry does not say where rounds were computed")
-        if not sealed and not str(entry.get("stableair")).startswith("0.1."):
-            raise InputError(f"{path} is corrupted: its checksum is gone")
-    return entries
 
 
 def read_rounds(folder: Path) -> list[Row]:

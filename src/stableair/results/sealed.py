@@ -1,4 +1,4 @@
-"""JSON that carries a checksum of itself: a flipped bit is found when it is read, and not when it is too late.
+"""The files of a run folder, and JSON that carries a checksum of itself: a flipped bit is found when it is read.
 
 A sealed object has "checksum" as its last key, a sealed list has it in its last object. It is over the bytes of the
 text without it, so nothing of the text can change unnoticed. What was written before 0.2 has none.
@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from stableair.checks import InputError
+
+EXPERIMENT, ENVIRONMENT, CLIENTS = "experiment.json", "environment.json", "clients.json"
+ROUNDS, CHECKPOINT, PREVIOUS = "rounds.jsonl", "checkpoint.pt", "checkpoint.previous.pt"
 
 _SEAL = re.compile(rb',(?:\n +| )"checksum": "([0-9a-f]{16})"((?:\n *)?\}(?:\n\])?\n)\Z')
 
@@ -60,3 +63,17 @@ def read_plain(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def read_environments(folder: Path) -> list[dict[str, Any]]:
+    """Where and how the rounds of a folder were computed, one entry for each time it was begun or resumed."""
+    path = folder / ENVIRONMENT
+    entries, sealed = read_sealed(path, list)
+    kinds = {"first_round": int, "device": str, "engine": str, "precision": str, "chunk": int, "data": dict}
+    for entry in entries:
+        good = isinstance(entry, dict) and all(isinstance(entry.get(k, kind()), kind) for k, kind in kinds.items())
+        if not good:
+            raise InputError(f"{path} is corrupted: an entry does not say where rounds were computed")
+        if not sealed and not str(entry.get("stableair")).startswith("0.1."):
+            raise InputError(f"{path} is corrupted: its checksum is gone")
+    return entries
