@@ -11,6 +11,8 @@ import pytest
 
 import stableair
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
 NOTEBOOK = EXAMPLES / "quickstart.ipynb"
 ROWS = {  # what stands in the first column, the repaired run that must be above the bare one, and that bare one

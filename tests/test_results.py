@@ -20,6 +20,7 @@ import torch
 import stableair as sa
 from stableair.checks import Note
 from stableair.contracts import Round
+from stableair.results import checkpoint
 from stableair.results import folder as record
 from stableair.results.checkpoint import read_checkpoint
 from stableair.results.run import load
@@ -390,7 +391,7 @@ def test_a_file_is_replaced_whole(tmp_path, monkeypatch):
 
 
 def test_a_checkpoint_that_cannot_be_written_aside_is_said_and_nothing_is_lost(tiny, tmp_path, monkeypatch):
-    real, written = record.write_whole, []
+    real, written = checkpoint.write_whole, []
 
     def full(path, content):
         if path.name == CHECKPOINT:
@@ -399,7 +400,7 @@ def test_a_checkpoint_that_cannot_be_written_aside_is_said_and_nothing_is_lost(t
                 raise OSError(28, "disk full", str(path))
         real(path, content)
 
-    monkeypatch.setattr(record, "write_whole", full)
+    monkeypatch.setattr(checkpoint, "write_whole", full)
     with pytest.raises(OSError, match="disk full"):
         run(tiny.with_(rounds=3), tmp_path / "a")
     monkeypatch.undo()
@@ -409,7 +410,7 @@ def test_a_checkpoint_that_cannot_be_written_aside_is_said_and_nothing_is_lost(t
 
 def test_an_interrupt_does_not_hide_that_a_checkpoint_failed(tiny, tmp_path, monkeypatch):
     """Ctrl-C comes while the run waits for the checkpoint after round 1, whose disk is full."""
-    real, write, free, failed, calls = Future.result, record.write_whole, threading.Event(), [], []
+    real, write, free, failed, calls = Future.result, checkpoint.write_whole, threading.Event(), [], []
 
     def result(self, timeout=None):
         calls.append(self)
@@ -426,7 +427,7 @@ def test_an_interrupt_does_not_hide_that_a_checkpoint_failed(tiny, tmp_path, mon
         write(path, content)
 
     monkeypatch.setattr(Future, "result", result)
-    monkeypatch.setattr(record, "write_whole", full)
+    monkeypatch.setattr(checkpoint, "write_whole", full)
     with pytest.raises(OSError, match="disk full"):
         run(tiny, tmp_path / "a")
     monkeypatch.undo()

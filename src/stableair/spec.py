@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
+from numbers import Integral, Real
 from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin
@@ -303,7 +304,9 @@ def equal(a: Any, b: Any) -> bool:
 
 
 def written(value: Any) -> str:
-    """A value as it stands in a spec."""
+    """A value as it stands in a spec; a number of numpy's as Python writes it."""
+    if isinstance(value, Real) and not isinstance(value, bool):
+        value = int(value) if isinstance(value, Integral) else float(value)
     if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
         value = int(value)  # mac(C=1.0) and mac(C=1) are one experiment
     if isinstance(value, str) and value.isidentifier() and value.lower() not in ("inf", "nan", "true", "false", "none"):

@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from stableair.checks import InputError, choice, number, positive, whole
+from stableair.checks import InputError, choice, number, positive, shown, whole
 from stableair.choices import BLOCKS
 from stableair.contracts import ReceiverLike
 from stableair.receivers.adaptive import AdaptiveCauchy, AdaptiveMac, myriad
@@ -30,8 +30,8 @@ def mac(C: float | Literal["auto"], gain: bool | None = None, pilot: int = 0) ->
     [0.0, 1.0, 2.0]
     """
     threshold = None if isinstance(C, str) and C == "auto" else positive("C", C, finite=False, otherwise="or auto")
-    if gain not in (None, True, False):
-        raise InputError(f"gain must be True or False: got {gain!r}")
+    if gain is not None and not isinstance(gain, bool):
+        raise InputError(f"gain must be True or False: got {shown(gain)}")
     if whole("pilot", pilot, 0) and threshold is not None:
         raise InputError(f"pilot={pilot} goes with C=auto only")
     if threshold is None or gain:
