@@ -362,4 +362,5 @@ def _typed(key: str, text: str) -> Any:
     try:
         return kind(text)
     except ValueError:
-        raise InputError(f"{key} must be a {'whole ' * (kind is int)}number: got {text!r}") from None
+        wanted = "a whole number" if kind is int else "a number"
+        raise InputError(f"{key} must be {wanted}: got {text!r}") from None

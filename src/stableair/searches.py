@@ -50,7 +50,9 @@ class Range(NamedTuple):
         return (int(self.low), int(self.high)) if self.int else (self.low, self.high)
 
     def __str__(self) -> str:
-        return f"{self.low:g}:{self.high:g}" + ":log" * self.log + ":int" * self.int
+        return ":".join(
+            [f"{self.low:g}", f"{self.high:g}", *(["log"] if self.log else []), *(["int"] if self.int else [])]
+        )
 
 
 class OneOf(NamedTuple):
@@ -120,7 +122,8 @@ def space(key: str, text: str) -> Space | None:
             raise InputError(f"{key}={text} is no range: write low:high, low:high:log or low:high:int")
         found = Range(float(low), float(high), "log" in options, "int" in options or TYPES.get(key) is int)
         if not found.low < found.high or (found.log and found.low <= 0):
-            raise InputError(f"{key}={text}: low must be below high{', and above 0 for log' * found.log}")
+            more = ", and above 0 for log" if found.log else ""
+            raise InputError(f"{key}={text}: low must be below high{more}")
         if found.int and not (found.low.is_integer() and found.high.is_integer()):
             raise InputError(f"{key}={text}: its ends must be whole numbers")
         return found

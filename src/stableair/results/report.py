@@ -59,7 +59,7 @@ def page(runs: list[Run], left_out: Sequence[str] = ()) -> str:
         others.append(f"{len(searched)} runs with no {accuracy}, such as {searched[0].folder} (trials of a search?)")
     groups = group(shown)
     names = list(groups)
-    title = f"stableair: {len(shown)} run{'s' * (len(shown) > 1)}, {len(groups)} setting{'s' * (len(groups) > 1)}"
+    title = f"stableair: {_count(len(shown), 'run')}, {_count(len(groups), 'setting')}"
     parts = [
         f"<h1>{_text(title)}</h1>",
         f"<p class=note>Made {datetime.now(UTC):%Y-%m-%d %H:%M} UTC by stableair {stableair.__version__}.</p>",
@@ -93,6 +93,10 @@ def _plotly() -> Any:
     return plotly
 
 
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def _text(value: Any) -> str:
     return html.escape(str(value))
 
@@ -102,7 +106,7 @@ def _table(head: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
 
     def cell(value: Any) -> str:
         figure = str(value)[:1] in "0123456789+-–"
-        return f"<td{' class=n' * figure}>{_text(value)}</td>"
+        return f"<td class=n>{_text(value)}</td>" if figure else f"<td>{_text(value)}</td>"
 
     body = "".join(f"<tr>{''.join(map(cell, row))}</tr>" for row in rows)
     return f"<div class=scroll><table><tr>{''.join(f'<th>{_text(h)}</th>' for h in head)}</tr>{body}</table></div>"
