@@ -7,6 +7,7 @@ from scipy import stats
 from components import EXAMPLES
 from stableair.channels.flat import Flat
 from stableair.channels.kinds import fading, noise
+from stableair.channels.power import Power
 from stableair.checks import InputError
 from stableair.contracts import Fade, Upload
 from stableair.streams import generator
@@ -242,3 +243,38 @@ def test_a_noise_with_memory_walks_from_round_zero(registries):
     steps = [generator(5, "noise", k).normal(8) for k in range(4)]
     torch.testing.assert_close(walked[3], sum(steps).float())
     assert torch.equal(walked[3], channel.draw(1, torch.arange(1), 8, seed=5, k=3).xi)
+
+
+class Half(Power):
+    """Everybody is heard at half the amplitude, and the interference is doubled."""
+
+    def gain(self, h):
+        return h / 2
+
+    def noise(self, xi, total):
+        return 2 * xi.double()
+
+
+def test_a_power_rule_changes_gains_interference_and_pilots():
+    plain = Flat(fading.one("unit()")(), noise.one("gaussian(std=1)")(), pilots=4)
+    half = Flat(plain.fading, plain.noise, Half(), pilots=4)
+    fade, update = plain.draw(3, torch.arange(3), 6, 0, 0), torch.randn(3, 6)
+    before, after = (channel.superpose(uploads(update), fade) for channel in (plain, half))
+    torch.testing.assert_close(after.g, (update.double().mean(0) / 2 + 2 * fade.xi).float())
+    torch.testing.assert_close(after.pilot, 2 * before.pilot)
+    assert (after.g.dtype, after.noise.dtype) == (torch.float32, torch.float32)
+
+
+@pytest.mark.parametrize("hook", ["gain", "noise"])
+def test_a_power_rule_is_held_to_its_contract(hook):
+    wrong = type("Wrong", (Power,), {hook: lambda self, *_: torch.ones(1)})()
+    channel = Flat(fading.one("unit()")(), noise.one("none()")(), wrong)
+    with pytest.raises(InputError, match="the power must return a tensor of shape"):
+        channel.superpose(uploads(torch.ones(3, 5)), channel.draw(3, torch.arange(3), 5, 0, 0))
+
+
+def test_a_chunk_without_clients_changes_nothing(channel):
+    update, fade = torch.randn(3, 8), channel.draw(3, torch.arange(3), 8, 0, 0)
+    nobody = Upload(torch.arange(0), torch.zeros(0, 8), torch.zeros(0, 0), torch.zeros(0))
+    with_it = channel.superpose([nobody, *uploads(update), nobody], fade)
+    assert torch.equal(with_it.g, channel.superpose(uploads(update), fade).g)

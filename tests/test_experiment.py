@@ -334,7 +334,11 @@ def test_a_record_of_0_1_is_read_as_it_was_meant():
     assert Experiment.from_record(record).channel == "flat()"
     assert Experiment.from_record(record | {"noise_on": "sum"}).channel == "flat(noise_on=sum)"
     old = Experiment.from_record(record)
-    for text, meant in (("resnet18()", "resnet18(init=he)"), ("resnet34(norm=group)", "resnet34(group, he)")):
+    for text, meant in (
+        ("resnet18()", "resnet18(init=he)"),
+        ("resnet34(norm=group)", "resnet34(group, he)"),
+        ("resnet18", "resnet18(init=he)"),
+    ):
         assert Experiment.from_record(record | {"model": text}).id() == old.with_(model=meant).id()
     assert Experiment.from_record(record | {"data": "cifar10", "model": "auto"}).model == "resnet18(init=he)"
 

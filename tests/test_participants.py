@@ -94,3 +94,21 @@ def test_neither_a_chunk_nor_processes_change_a_bit_of_any_sum(tiny, normed):
             assert torch.equal(one.state.w, other.state.w)
             assert torch.equal(one.state.stats, other.state.stats)
             assert one.metrics == other.metrics
+
+
+@pytest.mark.parametrize(
+    ("who", "said"),
+    [
+        (torch.tensor([True, False, True, False]), "int64 of shape .m,.: got torch.bool of shape .4,."),
+        (torch.tensor([0.0, 1.0]), "got torch.float32"),
+        ([0, 1], "got list"),
+        (torch.tensor([[0, 1]]), r"of shape \(1, 2\)"),
+        (torch.tensor([1, 1, 2]), r"round 3: .* each once: got \[1, 1, 2\]"),
+        (torch.tensor([9]), "clients 0 to 3, each once"),
+        (torch.tensor([-1]), "clients 0 to 3, each once"),
+        (torch.arange(0), "at least one of the clients"),
+    ],
+)
+def test_what_a_rule_returns_is_held_to_its_contract(who, said):
+    with pytest.raises(sa.InputError, match=said):
+        participants(lambda n, source: who, [1, 1, 1, 1], seed=0)(3)

@@ -262,8 +262,9 @@ def test_the_memory_of_one_nesting_fits_the_others():
 
 
 def test_a_memory_that_is_missing_or_foreign_is_refused():
-    for state in ({}, {"0": {"times": 1}}, {"1": {"times": 1}, "0": {}}):
-        with pytest.raises(InputError, match="the memory of rules 1 is wanted"):
+    for state, said in (({}, "the memory of rule 1 is missing"), ({"0": {"times": 1}}, "remembers nothing: got times"),
+                        ({"1": {"times": 1}, "7": {}}, "there is no rule 7 to remember: there are 2")):  # fmt: skip
+        with pytest.raises(InputError, match=said):
             chain(none(), Anchored()).load_state_dict(state)
     with pytest.raises(InputError, match="Receiver remembers nothing: got seen"):
         as_receiver(none()).load_state_dict({"seen": 1})
@@ -316,3 +317,39 @@ def test_a_rule_that_wants_pilots_is_found_however_it_is_nested(registries, tiny
 def test_what_is_no_rule_is_refused():
     with pytest.raises(InputError, match="the receiver must be a function or a Rule: got int"):
         chain(mac(1.0), 3)
+
+
+def test_metrics_of_one_rule_keep_their_names_whatever_they_are():
+    class Telling(Receiver):
+        def __init__(self, **told):
+            self.told = told
+
+        def apply(self, g):
+            return g
+
+        def metrics(self):
+            return self.told
+
+    assert chain(Telling(clip_low=1, clip=2)).metrics() == {"clip_low": 1, "clip": 2}
+    assert chain(Telling(C_2=1), Telling(C=2), Telling(C=3)).metrics() == {"C_2": 1, "C": 2, "C_3": 3}
+
+
+def test_a_memory_that_is_empty_at_first_is_resumed():
+    class Later(Receiver):
+        def __init__(self):
+            self.seen = None
+
+        def apply(self, g):
+            self.seen = g.sum().item()
+            return g
+
+        def state_dict(self):
+            return {} if self.seen is None else {"seen": self.seen}
+
+        def load_state_dict(self, state):
+            self.seen = state["seen"]
+
+    one, other = chain(Later(), none()), chain(Later(), none())
+    one(G)
+    other.load_state_dict(one.state_dict())
+    assert other.rules[0].seen == G.sum().item()

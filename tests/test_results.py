@@ -23,7 +23,7 @@ from stableair.contracts import Round
 from stableair.results import checkpoint
 from stableair.results import folder as record
 from stableair.results.checkpoint import read_checkpoint
-from stableair.results.run import load
+from stableair.results.run import Run, group, load
 from stableair.results.sealed import CHECKPOINT, CLIENTS, ENVIRONMENT, EXPERIMENT, PREVIOUS, ROUNDS
 from stableair.runner import run
 from stableair.streams import generator
@@ -481,7 +481,7 @@ def test_a_flipped_bit_of_a_checkpoint_is_repaired_and_nothing_is_overwritten(fi
     with pytest.warns(Note, match=r"checkpoint\.pt is corrupted .* going on from the one before it, after round 3"):
         resumed = run(longer, folder, resume=True)
     assert same(resumed, run(longer))
-    assert (folder / record.DAMAGED).read_bytes() == damaged, "it is kept, for whoever wants to look"
+    assert (folder / record.DAMAGED.format(1)).read_bytes() == damaged, "it is kept, for whoever wants to look"
     assert same(load(folder), run(longer))
 
 
@@ -659,11 +659,10 @@ def test_any_rounds_can_be_recorded(tiny, tmp_path):
 
     about = record.Circumstances(tiny, record.environment(torch.device("cpu")))
     place = tmp_path / "a"
-    place.mkdir()
     some = sa.recorded(rounds(0), place, about)
     assert [next(some).metrics["test/accuracy"] for _ in range(2)] == [0.0, 0.1]
     some.close()
-    begin = sa.runner.resume_point(place, tiny, resume=True)
+    begin = sa.resume_point(place, tiny, resume=True)
     assert begin.rounds == 2
     rest = list(sa.recorded(rounds(2), place, about, begin))
     assert [r.k for r in rest] == [2, 3, 4]
@@ -684,3 +683,33 @@ def test_a_plot_of_a_run_folder_needs_no_torch(finished, tmp_path):
     with started(code, finished[1].folder, tmp_path / "a.png") as process:
         assert process.wait(60) == 0, process.stderr.read()
     assert (tmp_path / "a.png").stat().st_size > 1000
+
+
+def test_a_minus_that_becomes_a_line_break_is_found(finished, tmp_path):
+    """One bit turns - into a carriage return, at which a line does not end."""
+    folder = shutil.copytree(finished[1].folder, tmp_path / "a")
+    raw = (folder / ROUNDS).read_bytes()
+    assert b"-" in raw
+    (folder / ROUNDS).write_bytes(raw.replace(b"-", b"\r", 1))
+    with pytest.raises(sa.InputError, match=r"rounds\.jsonl is corrupted in line"):
+        load(folder)
+
+
+def test_rounds_are_not_recorded_over_another_run(finished, tmp_path):
+    folder = shutil.copytree(finished[1].folder, tmp_path / "a")
+    before = {p.name: p.read_bytes() for p in folder.iterdir()}
+    about = sa.Circumstances(finished[0].with_(seed=5), record.environment(torch.device("cpu")))
+    rounds = iter([Round(0, finished[1].state, {"test/accuracy": 0.5})])
+    with pytest.raises(sa.InputError, match="already holds a run; hand in its resume_point"):
+        list(sa.recorded(rounds, folder, about))
+    assert {p.name: p.read_bytes() for p in folder.iterdir()} == before
+
+
+def test_runs_that_differ_in_a_default_alone_are_two(finished, tmp_path):
+    one = finished[0].to_record()
+    other = json.loads(json.dumps(one))
+    other["noise"], other["arguments"]["noise"] = "sas()", [{"alpha": 1.5, "tau": 0.7}]
+    plain = one | {"noise": "sas()"}
+    assert Run(plain, []).identity != Run(other, []).identity
+    assert list(group([Run(plain, []), Run(other, [])])) == ["mac(C=auto)", "mac(C=auto) (2)"]
+    assert Run(one, []).identity == Run(plain, []).identity, "the same thing said otherwise"

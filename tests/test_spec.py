@@ -161,9 +161,14 @@ def test_all_decorators_are_offered_and_their_modules_too(registries):
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("from stableair.channel import noise", "No module named 'stableair.channel'; it is now in stableair.channels"),
+        (
+            "from stableair.channel import noise",
+            "'stableair.channel'; it is now in stableair.channels.kinds",
+        ),
         ("import stableair.receiver", "it is now in stableair.receivers"),
         ("from stableair.data import Dataset", "; it is now in stableair.contracts"),
+        ("from stableair.experiment import build", "; it is now in stableair.builder"),
+        ("from stableair.record import load", "it is now in stableair.runner and stableair.results.run"),
         ("import stableair as sa; sa.hub", "has no attribute 'hub'; it is now in stableair.data.hub"),
         ("import stableair as sa; sa.receiver.mac", "'receiver' is the decorator that registers a receiver"),
     ],

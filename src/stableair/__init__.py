@@ -40,7 +40,9 @@ if TYPE_CHECKING:  # the same for editors and type checkers
     from stableair.receivers.rules import receiver as receiver
     from stableair.receivers.rules import sign as sign
     from stableair.receivers.rules import tanh_clip as tanh_clip
+    from stableair.results.folder import Circumstances as Circumstances
     from stableair.results.folder import recorded as recorded
+    from stableair.results.folder import resume_point as resume_point
     from stableair.results.plot import plot as plot
     from stableair.results.report import report as report
     from stableair.results.run import Run as Run
@@ -56,7 +58,8 @@ __version__ = "0.2.0"
 _HOME = {
     "Experiment": "experiment", "InputError": "checks", "load_plugin": "spec",
     "build": "builder", "Simulation": "algorithm", "simulate": "algorithm", "accelerate": "engine",
-    "run": "runner", "Run": "results.run", "load": "results.run", "recorded": "results.folder", "search": "searches",
+    "run": "runner", "Run": "results.run", "load": "results.run", "search": "searches",
+    "recorded": "results.folder", "resume_point": "results.folder", "Circumstances": "results.folder",
     "figure": "paper.figures", "plot": "results.plot", "report": "results.report",
     "Rule": "contracts", "Receiver": "contracts", "Update": "contracts",
     "median": "receivers.medians", "chain": "receivers.compose", "blockwise": "receivers.compose",

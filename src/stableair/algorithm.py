@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from stableair.contracts import Channel, Metrics, Received, Receiver, Round, Rule, Train, Update, check_shape
@@ -64,8 +63,3 @@ def reported(sim: Simulation) -> Metrics:
     rules: dict[str, Rule] = {"receiver": sim.receive, "server": sim.update}
     told = {f"{kind}/{name}": value for kind, rule in rules.items() for name, value in rule.metrics().items()}
     return {name: None if value is None else float(value) for name, value in told.items()}
-
-
-def everyone(n: int) -> Callable[[int], Tensor]:
-    """All n clients in every round, by number: for clients that are all alike."""
-    return lambda k: torch.arange(n)

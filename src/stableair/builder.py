@@ -92,7 +92,8 @@ def build(experiment: Experiment) -> Simulation:
         augment=e.augment,
     )
     receive = assemble(e.receiver, layout, e.blocks)
-    wanted = [call.full().arguments.get("pilot", 0) for call in receiver.parse(e.receiver)]  # by name, as in mac
+    asked = [call.full().arguments.get("pilot", 0) for call in receiver.parse(e.receiver)]  # by name, as in mac
+    wanted = [number for number in asked if isinstance(number, int)]
     update = server.one(e.server)
     if "lr" in update.parameters and update.full().arguments["lr"] is None:
         update = update.with_("lr", e.lr if e.payload == "gradient" else 1.0)
@@ -106,7 +107,7 @@ def build(experiment: Experiment) -> Simulation:
             fading=fading.one(e.fading)(),
             noise=noise.one(e.noise)(),
             power=power.one(e.power)(),
-            pilots=max(receive.pilots, *wanted),
+            pilots=max(receive.pilots, 0, *wanted),
             norms=work.norms,
         ),
         receive=receive,

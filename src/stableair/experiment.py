@@ -159,7 +159,8 @@ class Experiment:
         plain = {key: value for key, value in settings.items() if "." not in key}
         dotted = {tuple(key.split(".", 1)): value for key, value in settings.items() if "." in key}
         check_known(plain)
-        for name in [name for name, text in plain.items() if name in HOMES and str(text).isidentifier()]:
+        bare = {name: v for name, v in plain.items() if name in HOMES and isinstance(v, str) and v.isidentifier()}
+        for name in bare:
             mine = {argument: value for (owner, argument), value in dotted.items() if owner == name}
             if mine:  # noise=gaussian noise.std=1: a bare name gets its arguments first
                 plain[name] += f"({', '.join(f'{argument}={written(value)}' for argument, value in mine.items())})"
@@ -212,21 +213,13 @@ class Experiment:
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> "Experiment":
         """The experiment of a record, of this version or an older one: whatever it lacks is as it was then."""
-        settings = settings_of_record(record)
-        arguments = record.get(ARGUMENTS, {})
-        found = {}
-        for name in HOMES:
-            given = [] if settings[name] == "auto" else parse_words(name, settings[name])
-            kept = arguments.get(name) or [{} for _ in given]
-            if len(kept) != len(given):
-                raise InputError(f"its {ARGUMENTS} are not those of {name}={settings[name]}")
+        settings, found = settings_of_record(record), {}
+        for name, components in components_of_record(record).items():
+            given = _written_out(name, settings[name])
             texts = []
-            for (component, written_out), every in zip(given, kept, strict=True):
-                silent = BASELINE_ARGUMENTS.get(name, {}).get(component, {}) | _tuples(every)
-                if any(key in silent and not equal(silent[key], v) for key, v in written_out.items() if key in every):
-                    raise InputError(f"its {ARGUMENTS} are not those of {name}={settings[name]}")
-                call = registry(name).one(spell(component, silent | written_out))
-                call = call.without({key: v for key, v in silent.items() if key not in written_out})
+            for (component, every), (_, written_out) in zip(components, given, strict=True):
+                call = registry(name).one(spell(component, every))
+                call = call.without({key: v for key, v in every.items() if key not in written_out})
                 texts.append(str(replace(call, bare="(" not in settings[name])))
             found[name] = " | ".join(texts) or "auto"
         return cls(**settings | found)
@@ -291,12 +284,36 @@ def settings_of_record(record: dict[str, Any]) -> dict[str, Any]:
     if "noise_on" in record:  # 0.1
         settings["channel"] = "flat()" if record["noise_on"] == "mean" else f"flat(noise_on={record['noise_on']})"
     if "norm_stats" not in record:  # 0.1: its ResNets started from He's initialisation
-        own = {"cifar10": "resnet18", "cifar100": "resnet34"}.get(str(settings["data"]).partition("(")[0], "")
-        text = f"{own}()" if settings["model"] == "auto" and own else str(settings["model"])
-        for network in ("resnet18", "resnet34"):
-            if text.startswith(network) and "init" not in text:
-                settings["model"] = text.replace("()", "(init=he)").replace("(norm=", "(init=he, norm=")
+        own = {"cifar10": "resnet18", "cifar100": "resnet34"}.get(str(settings["data"]).partition("(")[0], "auto")
+        text = own if settings["model"] == "auto" else str(settings["model"])
+        for component, arguments in _written_out("model", text):
+            if component in ("resnet18", "resnet34"):
+                settings["model"] = spell(component, arguments | {"init": "he"})
     return settings
+
+
+def _written_out(name: str, text: str) -> list[tuple[str, dict[str, Any]]]:
+    """The components of a setting, with the arguments that were given."""
+    return [] if text == "auto" else parse_words(name, text)
+
+
+def components_of_record(record: dict[str, Any]) -> dict[str, list[tuple[str, dict[str, Any]]]]:
+    """The components of a record by setting, with every argument: as recorded, else as it was when ids began."""
+    settings = settings_of_record(record)
+    found: dict[str, list[tuple[str, dict[str, Any]]]] = {}
+    for name in HOMES:
+        given = _written_out(name, settings[name])
+        kept = record.get(ARGUMENTS, {}).get(name) or [{} for _ in given]
+        if len(kept) != len(given):
+            raise InputError(f"its {ARGUMENTS} are not those of {name}={settings[name]}")
+        found[name] = []
+        for (component, written_out), every in zip(given, kept, strict=True):
+            recorded = _tuples(every)
+            if any(key in recorded and not equal(recorded[key], value) for key, value in written_out.items()):
+                raise InputError(f"its {ARGUMENTS} are not those of {name}={settings[name]}")
+            usual = BASELINE_ARGUMENTS.get(name, {}).get(component, {})
+            found[name].append((component, usual | recorded | written_out))
+    return found
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -314,8 +331,7 @@ def _tuples(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def _baseline_calls(name: str) -> list[tuple[str, dict[str, Any]]]:
-    text = str(BASELINE_SETTINGS[name])
-    return [] if text == "auto" else parse_words(name, text)
+    return _written_out(name, str(BASELINE_SETTINGS[name]))
 
 
 def _beyond_baseline(name: str, calls: list[tuple[str, dict[str, Any]]]) -> list[Any]:

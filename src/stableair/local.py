@@ -33,14 +33,14 @@ class Reference:
         attach(work.module, local, grad)
         losses = []
         moves = work.moves(k, [n])
-        moved = None if moves is None else work.batches(moves[0].to(images.device))
-        x = work.data.inputs(images).to(state.w.dtype) if moved is None else None
+        batch_moves = None if moves is None else work.batches(moves[0].to(images.device))
+        x = work.data.inputs(images).to(state.w.dtype) if batch_moves is None else None
         for step, batch in enumerate(work.batches(work.orders(k, [n])[0].to(images.device))):
             grad.zero_()
             if x is not None:
                 inputs = x[batch]
-            elif moved is not None:
-                inputs = work.data.inputs(crop_flip(images[batch], moved[step])).to(state.w.dtype)
+            elif batch_moves is not None:
+                inputs = work.data.inputs(crop_flip(images[batch], batch_moves[step])).to(state.w.dtype)
             loss = F.cross_entropy(work.module(inputs), y[batch])
             loss.backward()
             local.w.sub_(grad, alpha=work.lr)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from stableair.checks import InputError, shown
 from stableair.spec import Registry
 from stableair.streams import Generator, generator
 
@@ -32,7 +33,14 @@ def participants(rule: Participation, sizes: Sequence[int], seed: int) -> Callab
     place = {n: i for i, n in enumerate(sorted(range(len(sizes)), key=lambda n: (-sizes[n], n)))}
 
     def of_round(k: int) -> Tensor:
-        who = rule(len(sizes), generator(seed, "participation", k)).tolist()
-        return torch.tensor(sorted(who, key=place.__getitem__), dtype=torch.int64)
+        who = rule(len(sizes), generator(seed, "participation", k))
+        if not isinstance(who, Tensor) or who.ndim != 1 or who.dtype != torch.int64:
+            found = f"{who.dtype} of shape {tuple(who.shape)}" if isinstance(who, Tensor) else type(who).__name__
+            raise InputError(f"the participation must return the numbers of clients, int64 of shape (m,): got {found}")
+        clients = who.tolist()
+        if not clients or len(set(clients)) < len(clients) or not place.keys() >= set(clients):
+            least = f"at least one of the clients 0 to {len(sizes) - 1}, each once"
+            raise InputError(f"round {k}: the participation must return {least}: got {shown(clients)}")
+        return torch.tensor(sorted(clients, key=place.__getitem__), dtype=torch.int64)
 
     return of_round

@@ -288,7 +288,7 @@ def _refuse_another(folder: Path, header: dict[str, Any]) -> None:
     path = folder / RESULT
     if path.exists():
         try:
-            there = json.loads(path.read_text())["search"]
+            there = dict(json.loads(path.read_text())["search"])
         except (ValueError, KeyError, TypeError) as error:
             raise InputError(f"{path} is corrupted ({type(error).__name__}); delete it", hint="folder") from None
         if different := [key for key in header | there if header.get(key) != there.get(key)]:

@@ -225,14 +225,18 @@ def literal(text: str) -> Any:
 
 
 MOVED = {  # modules and names of 0.1, and where they are now
-    "adaptive": "stableair.receivers.adaptive", "channel": "stableair.channels", "demo": "stableair.paper.demo",
+    "adaptive": "stableair.receivers.adaptive", "channel": "stableair.channels.kinds", "demo": "stableair.paper.demo",
     "figures": "stableair.paper.figures", "hub": "stableair.data.hub", "partition": "stableair.data.partitions",
-    "plot": "stableair.results.plot", "receiver": "stableair.receivers", "record": "stableair.results",
+    "plot": "stableair.results.plot", "receiver": "stableair.receivers",
+    "record": "stableair.runner and stableair.results.run",
     "report": "stableair.results.report", "search": "stableair.searches", "server": "stableair.servers",
     "simulate": "stableair.algorithm", "theory_plot": "stableair.paper.theory_plots",
     "track": "stableair.results.track",
     "Dataset": "stableair.contracts", "Split": "stableair.contracts", "Upload": "stableair.contracts",
     "Received": "stableair.contracts", "Fade": "stableair.contracts", "Overflow": "stableair.contracts",
+    "build": "stableair.builder", "run": "stableair.runner", "load": "stableair.results.run",
+    "products": "stableair.local, as float32_matmul", "synthetic": "stableair.data.sets",
+    "digits": "stableair.data.sets",
     "dataset": "stableair.data.sets", "Channel": "stableair.channels.flat, as Flat", "Evaluate": "stableair.evaluation",
 }  # fmt: skip
 

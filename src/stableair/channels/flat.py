@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -42,7 +42,10 @@ class Flat:
         """
         h = check_shape("fading", self.fading(n, generator(seed, "fading", k)), n).double()
         xi = check_shape("noise", self.noise(d, generator(seed, "noise", k, device=device)), d).float()
-        pilot = self.noise(self.pilots, generator(seed, "pilot", k, device=device)) if self.pilots else None
+        pilot = None
+        if self.pilots:
+            drawn = self.noise(self.pilots, generator(seed, "pilot", k, device=device))
+            pilot = check_shape("noise", drawn, self.pilots).float()
         return Fade(k, who, h[who], xi, pilot)
 
     def superpose(self, uploads: Iterable[Upload], fade: Fade) -> Received:
@@ -51,7 +54,8 @@ class Flat:
 
     def accumulate(self, uploads: Iterable[Upload], fade: Fade) -> Total:
         """sum_n h_n u_n (d,), sum_n u_n (d,) and their like, in float64."""
-        gains = dict(zip(fade.clients.tolist(), self.power.gain(fade.h).tolist(), strict=True))
+        arriving = check_shape("power", self.power.gain(fade.h), len(fade.h))
+        gains = dict(zip(fade.clients.tolist(), arriving.tolist(), strict=True))
         return accumulate(uploads, gains, len(fade.xi), fade.k, fade.xi.device)
 
     def reduce(self, total: Total) -> Total:
@@ -61,14 +65,20 @@ class Flat:
     def finish(self, total: Total, fade: Fade) -> Received:
         """Divide by the number of senders, add the interference, round to float32."""
         n = total.senders
-        xi, pilot = self.power.noise(fade.xi, total), fade.pilot
+        xi, pilot = (self._beside(noise, total) for noise in (fade.xi, fade.pilot))
         if self.noise_on == "sum":
             xi, pilot = xi / n, None if pilot is None else pilot / n
-        g = (total.faded / n + xi).to(xi.dtype)
+        g = (total.faded / n + xi).to(xi.dtype)  # Eq. (3)
         if g.isnan().any():
             raise InputError("the channel's noise or fading is NaN; every entry must be a number or infinite")
         stats = pooled(total.stats / n, self.norms).to(total.dtype)
         return Received(g, stats, total.clean / n, total.loss / n, xi, n, n, pilot)
+
+    def _beside(self, noise: Tensor | None, total: Total) -> Any:
+        """The interference beside the payloads, as the power rule has it; pilots are scaled as it is."""
+        if noise is None:
+            return None
+        return check_shape("power", self.power.noise(noise, total), len(noise)).to(noise.dtype)
 
 
 @channel("flat")

@@ -34,6 +34,8 @@ def accumulate(uploads: Iterable[Upload], gains: dict[int, float], d: int, k: in
     stats = loss = torch.zeros((), dtype=torch.float64, device=device)
     senders, dtype = 0, torch.float32
     for upload in uploads:
+        if not len(upload.clients):
+            continue
         check_finite(upload, k)
         for client, update in zip(upload.clients.tolist(), upload.update, strict=True):
             faded.add_(update, alpha=gains[client])

@@ -8,12 +8,13 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor
 
-from stableair.algorithm import Simulation, everyone, simulate
+from stableair.algorithm import Simulation, simulate
 from stableair.channels.fading import unit
 from stableair.channels.flat import Flat
 from stableair.channels.noise import sas
 from stableair.checks import whole
 from stableair.contracts import Upload, as_receiver, as_update
+from stableair.participants import everybody, participants
 from stableair.receivers import mac
 from stableair.servers import sgd
 from stableair.streams import generator
@@ -76,7 +77,7 @@ def check(
         receive=as_receiver(mac(C)),
         update=as_update(sgd(eta)),
         evaluate=lambda state: {},
-        participants=everyone(len(centres)),
+        participants=participants(everybody(), [1] * len(centres), seed),
     )
     measured = []
     for repeat in range(repeats):

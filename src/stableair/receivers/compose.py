@@ -1,5 +1,6 @@
 """Receivers made of receivers: one after the other, and each block of the vector on its own."""
 
+import itertools
 from typing import Any
 
 import torch
@@ -32,8 +33,8 @@ class Chain(Receiver):
         found: Metrics = {}
         for rule in self.rules:
             for name, value in rule.metrics().items():
-                count = 1 + sum(other == name or other.rpartition("_")[0] == name for other in found)
-                found[name if count == 1 else f"{name}_{count}"] = value
+                names = (name if i == 1 else f"{name}_{i}" for i in itertools.count(1))
+                found[next(free for free in names if free not in found)] = value
         return found
 
     def state_dict(self) -> dict[str, Any]:
@@ -41,12 +42,13 @@ class Chain(Receiver):
         return {i: state for i, state in each.items() if state}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        wanted = self.state_dict().keys()
-        if wanted != state.keys():
-            raise InputError(f"the memory of rules {', '.join(wanted) or 'none'} is wanted, and that of "
-                             f"{', '.join(map(str, state)) or 'none'} is there")  # fmt: skip
-        for i, inner in state.items():
-            self.rules[int(i)].load_state_dict(inner)
+        if unknown := [i for i in state if i not in map(str, range(len(self.rules)))]:
+            raise InputError(f"there is no rule {unknown[0]} to remember: there are {len(self.rules)}")
+        for i, rule in enumerate(self.rules):
+            if str(i) in state:
+                rule.load_state_dict(state[str(i)])
+            elif rule.state_dict():
+                raise InputError(f"the memory of rule {i} is missing")
 
 
 def chain(*rules: ReceiverLike) -> Chain:

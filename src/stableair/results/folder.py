@@ -2,10 +2,11 @@
 
 Every file is replaced whole or appended by whole lines, and the line of a round is written before its checkpoint. So
 whenever a process ends, the checkpoint says how many rounds are complete, and lines beyond it are computed again. It
-all carries checksums, and the checkpoint before the last is kept.
+all carries checksums, and the checkpoint before the last is kept. `recorded` is the way in; `_Recorder` writes.
 """
 
 import copy
+import itertools
 import math
 import os
 import platform
@@ -46,7 +47,7 @@ from stableair.results.sealed import (
 from stableair.spec import PLUGINS
 from stableair.vector import State
 
-LOCK, DAMAGED = ".lock", "checkpoint.damaged.pt"
+LOCK, DAMAGED = ".lock", "checkpoint.damaged.{}.pt"
 
 
 class ResumePoint(NamedTuple):
@@ -173,6 +174,9 @@ class _Recorder:
         self.clock = time.perf_counter()
 
     def _begin(self, folder: Path, begin: ResumePoint) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not begin.rows and (read_rounds(folder) or read_checkpoint(folder)):
+            raise InputError(f"{folder} already holds a run; hand in its resume_point", hint="folder")
         past = read_environments(folder) if begin.rounds else []
         self.environments = [*past, self.about.environment | {"first_round": begin.rounds}]
         if begin.checkpoint:
@@ -255,7 +259,8 @@ def _set_right(folder: Path, good: Checkpoint) -> None:
             if parse_checkpoint(path).rounds == good.rounds and is_sealed(path):
                 return
         except InputError:
-            os.replace(path, folder / DAMAGED)
+            free = (folder / DAMAGED.format(i) for i in itertools.count(1) if not (folder / DAMAGED.format(i)).exists())
+            os.replace(path, next(free))
     save_checkpoint(folder, good, check=False, keep=False)
 
 
@@ -276,7 +281,8 @@ def _each_tensor(state: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> 
     if isinstance(state, dict):
         return {key: _each_tensor(value, change) for key, value in state.items()}
     if isinstance(state, list | tuple):
-        return type(state)(_each_tensor(value, change) for value in state)
+        changed = [_each_tensor(value, change) for value in state]
+        return changed if isinstance(state, list) else tuple(changed)
     return change(state) if isinstance(state, torch.Tensor) else state
 
 
@@ -331,8 +337,9 @@ def locked(folder: Path) -> Iterator[None]:
                     return
                 finally:
                     (folder / LOCK).unlink(missing_ok=True)
-                    for path in made if not any(folder.iterdir()) else []:
-                        path.rmdir()
+                    if not any(folder.iterdir()):
+                        for path in made:
+                            path.rmdir()
         finally:
             os.close(descriptor)
 

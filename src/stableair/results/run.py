@@ -8,7 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stableair.checks import InputError, nearest, shown
-from stableair.experiment import ARGUMENTS, EXECUTION, IDEAL, TYPES, Experiment, settings_of_record
+from stableair.experiment import (
+    ARGUMENTS,
+    EXECUTION,
+    HOMES,
+    IDEAL,
+    TYPES,
+    Experiment,
+    components_of_record,
+    settings_of_record,
+)
 from stableair.results.sealed import (
     CLIENTS,
     ENVIRONMENT,
@@ -56,18 +65,24 @@ class Run:
         return Experiment.from_record(self.record)
 
     @property
+    def identity(self) -> tuple[Any, ...]:
+        """The seed, and then all that makes the experiment what it is, every argument included."""
+        plain = {k: v for k, v in self.settings.items() if k not in (*EXECUTION, *HOMES, "seed")}
+        return self.settings["seed"], repr(sorted(plain.items())), repr(components_of_record(self.record))
+
+    @property
     def diverged(self) -> int | None:
         """The round after which the model was no longer finite, where there was one."""
         return self.rounds[-1]["round"] if self.rounds and self.rounds[-1].get("diverged") else None
 
     def settled(self, metric: str) -> float:
         """The mean of a metric over the last rounds, at most half of them; 0 for a run that diverged."""
-        last = self[metric][-min(LAST, max(1, len(self) // 2)) :]
-        return 0.0 if self.diverged is not None else sum(last) / len(last)
+        last = [v for v in self[metric][-min(LAST, max(1, len(self) // 2)) :] if v is not None]
+        return 0.0 if self.diverged is not None or not last else sum(last) / len(last)
 
     def fluctuation(self, metric: str) -> float | None:
         """The standard deviation of a metric over the last rounds; None for a run that diverged or has one round."""
-        last = self[metric][-LAST:]
+        last = [v for v in self[metric][-LAST:] if v is not None]
         return None if self.diverged is not None or len(last) < 2 else statistics.stdev(last)
 
     @property
@@ -138,13 +153,12 @@ def read_rounds(folder: Path) -> list[Row]:
         return []
     rows: list[Row] = []
     seals = set()
-    for number, line in enumerate(read_plain(path).splitlines(keepends=True)):
+    *lines, rest = read_plain(path).split(b"\n")
+    for number, line in enumerate([*lines, *([rest] if _is_sealed(rest[:-1]) else [])]):
         try:
-            if not line.endswith(b"\n"):
-                if _is_sealed(line[:-1] + b"\n"):
-                    raise ValueError("its end is damaged")
-                break  # cut short by the end of its process: that round is not complete
-            row, sealed = unseal(line)
+            if number == len(lines):
+                raise ValueError("its end is damaged")  # else it was cut short with its process, and is no round
+            row, sealed = unseal(line + b"\n")
             seals.add(sealed)
             if not isinstance(row, dict) or row.get("round") != number:
                 raise ValueError(f"round {row.get('round') if isinstance(row, dict) else row} where {number} belongs")
@@ -162,7 +176,7 @@ def read_rounds(folder: Path) -> list[Row]:
 
 def _is_sealed(line: bytes) -> bool:
     try:
-        return unseal(line)[1]
+        return unseal(line + b"\n")[1]
     except (ValueError, RecursionError):
         return False
 
@@ -182,7 +196,7 @@ def find(folders: Iterable[str | Path]) -> tuple[list[Run], list[str]]:
     for path in places.values():
         try:
             run = load(path)
-            key = tuple((k, v) for k, v in run.settings.items() if k not in EXECUTION)
+            key = run.identity
         except InputError as error:
             left_out.append(str(error))
             continue
@@ -221,8 +235,7 @@ def group(runs: list[Run]) -> dict[str, list[Run]]:
     """Runs that differ in the seed alone, together, under a label that says what sets them apart from the others."""
     groups: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:
-        mine = {k: v for k, v in run.settings.items() if k not in (*EXECUTION, "seed")}
-        groups.setdefault(tuple(sorted(mine.items())), []).append(run)
+        groups.setdefault(run.identity[1:], []).append(run)
     settings = [members[0].settings for members in groups.values()]
     names = [""] * len(settings)
     for ideal in (True, False):  # ideal runs differ from the others in three settings; "ideal" says it shorter
@@ -232,6 +245,10 @@ def group(runs: list[Run]) -> dict[str, list[Run]]:
             words = ["ideal"] if ideal else []
             words += [str(v) if isinstance(v := settings[i][key], str) else f"{key}={v}" for key in apart]
             names[i] = ", ".join(words) or settings[i]["receiver"]
+            twins = names[:i].count(
+                names[i]
+            )  # alike in every setting, and not in an argument whose default has changed
+            names[i] += f" ({twins + 1})" if twins else ""
     return dict(zip(names, groups.values(), strict=True))
 
 
