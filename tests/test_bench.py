@@ -14,6 +14,7 @@ from stableair.engine.trainer import StackedTrainer
 PEERS = Path(__file__).parent.parent / "bench" / "peers"
 
 
+@pytest.mark.slow
 def test_every_mode_is_compared_and_timed(tiny):
     lines = []
     rows = bench.measure(tiny, 2, lines.append)

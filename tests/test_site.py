@@ -12,6 +12,8 @@ import stableair as sa
 from stableair.experiment import HOMES, registry
 from test_report import browser  # noqa: F401
 
+pytestmark = pytest.mark.slow  # it builds the whole site
+
 ROOT = Path(__file__).parent.parent
 OPENED = "index", "theory", "choices", "auto", "extending", "figures/fig4a", "reference/receivers", "reference/channels"
 PICTURES = "return [...document.images].every(image => image.complete && image.naturalWidth > 0)"
