@@ -5,8 +5,9 @@ import torch
 from scipy import stats
 
 from components import EXAMPLES
+from stableair.builder import build
 from stableair.channels.flat import Flat
-from stableair.channels.kinds import fading, noise
+from stableair.channels.kinds import fading, noise, power
 from stableair.channels.power import Power
 from stableair.checks import InputError
 from stableair.contracts import Fade, Upload
@@ -278,3 +279,9 @@ def test_a_chunk_without_clients_changes_nothing(channel):
     nobody = Upload(torch.arange(0), torch.zeros(0, 8), torch.zeros(0, 0), torch.zeros(0))
     with_it = channel.superpose([nobody, *uploads(update), nobody], fade)
     assert torch.equal(with_it.g, channel.superpose(uploads(update), fade).g)
+
+
+def test_a_power_that_is_none_is_one_line(tiny, registries):
+    power("loud")(lambda: 3)
+    with pytest.raises(InputError, match=r"power loud\(\) must return a Power: got int"):
+        build(tiny.with_(power="loud()"))

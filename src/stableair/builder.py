@@ -10,6 +10,7 @@ from torch import nn
 from stableair import vector
 from stableair.algorithm import Simulation
 from stableair.channels.kinds import channel, fading, noise, power
+from stableair.channels.power import Power
 from stableair.checks import InputError, Note, nearest
 from stableair.contracts import Dataset, Work, as_update
 from stableair.data.partitions import divide, labels, partition
@@ -94,6 +95,9 @@ def build(experiment: Experiment) -> Simulation:
     receive = assemble(e.receiver, layout, e.blocks)
     asked = [call.full().arguments.get("pilot", 0) for call in receiver.parse(e.receiver)]  # by name, as in mac
     wanted = [number for number in asked if isinstance(number, int)]
+    rule = power.one(e.power)()
+    if not isinstance(rule, Power):
+        raise InputError(f"power {e.power} must return a Power: got {type(rule).__name__}")
     update = server.one(e.server)
     if "lr" in update.parameters and update.full().arguments["lr"] is None:
         update = update.with_("lr", e.lr if e.payload == "gradient" else 1.0)
@@ -106,7 +110,7 @@ def build(experiment: Experiment) -> Simulation:
         channel=channel.one(e.channel)()(
             fading=fading.one(e.fading)(),
             noise=noise.one(e.noise)(),
-            power=power.one(e.power)(),
+            power=rule,
             pilots=max(receive.pilots, 0, *wanted),
             norms=work.norms,
         ),

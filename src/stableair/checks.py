@@ -44,6 +44,11 @@ def shown(value: object) -> str:
     return text if len(text) <= 100 else f"{text[:100]}..."
 
 
+def count(number: int, noun: str) -> str:
+    """So many of something, in words: `1 round`, `2 rounds`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def whole(name: str, value: object, least: int | None = None, most: int = 2**63 - 1) -> int:
     """`value` as an int, at least `least` and at most `most`."""
     if isinstance(value, bool) or not isinstance(value, Integral):

@@ -93,7 +93,7 @@ def enough_memory() -> Iterator[None]:
     except MemoryError:
         raise InputError("there is not enough memory for an experiment of this size") from None
     except RuntimeError as error:  # torch has no class for it on a CPU
-        if not re.search("allocate memory|out of memory|Storage size|overflow|too large", str(error)):
+        if not re.search("allocate memory|out of memory|Storage size calculation", str(error)):
             raise
         raise InputError("there is not enough memory for an experiment of this size") from None
 

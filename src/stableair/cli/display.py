@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from stableair.checks import count
+
 if TYPE_CHECKING:
     from stableair.results.run import Run
 
@@ -74,7 +76,3 @@ def describe_run(run: "Run", split: str) -> str:
         return f"{run.folder}: diverged at round {run.diverged}{kept}"
     accuracy = [value for value in run[f"{split}/accuracy"] if value is not None]
     return f"{run.folder}: {count(len(run), 'round')}, {split} accuracy {accuracy[-1]:.4f} (best {max(accuracy):.4f})"
-
-
-def count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

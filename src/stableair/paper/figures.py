@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure as Picture
 
-from stableair.checks import InputError, choice, whole
+from stableair.checks import InputError, choice, count, whole
 from stableair.data import hub
 from stableair.data.table import IMAGE_SETS
 from stableair.experiment import EXECUTION, PRESETS, Experiment
@@ -211,7 +211,7 @@ def compute(plan: Plan, folder: Path, progress: Progress, log: Log) -> tuple[dic
         where = ", at the end of its range" if found.at_boundary else ""
         notes.append(
             f"{argument} = {best:g} is the best of {len(found.trials)} between {space.low:g} and {space.high:g} "
-            f"after {_count(plan.search_rounds, 'round')} on a validation split, seed {base.seed}{where}"
+            f"after {count(plan.search_rounds, 'round')} on a validation split, seed {base.seed}{where}"
         )
         return _at_threshold(method, base, best)
 
@@ -237,7 +237,7 @@ def _searched(plan: Plan, method: str, base: Experiment, folder: Path, progress:
     _, key, space = SEARCHED[method]
     base = base.with_(rounds=plan.search_rounds)
     log(f"{method}: {plan.trials} values of {key} between {space.low:g} and {space.high:g}, "
-        f"{_count(base.rounds, 'round')} each on a validation split")  # fmt: skip
+        f"{count(base.rounds, 'round')} each on a validation split")  # fmt: skip
     place = folder / f"search-{base.with_(evaluate='validation').name}-{plan.trials}x{base.rounds}"
     return search(base, {key: space}, place, trials=plan.trials, progress=progress, log=lambda line: log("  " + line))
 
@@ -285,13 +285,13 @@ def caption(plan: Plan, runs: dict[str, list[Run]], notes: list[str]) -> str:
     setup = [
         f"{base.clients} clients by {base.partition}",
         base.model if base.model != "auto" else "the set's own model",
-        f"{_count(base.local_epochs, 'local epoch')} of batch {base.batch_size} at lr {base.lr:g}",
+        f"{count(base.local_epochs, 'local epoch')} of batch {base.batch_size} at lr {base.lr:g}",
         base.fading,
         f"{base.noise}{f' with {SYMBOL[vary]} varied' if vary.startswith('noise.') else ''}",
         *([f"norm statistics: {base.norm_stats}"] if normed else []),
         f"seeds {base.seed} to {base.seed + plan.seeds - 1}" if plan.seeds > 1 else f"seed {base.seed}",
     ]
-    ours = [_count(base.rounds, "round"), *notes, *([plan.figure.ours] if plan.figure.ours else [])]
+    ours = [count(base.rounds, "round"), *notes, *([plan.figure.ours] if plan.figure.ours else [])]
     changed = f" Own settings: {', '.join(f'{k}={v}' for k, v in plan.own.items())}." if plan.own else ""
     return f"{first}{changed} {', '.join(setup)}. Not from the paper: {'; '.join(ours)}."
 
@@ -300,10 +300,6 @@ def _samples(runs: dict[str, list[Run]]) -> str:
     """How many training samples there were; a folder may hold a part of a set."""
     counts = [sum(map(sum, one.labels)) for each in runs.values() for one in each if one.labels]
     return f", {counts[0]:,} training samples" if counts else ""
-
-
-def _count(n: int, what: str) -> str:
-    return f"{n} {what}" if n == 1 else f"{n} {what}s"
 
 
 def drawing(name: str) -> Picture:

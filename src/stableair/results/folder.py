@@ -166,11 +166,11 @@ class _Recorder:
         self.last, self.saved = begin.checkpoint, begin.rounds
         self.fresh = not begin.rounds
         self.last_row: Row = begin.rows[begin.rounds - 1] if begin.rounds else {}
+        if folder:
+            self._begin(folder, begin)
         self.aside = ThreadPoolExecutor(1)
         self.aside.submit(int).result()  # its thread starts here: Ctrl-C while it starts would make it a second one
         self.saving: Future[None] | None = None
-        if folder:
-            self._begin(folder, begin)
         self.clock = time.perf_counter()
 
     def _begin(self, folder: Path, begin: ResumePoint) -> None:

@@ -15,7 +15,7 @@ from matplotlib import colormaps
 from matplotlib.colors import to_hex
 
 import stableair
-from stableair.checks import InputError
+from stableair.checks import InputError, count
 from stableair.experiment import EXECUTION, TYPES
 from stableair.files import write_whole
 from stableair.results.plot import AXES, FEW, mean_and_spread
@@ -59,7 +59,7 @@ def page(runs: list[Run], left_out: Sequence[str] = ()) -> str:
         others.append(f"{len(searched)} runs with no {accuracy}, such as {searched[0].folder} (trials of a search?)")
     groups = group(shown)
     names = list(groups)
-    title = f"stableair: {_count(len(shown), 'run')}, {_count(len(groups), 'setting')}"
+    title = f"stableair: {count(len(shown), 'run')}, {count(len(groups), 'setting')}"
     parts = [
         f"<h1>{_text(title)}</h1>",
         f"<p class=note>Made {datetime.now(UTC):%Y-%m-%d %H:%M} UTC by stableair {stableair.__version__}.</p>",
@@ -91,10 +91,6 @@ def _plotly() -> Any:
     except ImportError:
         raise InputError("a report needs plotly: pip install 'stableair[report]'") from None
     return plotly
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _text(value: Any) -> str:
