@@ -23,7 +23,7 @@ ROUNDS = 100  # the paper names no number
 TRIALS, SEARCH_ROUNDS = 12, 20  # the budget of a threshold, the same for MAC and GNC
 SEARCHED = {  # what is searched of each rule, and where
     "MAC": (METHODS["mac"].receiver.format(0.13), METHODS["mac"].key, Range(0.01, 10, log=True)),
-    "GNC": (METHODS["gnc"].receiver.format(100), METHODS["gnc"].key, Range(1, 10_000, log=True)),
+    "GNC": (METHODS["gnc"].receiver.format(100), METHODS["gnc"].key, Range(1, 100_000, log=True)),
 }
 SNR = {0.05: -35, 0.1: -41, 0.2: -47, 0.3: -50}  # the paper's averages in dB, by tau
 

@@ -301,7 +301,7 @@ def environment(device: torch.device) -> dict[str, Any]:
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "threads": torch.get_num_threads(),
-        "platform": platform.platform(),
+        "platform": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "stableair": stableair.__version__,
         "torch": torch.__version__,
