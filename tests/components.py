@@ -38,7 +38,7 @@ EXAMPLES = {
         "hf(name='someone/images', writer=who)",
     ],
     "servers": ["sgd()", "momentum()"],
-    "participations": ["all()"],
+    "participations": ["all()", "sample(m=2)", "bernoulli(q=0.5, expected=True)", "dropout(p=0.5, of='sample(m=3)')"],
     "powers": ["none()"],
     "channels": ["flat(noise_on=sum)"],
 }

@@ -60,6 +60,9 @@ BASELINE_ARGUMENTS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "participation": {
         "all": {},
+        "sample": {},
+        "bernoulli": {"expected": False},
+        "dropout": {"of": "all()"},
     },
     "power": {
         "none": {},

@@ -19,7 +19,7 @@ from stableair.evaluation import Evaluate, calibration_sample, norm_layers
 from stableair.experiment import Experiment
 from stableair.local import CHUNK, Reference
 from stableair.models import model
-from stableair.participants import participants, participation
+from stableair.participants import divisor, participants, participation
 from stableair.receivers import assemble, receiver
 from stableair.servers import server
 from stableair.streams import generator
@@ -95,6 +95,9 @@ def build(experiment: Experiment) -> Simulation:
     receive = assemble(e.receiver, layout, e.blocks)
     asked = [call.full().arguments.get("pilot", 0) for call in receiver.parse(e.receiver)]  # by name, as in mac
     wanted = [number for number in asked if isinstance(number, int)]
+    who = participation.one(e.participation)()
+    of_round = participants(who, work.sizes, e.seed)
+    of_round(0)  # a rule that asks for more clients than there are says so before anything is computed
     rule = power.one(e.power)()
     if not isinstance(rule, Power):
         raise InputError(f"power {e.power} must return a Power: got {type(rule).__name__}")
@@ -113,11 +116,12 @@ def build(experiment: Experiment) -> Simulation:
             power=rule,
             pilots=max(receive.pilots, 0, *wanted),
             norms=work.norms,
+            divisor=divisor(who, e.clients),
         ),
         receive=receive,
         update=as_update(update()),
         evaluate=Evaluate(module, data, e.evaluate, e.norm_stats, calibration_sample(samples, e.seed).to(place)),
-        participants=participants(participation.one(e.participation)(), work.sizes, e.seed),
+        participants=of_round,
         labels=labels(parts, data.train, data.classes),
         files=dict(data.files),
     )

@@ -234,7 +234,8 @@ def accelerate(sim: Simulation, choice: EngineChoice | None = None) -> Simulatio
         fast = replace(sim, train=ProcessTrainer(work, chunk, min(_cores(), chunk)))
     else:
         program = _checked_program(Vmapped if kind == "vmapped" else Stacked, sim)
-        fast = replace(sim, train=StackedTrainer(work, program, precision, chunk, kernels=kind == "kernels"))
+        trainer = StackedTrainer(work, program, precision, chunk, kind == "kernels", sim.participants)
+        fast = replace(sim, train=trainer)
     if isinstance(sim.evaluate, Evaluate):
         fast = replace(fast, evaluate=replace(sim.evaluate, precision=precision))
     return fast
