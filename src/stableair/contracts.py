@@ -248,10 +248,12 @@ def check_shape(what: str, out: Any, length: int) -> Tensor:
 class Rule:
     """What a receiver or a server may do besides its work; by default nothing.
 
-    A rule that keeps something between rounds returns it from `state_dict`, as tensors, numbers, text, lists and dicts.
+    A rule that keeps something between rounds names its attributes in `remembered`, or returns it from `state_dict`, as
+    tensors, numbers, text, lists and dicts.
     """
 
     pilots: int = 0  # noise-only symbols a round that it wants to hear
+    remembered: tuple[str, ...] = ()  # the attributes that it keeps between rounds
 
     def observe(self, g: Tensor) -> None:
         """See the whole vector of a round, once, before it is applied to blocks of it."""
@@ -265,12 +267,15 @@ class Rule:
 
     def state_dict(self) -> dict[str, Any]:
         """What it remembers."""
-        return {}
+        return {name: getattr(self, name) for name in self.remembered}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Remember this instead."""
-        if state:
-            raise InputError(f"{type(self).__name__} remembers nothing: got {', '.join(map(str, state))}")
+        if set(state) != set(self.remembered):
+            mine, given = (", ".join(map(str, names)) or "nothing" for names in (self.remembered, state))
+            raise InputError(f"{type(self).__name__} remembers {mine}: got {given}")
+        for name, value in state.items():
+            setattr(self, name, value)
 
 
 class Receiver(Rule):

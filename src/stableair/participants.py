@@ -9,8 +9,8 @@ from stableair.checks import InputError, fraction, number, positive, shown, whol
 from stableair.spec import Registry
 from stableair.streams import Generator, generator
 
-# (n, source) -> (m,) int64, clients of 0 ... n-1, each at most once. Where it has a method divisor(n) that gives a number,
-# the sum of a round is divided by that; else by the number of clients that were heard.
+# (n, source) -> (m,) int64, clients of 0 ... n-1, each at most once. A method divisor(n) may state what their sum is
+# divided by; else it is the number of clients that were heard.
 Participation = Callable[[int, Generator], Tensor]
 
 participation = Registry("participation", "participations")
