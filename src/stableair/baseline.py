@@ -28,6 +28,8 @@ BASELINE_SETTINGS: dict[str, Any] = {
     "server": "sgd()",
     "evaluate": "test",
     "norm_stats": "clients",
+    "average": 0.0,
+    "snr_blocks": "none",
     "device": "auto",
     "engine": "auto",
     "precision": "auto",

@@ -15,7 +15,7 @@ from stableair.checks import InputError, Note, nearest
 from stableair.contracts import Dataset, Work, as_update
 from stableair.data.partitions import divide, labels, partition
 from stableair.data.sets import dataset, hold_out
-from stableair.evaluation import Evaluate, calibration_sample, norm_layers
+from stableair.evaluation import Averaged, Evaluate, calibration_sample, norm_layers
 from stableair.experiment import Experiment
 from stableair.local import CHUNK, Reference
 from stableair.models import model
@@ -104,6 +104,7 @@ def build(experiment: Experiment) -> Simulation:
     update = server.one(e.server)
     if "lr" in update.parameters and update.full().arguments["lr"] is None:
         update = update.with_("lr", e.lr if e.payload == "gradient" else 1.0)
+    evaluate = Evaluate(module, data, e.evaluate, e.norm_stats, calibration_sample(samples, e.seed).to(place))
     return Simulation(
         n=e.clients,
         seed=e.seed,
@@ -120,8 +121,9 @@ def build(experiment: Experiment) -> Simulation:
         ),
         receive=receive,
         update=as_update(update()),
-        evaluate=Evaluate(module, data, e.evaluate, e.norm_stats, calibration_sample(samples, e.seed).to(place)),
+        evaluate=Averaged(evaluate, e.average) if e.average else evaluate,
         participants=of_round,
         labels=labels(parts, data.train, data.classes),
         files=dict(data.files),
+        snr_blocks=vector.NOTHING if e.snr_blocks == "none" else layout.merge(e.snr_blocks),
     )

@@ -11,7 +11,6 @@ import torch
 from stableair.algorithm import Simulation, simulate
 from stableair.builder import build
 from stableair.checks import InputError, whole
-from stableair.contracts import Rule
 from stableair.experiment import Experiment
 from stableair.results.folder import (
     Circumstances,
@@ -61,13 +60,12 @@ def run(
             raise InputError(f"{folder} was begun with other data files: {past[-1]['data']}, now {sim.files}")
         if on_start:
             on_start(engine)
-        rules: dict[str, Rule] = {"receiver": sim.receive, "server": sim.update}
-        start = restored(sim.start, rules, begin.checkpoint, folder)
+        start = restored(sim.start, sim.rules, begin.checkpoint, folder)
         about = Circumstances(
             experiment,
             environment(start.w.device) | {"data": sim.files} | engine,
             None if sim.labels is None else sim.labels.tolist(),
-            rules,
+            sim.rules,
             lambda: getattr(sim.train, "chunk", None),
         )
         rows, final = begin.rows[: begin.rounds], begin.checkpoint.state if begin.checkpoint else None

@@ -22,6 +22,7 @@ AXES = {
     "test/accuracy_clients": "test accuracy, the clients' norm statistics",
     "test/accuracy_recalibrated": "test accuracy, norm statistics recalibrated",
     "test/accuracy_batch": "test accuracy, norm statistics of the test batch",
+    "test/accuracy_averaged": "test accuracy of the averaged model",
     "validation/accuracy": "validation accuracy",
     "validation/loss": "validation loss",
     "train/loss": "training loss",
