@@ -227,6 +227,19 @@ def test_division_by_the_expected_number_is_unbiased(spec, wanted):
     assert (rounds**-0.5 * received.std(0) < 0.1).all(), "close enough to tell the two divisions apart"
 
 
+@pytest.mark.parametrize("engine", ["reference", "fast"])
+def test_the_stated_divisor_reaches_the_channel(tiny, engine):
+    """One step from the same model, with the same clients: it is as long as those who came to those expected."""
+    e = tiny.with_(fading="unit()", noise="none()", receiver="none()", rounds=1, engine=engine)
+    specs = "bernoulli(0.5)", "bernoulli(0.5, expected=true)"
+    paths, start = [sa.run(e.with_(participation=spec)) for spec in specs], build(e).start.w
+    came = paths[0]["channel/senders"][0]
+    assert came == paths[1]["channel/senders"][0]
+    torch.testing.assert_close(paths[1].state.w - start, (paths[0].state.w - start) * came / 2.5, rtol=1e-3, atol=1e-6)
+    assert paths[1]["gradient/norm"][0] == pytest.approx(paths[0]["gradient/norm"][0] * came / 2.5, rel=1e-5)
+    assert paths[1]["train/loss"] == paths[0]["train/loss"], "the loss is the mean over those who came"
+
+
 def test_a_rule_states_its_divisor_or_none():
     assert divisor(everybody(), 5) is divisor(sample(2), 5) is divisor(bernoulli(0.5), 5) is None
     assert divisor(bernoulli(0.5, expected=True), 5) == 2.5

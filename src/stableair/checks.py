@@ -79,7 +79,7 @@ def number(name: str, value: object, low: float = -math.inf, high: float = math.
 
 def fraction(name: str, value: object) -> float:
     """`value` as a float in [0, 1)."""
-    share = value if isinstance(value, float) else number(name, value)  # NaN is told the same
+    share = float(value) if isinstance(value, float) else number(name, value)  # NaN is told the same
     if not 0 <= share < 1:
         raise InputError(f"{name} must be at least 0 and below 1: got {share:g}")
     return share
