@@ -1,5 +1,6 @@
 """The fast engine against the slow truth: each client's upload, then whole trajectories."""
 
+import gc
 import copy
 import os
 import shutil
