@@ -10,6 +10,7 @@ result for another number of ranks.
 """
 
 import os
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -23,7 +24,7 @@ from torch import Tensor
 
 from stableair.algorithm import Simulation
 from stableair.channels.flat import Flat
-from stableair.checks import InputError
+from stableair.checks import InputError, Note
 from stableair.contracts import Channel, Fade, Received, Trainer, Upload, check_finite
 from stableair.vector import State
 
@@ -52,6 +53,9 @@ class Alone:
     def share(self, sim: Simulation) -> Simulation:
         """All of it."""
         return sim
+
+    def tell(self, rounds: int) -> None:
+        """There is nothing to tell."""
 
 
 @dataclass
@@ -88,6 +92,12 @@ class Ranks:
         channel: Channel = Sliced(**vars(sim.channel), ranks=self) if slices else sim.channel
         evaluate = sim.evaluate if self.rank == 0 else lambda state: {}
         return replace(sim, train=Share(sim.train, self, slices), channel=channel, evaluate=evaluate)  # type: ignore[arg-type]
+
+    def tell(self, rounds: int) -> None:
+        """How much had to be sent."""
+        if self.rank == 0 and rounds:
+            each = f"{self.sent / rounds / 1e6:,.3g} MB"
+            warnings.warn(f"each of {self.size} ranks sent {each} a round", Note, stacklevel=2)
 
     def slice(self, d: int, of: int | None = None) -> slice:
         """The entries of a vector that a rank adds up; without `of` this one."""

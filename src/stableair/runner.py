@@ -98,6 +98,7 @@ def run(
                 fewer = max(1, engine["chunk"] // 2)
                 raise InputError(f"the device is out of memory; chunk={fewer} needs less, or take device=cpu") from None
         rows = ranks.first(lambda: rows)  # only the first has evaluated
+        ranks.tell(len(rows) - begin.rounds)
     return Run(experiment.to_record(), rows, folder, final)
 
 
