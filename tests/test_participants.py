@@ -291,8 +291,10 @@ def test_a_rule_within_a_rule_is_written_as_text_and_read_again():
 
 
 @pytest.mark.gpu
-def test_the_batches_made_ready_are_those_of_the_next_round(tiny, cuda):
-    sim = accelerate(build(tiny.with_(participation="sample(2)", device=cuda)))
+@pytest.mark.parametrize(("spec", "ahead"), [("all()", 1), ("sample(2)", 0)])
+def test_batches_are_made_ready_for_the_next_round_where_its_clients_can_be_known(tiny, cuda, spec, ahead):
+    sim = accelerate(build(tiny.with_(participation=spec, device=cuda, seed=1)))  # no two samples in a row are the same
     for k in range(4):
-        list(sim.train(sim.start, k, sim.participants(k)))
-        assert list(sim.train._prepared) == [(k + 1, tuple(sim.participants(k + 1).tolist()))]
+        who = sim.participants(k)
+        list(sim.train(sim.start, k, who))
+        assert list(sim.train._prepared) == [(k + (ahead if k else 0), tuple(who.tolist()))]

@@ -234,8 +234,7 @@ def accelerate(sim: Simulation, choice: EngineChoice | None = None) -> Simulatio
         fast = replace(sim, train=ProcessTrainer(work, chunk, min(_cores(), chunk)))
     else:
         program = _checked_program(Vmapped if kind == "vmapped" else Stacked, sim)
-        trainer = StackedTrainer(work, program, precision, chunk, kind == "kernels", sim.participants)
-        fast = replace(sim, train=trainer)
+        fast = replace(sim, train=StackedTrainer(work, program, precision, chunk, kernels=kind == "kernels"))
     if isinstance(sim.evaluate, Evaluate | Averaged):
         fast = replace(fast, evaluate=sim.evaluate.at(precision))
     return fast

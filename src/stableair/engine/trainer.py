@@ -1,7 +1,7 @@
 """All clients of a chunk trained together: one stacked step for each local step, on a GPU as one captured graph."""
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -24,7 +24,7 @@ class StackedTrainer:
     precision: str
     chunk: int
     kernels: bool = False  # whether the network has kernels of its own here
-    participants: Callable[[int], Tensor] | None = None  # of a round; without it those of the round before
+    _before: list[int] = field(default_factory=list, repr=False)  # whom it trained the last time
     _worker: Worker | None = field(default=None, repr=False)
     _prepared: dict[tuple[int, tuple[int, ...]], Schedule] = field(default_factory=dict, repr=False)
 
@@ -34,6 +34,7 @@ class StackedTrainer:
 
     def __call__(self, state: State, k: int, clients: Tensor) -> Iterator[Upload]:
         everybody = left = clients.tolist()  # those with many samples come first: few wait for the others
+        as_before, self._before = everybody == self._before, everybody
         while left:
             mine = left[: self.chunk]
             upload = self._train(state, k, mine)
@@ -44,8 +45,8 @@ class StackedTrainer:
             if state.w.is_cuda:  # which is still at work: the host has time for the next batches
                 if left:
                     self._prepare(k, left)
-                elif following := everybody if self.participants is None else self.participants(k + 1).tolist():
-                    self._prepare(k + 1, following)
+                elif as_before:  # and so, it seems, in the next round
+                    self._prepare(k + 1, everybody)
             yield upload
             del upload  # before the next is made
 
