@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure as Picture
@@ -14,7 +15,7 @@ from stableair.experiment import EXECUTION, PRESETS, Experiment
 from stableair.paper import theory_plots
 from stableair.paper.methods import LABELS, METHODS, experiments
 from stableair.results import plot
-from stableair.results.run import Row, Run
+from stableair.results.run import Row, Run, linear_mean, snrs
 from stableair.runner import run
 from stableair.searches import Range, Result, search
 from stableair.sweeps import over_seeds
@@ -265,13 +266,14 @@ def draw(plan: Plan, runs: dict[str, list[Run]], notes: list[str]) -> Picture:
         runs = {_with_snr(label, value, runs[label]): runs[label] for label, value in
                 zip(runs, plan.figure.values, strict=True)}  # fmt: skip
     title = [plan.figure.title, *(["own settings"] if plan.own else []), *(["smoke test"] if plan.smoke else [])]
-    return plot.curves(runs, plan.figure.metric, ", ".join(title), caption=caption(plan, runs, notes))
+    log = plan.figure.metric.endswith("/loss")  # a noisy run's may be a hundred times the others'
+    return plot.curves(runs, plan.figure.metric, ", ".join(title), caption=caption(plan, runs, notes), log=log)
 
 
 def _with_snr(label: str, tau: float, runs: list[Run]) -> str:
-    measured = [v for one in runs for v in one["channel/snr_db"] if v is not None]
-    average = f"{sum(measured) / len(measured):.1f}" if measured else "no"
-    return f"{label}, SNR {average} dB (paper: {SNR[tau]} dB)"
+    found = snrs(runs)
+    measured = f"{fmean(found):.1f} dB, of the linear mean {linear_mean(found):.1f} dB" if found else "none"
+    return f"{label}, SNR {measured} (paper: {SNR[tau]} dB)"
 
 
 def caption(plan: Plan, runs: dict[str, list[Run]], notes: list[str]) -> str:

@@ -16,6 +16,9 @@ from stableair.files import write_whole
 from stableair.results.run import Run, group, runs_of, with_metric
 
 FEW = 20  # classes that can be told apart by colour
+LINES: list[Any] = [  # ways to draw a line: curves are told apart without colours, too
+    "-", "--", "-.", ":", (0, (9, 2)), (0, (5, 1.5, 1, 1.5, 1, 1.5)),
+]  # fmt: skip
 AXES = {
     "test/accuracy": "test accuracy",
     "test/loss": "test loss",
@@ -62,24 +65,23 @@ def curves(
     longest = 1
     for i, ((name, runs), width) in enumerate(zip(groups.items(), widths, strict=True)):
         mean, spread = mean_and_spread(runs, metric)
-        rounds = np.arange(len(mean))
+        rounds = np.arange(len(mean)) + 1  # people count from 1, records from 0
         longest = max(longest, len(rounds))
-        style = ("-", "--", ":", "-.")[i // 10 % 4]  # after ten colours they come again
+        style = LINES[i % len(LINES)]
         ended = [run.diverged for run in runs if run.diverged is not None]
         seeds = {run.settings["seed"] for run in runs}
         text = name + (f" ({len(seeds)} seeds)" if len(seeds) > 1 else "")
-        text += f", diverged at round {', '.join(map(str, sorted(set(ended))))}" if ended else ""
+        text += f", diverged at round {', '.join(str(k + 1) for k in sorted(set(ended)))}" if ended else ""
         marker = "o" if len(rounds) == 1 else None
-        (line,) = axes.plot(rounds, mean, style, label=text, linewidth=width, marker=marker)
+        (line,) = axes.plot(rounds, mean, linestyle=style, label=text, linewidth=width, marker=marker)
         if len(runs) > 1:
             axes.fill_between(rounds, mean - spread, mean + spread, color=line.get_color(), alpha=0.2, linewidth=0)
         for k in ended:
             if k:
-                axes.plot(k - 1, mean[k - 1], "x", color=line.get_color(), markersize=9, markeredgewidth=2.5)
+                axes.plot(k, mean[k - 1], "x", color=line.get_color(), markersize=9, markeredgewidth=2.5)
     axes.set_xlabel("communication round")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    if longest == 1:
-        axes.set_xlim(-0.9, 0.9)
+    axes.set_xlim(left=1 - min(0.9, 0.05 * longest), right=1.9 if longest == 1 else None)  # there is no round 0
     axes.set_ylabel(AXES.get(metric, metric))
     low, high = axes.dataLim.intervaly
     blown_up = metric.endswith(("/loss", "/norm")) and 0 < low < high / 100  # must not flatten the others
