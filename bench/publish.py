@@ -109,27 +109,33 @@ def _final(run: Run) -> float | None:
     return None if run.diverged is not None else run[ACCURACY][-1]
 
 
-def _settled(run: Run) -> float | None:
-    return None if run.diverged is not None else run.settled(ACCURACY)
+def _settled(run: Run, metric: str = ACCURACY) -> float | None:
+    return None if run.diverged is not None or metric not in run.rounds[0] else run.settled(metric)
+
+
+def _fluctuation(run: Run, metric: str = ACCURACY) -> float | None:
+    return run.fluctuation(metric) if metric in run.rounds[0] else None
 
 
 def _results(curves: Curves) -> str:
     """What every curve came to."""
 
     def row(label: str, runs: list[Run]) -> list[str]:
-        best = [max(v for v in run[ACCURACY] if v is not None) for run in runs]
         ended = [f"{run.diverged + 1}" for run in runs if run.diverged is not None]
-        db = snrs(runs, FIRST)
+        db, clients = snrs(runs, FIRST), f"{ACCURACY}_clients"
         return [
-            label, f"`{runs[0].settings['receiver']}`", f"{len(runs)}, {max(map(len, runs))} rounds",
+            label, f"`{runs[0].settings['receiver']}`", f"{len(runs)} x {max(map(len, runs))}",
             _over_seeds(map(_final, runs)) + (f", diverged at round {', '.join(ended)}" if ended else ""),
-            *map(_over_seeds, (map(_settled, runs), best, [run.fluctuation(ACCURACY) for run in runs])),
+            _over_seeds(map(_settled, runs)), _over_seeds(map(_fluctuation, runs)),
+            _over_seeds(_settled(run, clients) for run in runs),
+            _over_seeds(_fluctuation(run, clients) for run in runs),
             f"{statistics.median(db):.1f}" if db else NONE,
         ]  # fmt: skip
 
     head = (
-        "curve", "receiver", "seeds", "final test accuracy", f"mean of the last {LAST} rounds", "best",
-        f"fluctuation over the last {LAST}", f"SNR in dB, median of the first {FIRST} rounds",
+        "curve", "receiver", "seeds x rounds", "final test accuracy", f"mean of the last {LAST}",
+        "fluctuation over them", f"mean of the last {LAST} with the clients' norm statistics", "fluctuation with these",
+        f"SNR in dB, median of the first {FIRST}",
     )  # fmt: skip
     return _table(head, (row(*item) for item in curves.items()))
 
