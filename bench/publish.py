@@ -219,7 +219,9 @@ def _claims(name: str, curves: Curves) -> Iterator[tuple[str, str, str]]:
         }
         for how, (one, other) in ends.items():
             yield compared(f"performance is sustained at -50 dB, {how}", one, other, _kept)
-    if name == "fig4c":
+    if name == "fig4c" and not curves:
+        yield "thresholds converge alike", MISSING, NONE
+    elif name == "fig4c":
         reached = [statistics.fmean(run.settled(ACCURACY) for run in runs) for runs in curves.values()]
         spread = 100 * (max(reached) - min(reached))
         yield "thresholds converge alike", f"the best lies {spread:.1f} points above the worst", _kept([-spread])
@@ -285,13 +287,12 @@ def _choices_table(curves: Curves) -> str:
 
 def _summary(curves: dict[str, Curves]) -> str:
     """A line for each claim of each figure."""
-    rows = []
-    for name, figure in figures.FIGURES.items():
-        if name in figures.SAME_RUNS:
-            continue
-        title = figure.title.partition(":")[0]
-        rows += [(title, *claim) for claim in _claims(name, curves[name])] if curves[name] else [
-            (title, "", MISSING, NONE)]  # fmt: skip
+    rows = [
+        (figures.FIGURES[name].title.partition(":")[0], *claim)
+        for name in NAMES
+        if name in figures.FIGURES
+        for claim in _claims(name, curves[name])
+    ]
     return _table(("figure", "the paper says", "we saw", "verdict"), rows)
 
 

@@ -211,6 +211,7 @@ def test_runs_of_ones_own_are_laid_over_them(elsewhere, recwarn):
     assert texts == ["MAC", "Noisy, diverged at round 3", "yours: cauchy(K=1)", "yours: gnc(max_norm=5)"]
     assert picture.axes[0].get_ylabel() == "test loss"
     assert "not the set-up of fig3d, it differs in clients" in str(recwarn.pop(Note).message)
+    assert "another copy" not in picture.get_supxlabel()
     mine, left_out = figures.own_runs("fig3a", made(0))
     assert (mine, left_out) == ({}, ["None: no complete round"])
     assert figures.own_runs("fig3a", made(evaluate="validation"))[0] == {}, "judged on other data"
@@ -219,6 +220,14 @@ def test_runs_of_ones_own_are_laid_over_them(elsewhere, recwarn):
         assert bool(figures.own_runs("fig4a", made(noise=noise, **noniid))[0]) == fits, (
             "what the figure varies may vary"
         )
+
+
+def test_runs_on_another_copy_of_the_data_are_said_to_be(elsewhere, tmp_path):
+    folder = tmp_path / "mine"
+    shutil.copytree(reproduce.FOLDER / "cifar10-mac-seed0", folder)
+    picture = figures.draw_published("fig3a", folder)  # what is published here has read none
+    assert "yours read another copy of the data" in picture.get_supxlabel().replace("\n", " ")
+    assert picture.axes[0].get_legend().get_texts()[-1].get_text() == "yours: mac(C=0.316)"
 
 
 def test_on_the_command_line(elsewhere, tmp_path, monkeypatch, capsys):

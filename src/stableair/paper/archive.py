@@ -9,6 +9,7 @@ named and left out.
 import csv
 import io
 import json
+from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -169,3 +170,8 @@ def computed(archive: Archive) -> str:
     versions = sorted({f"stableair {entry['stableair']}" for entry in entries})
     devices = sorted({f"{entry['device']}, {entry['engine']}, {entry['precision']}" for entry in entries})
     return f"computed by {' and '.join(versions)} on {'; '.join(devices)}"
+
+
+def data_files(environments: Iterable[list[dict[str, Any]]]) -> set[str]:
+    """The checksums of the data files that runs have read."""
+    return {found for each in environments for entry in each for found in (entry.get("data") or {}).values()}

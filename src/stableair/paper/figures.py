@@ -420,6 +420,9 @@ def draw_published(name: str, own: Given = ()) -> Picture:
     notes = [describe_search(archive.search_of(one, made.base)) for one in found.searches.values()]
     if FIGURES[name].vary.startswith("noise."):
         notes.append("the one C, 0.13, was given, not searched")
+    read = archive.data_files(one.environments for each in mine.values() for one in each)
+    if read - archive.data_files(found.environments.values()):
+        notes.append("yours read another copy of the data")
     return draw(made, found.curves | mine, [*notes, archive.computed(found)], found.data)
 
 

@@ -48,7 +48,7 @@ class Run:
     final: "State | None" = None  # the model after the last complete round, where it is in memory
 
     def __getitem__(self, metric: str) -> list[Any]:
-        if not any(metric in row for row in self.rounds):
+        if self.rounds and not any(metric in row for row in self.rounds):
             there = dict.fromkeys(name for row in self.rounds for name in row)
             raise InputError(f"metric {metric!r} was not recorded; there are {', '.join(there)}")
         return [row.get(metric) for row in self.rounds]  # None in rounds of a version that did not record it
