@@ -57,6 +57,7 @@ def print_line(line: str) -> None:
 def show_engine(choice: dict[str, Any]) -> None:
     """How the rounds are computed, and why so."""
     at_a_time = "" if choice["engine"] == "reference" else f", {count(choice['chunk'], 'client')} at a time"
+    at_a_time += f", {choice['ranks']} ranks" if choice["ranks"] > 1 else ""
     print_line(f"engine {choice['engine']}, {choice['precision']}{at_a_time}: {choice['why']}")
 
 
