@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from stableair.experiment import IDEAL, PRESETS, Experiment
-from stableair.paper.archive import finished
 from stableair.paper.figures import CHOICES, SEARCHED
 from stableair.results.run import load
 from stableair.results.sealed import CHECKPOINT, PREVIOUS
@@ -44,7 +43,8 @@ class Job(NamedTuple):
             return (place / RESULT).exists() and "best" in json.loads((place / RESULT).read_text())
         if not (place / "experiment.json").exists():
             return False
-        return finished(load(place))
+        found = load(place)
+        return len(found) >= self.experiment.rounds or found.diverged is not None
 
     def compute(self, folder: Path) -> None:
         place = folder / self.name

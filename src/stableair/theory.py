@@ -18,9 +18,7 @@ from stableair.contracts import ReceiverLike
 from stableair.receivers import clip
 
 FORMS = "printed", "corrected", "exact"
-OFF = (
-    0.1  # the share by which the leading order may miss how often an entry is clipped; beyond it the law itself counts
-)
+OFF = 0.1  # by what share the leading order may miss how often an entry is clipped
 
 
 class Stated(NamedTuple):
