@@ -75,6 +75,6 @@ def describe_run(run: "Run", split: str) -> str:
     """How a run ended, in one line."""
     if run.diverged is not None:
         kept = "; the last good checkpoint is kept" if run.diverged else ""
-        return f"{run.folder}: diverged at round {run.diverged}{kept}"
+        return f"{run.folder}: diverged at round {run.diverged + 1}{kept}"
     accuracy = [value for value in run[f"{split}/accuracy"] if value is not None]
     return f"{run.folder}: {count(len(run), 'round')}, {split} accuracy {accuracy[-1]:.4f} (best {max(accuracy):.4f})"
