@@ -74,7 +74,7 @@ class Generator:
         return self._named()[2][0]
 
     def at(self, k: int, stream: str | None = None) -> "Generator":
-        """The same stream in round k, or another of the same seed, from its beginning: what one with memory walks along.
+        """The same stream in round k, or another of this seed, from its beginning: what a memory walks along.
 
         >>> generator(0, "noise", 7).at(3).uniform(2).equal(generator(0, "noise", 3).uniform(2))
         True

@@ -1,8 +1,8 @@
 """Fading: the amplitude h_{n,k} with which client n is heard in round k.
 
 A fading draws the amplitudes of all n clients of a round at once: (n, source) -> (n,) float64. It has mean 1 unless one
-says otherwise, so that Eq. (3) is the clients' mean in expectation. One that depends on earlier rounds keeps nothing: it
-is a function of (seed, round) and looks back along the stream.
+says otherwise, so that Eq. (3) is the clients' mean in expectation. One that depends on earlier rounds keeps nothing:
+it is a function of (seed, round) and looks back along the stream.
 """
 
 import math
@@ -149,9 +149,8 @@ def ar(a: float, of: str = "rayleigh()") -> Fading:
 class GaussMarkov(Generator):
     """A stream whose normal numbers are those of its round and of all before it: x_k = a x_{k-1} + sqrt(1 - a^2) z_k.
 
-    x_k is the sum of a^(k-j) sqrt(1 - a^2) z_j over the rounds j, with a^k z_0 for the first. Terms whose weight is below
-    2^-60 are left out: they are beneath the rounding of the others. So no round has to look back further than
-    42 / (1 - a) rounds.
+    x_k is the sum of a^(k-j) sqrt(1 - a^2) z_j over the rounds j, with a^k z_0 for the first. Terms of a weight below
+    2^-60 are left out: they are beneath the rounding of the others. So a round looks back 42 / (1 - a) rounds at most.
     """
 
     def __init__(self, source: Generator, a: float):

@@ -17,7 +17,6 @@ Noise = Callable[[int, Generator], Tensor]  # (d, source) -> (d,) float32
 Make = Callable[..., Channel]  # (fading, noise, power, pilots, norms, divisor) -> the channel
 
 
-
 @dataclass(frozen=True)
 class Law:
     """A fading of whose law something is known; it is called as any other."""

@@ -118,7 +118,8 @@ def bursts(alpha: float = 1.5, tau: float = 0.1, length: int = 100) -> Noise:
 def _kanter(u: Tensor, v: Tensor, beta: float) -> Tensor:
     """A > 0 with E exp(-s A) = exp(-s^beta), from two uniforms, after Kanter (1975): (...) -> (...) float64.
 
-    With theta = pi u and W = -log v, A = sin(beta theta) / sin(theta)^(1/beta) (sin((1-beta) theta) / W)^((1-beta)/beta).
+    With theta = pi u and W = -log v,
+    A = sin(beta theta) / sin(theta)^(1/beta) * (sin((1 - beta) theta) / W)^((1 - beta)/beta).
     """
     if beta == 1:
         return torch.ones_like(u)
@@ -133,12 +134,15 @@ def _in_bursts(length: int, deviations: Callable[[int, Generator], Tensor], each
 
     def draw(d: int, source: Generator) -> Tensor:
         strength = torch.empty(-(-d // length), dtype=torch.float64, device=source.device)
-        in_pieces(lambda piece, _, mine: piece.copy_(deviations(len(piece), mine)), strength, each, source)
+
+        def bursts(piece: Tensor, start: int, mine: Generator) -> None:
+            piece.copy_(deviations(len(piece), mine))
 
         def entries(piece: Tensor, start: int, mine: Generator) -> None:
             burst = torch.arange(start, start + len(piece), device=piece.device) // length
             piece.copy_(mine.normal(len(piece)).mul_(strength[burst]))
 
+        in_pieces(bursts, strength, each, source)
         return in_pieces(entries, torch.empty(d, device=source.device), 2, source)
 
     return draw
@@ -149,7 +153,7 @@ NEAREST = 16  # interferers of a field that are summed one by one
 
 @noise("field")
 def field(density: float, exponent: float = 4, hold: int = 1, power: float = 1) -> Noise:
-    """A Poisson field of interferers in the plane, power falling as distance^-exponent; new places every `hold` entries.
+    """A Poisson field of interferers in the plane, their power falling as r^-exponent; new places every `hold` entries.
 
     xi_i = sum_j r_j^(-exponent/2) B_ij with r_j the distances of a Poisson process of that density (points a unit of
     area) and normal amplitudes B of variance `power`, new in every entry (Win, Pinto and Shepp, 2009). It is
@@ -196,8 +200,9 @@ def field_law(density: float, exponent: float = 4, power: float = 1) -> tuple[fl
 def markov(good: str = "sas(tau=0.1)", bad: str = "sas(tau=3)", p: float = 0.1, q: float = 0.5) -> Noise:
     """Rounds are good or bad, a Markov chain: each kind has its interference, given as a spec in quotes.
 
-    p = P(good to bad) and q = P(bad to good) (Gilbert, 1960; Elliott, 1963). The first round is drawn from the stationary
-    law, P(bad) = p / (p + q); runs of good and of bad rounds last 1 / p and 1 / q on average. Returns (d, source) -> (d,).
+    p = P(good to bad) and q = P(bad to good) (Gilbert, 1960; Elliott, 1963). Round 0 is bad with the stationary
+    probability p / (p + q); runs of good and of bad rounds last 1 / p and 1 / q on average.
+    Returns (d, source) -> (d,).
 
     >>> from stableair.streams import generator
     >>> draw = markov("none()", "gaussian(std=1)", p=0.5, q=0.5)
@@ -212,8 +217,8 @@ def markov(good: str = "sas(tau=0.1)", bad: str = "sas(tau=3)", p: float = 0.1, 
     def is_bad(source: Generator) -> bool:
         """The state of the source's round, the same for the payloads and the pilots.
 
-        Round j is bad where u_j < p after a good round and u_j < 1 - q after a bad one. A u_j on one side of both needs no
-        past: looking back to the last such round gives what walking from round 0 does.
+        Round j is bad where u_j < p after a good round and u_j < 1 - q after a bad one. A u_j on one side of both needs
+        no past: looking back to the last such round gives what walking from round 0 does.
         """
         low, high = min(p, 1 - q), max(p, 1 - q)
         flipped = False

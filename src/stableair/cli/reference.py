@@ -89,7 +89,9 @@ def print_checks(checks: list["Check"]) -> None:
 
 def air(
     name: Annotated[str, typer.Argument(help='A component of the page "The air", such as bursts.')],
-    out: Annotated[Path | None, typer.Option(help="The picture's file, as .png, .pdf or .svg (default: NAME.png).")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The picture's file, as .png, .pdf or .svg (default: NAME.png).")
+    ] = None,
 ) -> None:
     """Draw what a part of the air does: power, interference, fading."""
     from stableair.paper.air_plots import PICTURES
