@@ -149,6 +149,7 @@ def _in_bursts(length: int, deviations: Callable[[int, Generator], Tensor], each
 
 
 NEAREST = 16  # interferers of a field that are summed one by one
+LARGEST = 1e9  # density and power of a field: beyond it powers of them overflow
 
 
 @noise("field")
@@ -187,7 +188,9 @@ def field_law(density: float, exponent: float = 4, power: float = 1) -> tuple[fl
     >>> alpha, round(tau / (math.pi * math.sqrt(2 / math.pi) * math.pi / 2), 9)  # E|B| of a standard normal B
     (1.0, 1.0)
     """
-    density, power = positive("density", density), positive("power", power)
+    density, power = (
+        number(name, positive(name, value), high=LARGEST) for name, value in (("density", density), ("power", power))
+    )
     if not 2 < number("exponent", exponent) <= 8:
         raise InputError(f"exponent must be above 2, where the sum is finite, and at most 8: got {exponent:g}")
     alpha = 4 / exponent

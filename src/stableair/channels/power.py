@@ -122,10 +122,11 @@ class Inversion(Power):
         offset = self.phase * (2 * u[:, 0] - 1 if self.phase_law == "uniform" else box_muller(u))
         heard = torch.polar(torch.ones_like(h), offset) * h / h_hat
         turns = self.cfo * (2 * source("cfo", k).uniform(len(h)) - 1)
-        active = who[(h_hat.abs() ** 2 >= self.threshold)[who]].tolist()
+        active = who[(h_hat.abs() ** 2 >= self.threshold)[who]]
         if not self.cfo:
-            return {n: heard[n].real.item() for n in active}
-        return {n: partial(turning, heard[n].abs().item(), heard[n].angle().item(), turns[n].item()) for n in active}
+            return dict(zip(active.tolist(), heard[active].real.tolist(), strict=True))
+        parts = torch.stack([heard.abs(), heard.angle(), turns], 1)[active].tolist()
+        return {n: partial(turning, *own) for n, own in zip(active.tolist(), parts, strict=True)}
 
     def noise(self, xi: Tensor, total: Total) -> Tensor:
         return xi * (total.largest * math.sqrt(self.inverse / (self.P * len(total.clean))))
