@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from stableair.channels.noise import NEAREST, field_law
 from stableair.channels.power import inverse_power, turning
 from stableair.checks import InputError, Note
 from stableair.contracts import Upload
+from stableair.paper.air_plots import PICTURES
 from stableair.participants import participation
 from stableair.runner import run
 from stableair.streams import generator
@@ -516,3 +518,18 @@ def test_what_is_wrong_is_said_in_one_line(registry, text, said):
     with pytest.raises(InputError, match=said) as error:
         registry.one(text)()
     assert "\n" not in str(error.value)
+
+
+def test_without_fading_an_imperfect_estimate_makes_the_mean_gain_larger():
+    """E[1 / (csi + sqrt(1 - csi^2) e)] over the circle is 1 / csi: that the mean gain is csi is Rayleigh's alone."""
+    found = gains("inversion(P=1, threshold=0.01, csi=0.9)", "unit()")[1]
+    assert_mean(found, 1 / 0.9)
+
+
+def test_the_page_shows_a_picture_of_every_part_of_the_air():
+    page = (Path(__file__).parent.parent / "docs/air.md").read_text()
+    before = {"none", "sas", "gaussian", "student_t", "middleton", "rayleigh", "rician", "nakagami", "unit"}
+    for name in {entry.name for registry in (power, noise, fading) for entry in registry} - before:
+        assert name in PICTURES
+        assert f"stableair air {name}\n" in page
+        assert f"(images/air-{name}.png)" in page

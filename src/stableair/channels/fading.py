@@ -35,7 +35,7 @@ def rayleigh(mean: float = 1, power: float | None = None) -> Fading:
         raise InputError(f"give the mean or the power, not both: got mean={mean}, power={power}")
     else:
         scale = math.sqrt(positive("power", power) / 2)
-    square = 2 * scale**2
+    square = 2 * scale * scale  # infinite, where scale**2 would be an error
 
     def inverse(t: float) -> float:
         return float(exp1(t / square)) / square if t > 0 else math.inf
@@ -85,7 +85,7 @@ def nakagami(m: float, mean: float = 1) -> Fading:
         return scale * torch.from_numpy(gammaincinv(m, source.uniform(n).cpu().numpy())).sqrt().to(source.device)
 
     def inverse(t: float) -> float:
-        return float(gammaincc(m - 1, max(t, 0.0) / scale**2)) / ((m - 1) * scale**2)
+        return float(gammaincc(m - 1, t / scale / scale)) / (m - 1) / scale / scale
 
     return Law(draw, inverse if m > 1 else None)
 
