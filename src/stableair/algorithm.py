@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from torch import Tensor
 
+from stableair.checks import InputError, typed
 from stableair.contracts import Channel, Metrics, Received, Receiver, Round, Rule, Train, Update, check_shape
 from stableair.vector import Layout, State
 
@@ -29,6 +30,7 @@ class Simulation:
     files: dict[str, str] = field(default_factory=dict)  # the data files that were read and their SHA-256: likewise
 
 
+@typed
 def simulate(sim: Simulation, state: State, rounds: int, start: int = 0) -> Iterator[Round]:
     """Algorithm 1 from round `start` to `rounds`, a Round at a time."""
     for k in range(start, rounds):
@@ -61,5 +63,10 @@ def observe(got: Received, g: Tensor) -> Metrics:
 def reported(sim: Simulation) -> Metrics:
     """What the rules tell of themselves, as `receiver/...` and `server/...`."""
     rules: dict[str, Rule] = {"receiver": sim.receive, "server": sim.update}
-    told = {f"{kind}/{name}": value for kind, rule in rules.items() for name, value in rule.metrics().items()}
-    return {name: None if value is None else float(value) for name, value in told.items()}
+    told: Metrics = {}
+    for kind, rule in rules.items():
+        try:
+            told |= {f"{kind}/{name}": None if v is None else float(v) for name, v in rule.metrics().items()}
+        except (AttributeError, TypeError, ValueError) as error:
+            raise InputError(f"the metrics of the {kind} must be numbers by name: {error}", part=kind) from error
+    return told

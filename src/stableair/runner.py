@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from stableair.algorithm import Simulation, simulate
-from stableair.builder import build
-from stableair.checks import InputError, whole
-from stableair.contracts import Rule
+from stableair.builder import build, own_parts_named
+from stableair.checks import InputError, place, typed, whole
+from stableair.contracts import Round, Rule
 from stableair.experiment import Experiment
 from stableair.results.folder import (
     Circumstances,
@@ -30,6 +30,7 @@ Engine = dict[str, Any]  # how a run is computed: engine, precision, chunk, why
 __all__ = ["resume_point", "run"]
 
 
+@typed
 def run(
     experiment: Experiment,
     folder: str | Path | None = None,
@@ -44,10 +45,8 @@ def run(
     `on_start` is told once how it is computed: the engine, its precision, the clients at a time, and why so.
     With `resume` it goes on from the last complete round in the folder, and a finished run is not computed again.
     """
-    if not isinstance(experiment, Experiment):
-        raise InputError(f"run needs an Experiment: got {experiment!r}")
     whole("checkpoint_every", checkpoint_every, 1)
-    folder = None if folder is None else Path(folder)
+    folder = None if folder is None else place("folder", folder)
     with ExitStack() as stack, enough_memory():
         begin = ResumePoint([], None)
         if folder:
@@ -71,7 +70,7 @@ def run(
             lambda: getattr(sim.train, "chunk", None),
         )
         rows, final = begin.rows[: begin.rounds], begin.checkpoint.state if begin.checkpoint else None
-        path = simulate(sim, start, experiment.rounds, start=begin.rounds)
+        path = _named(simulate(sim, start, experiment.rounds, start=begin.rounds), experiment)
         with closing(recorded(path, folder, about, begin, checkpoint_every)) as rounds:
             try:
                 for _, state, row in rounds:
@@ -83,6 +82,12 @@ def run(
                 fewer = max(1, engine["chunk"] // 2)
                 raise InputError(f"the device is out of memory; chunk={fewer} needs less, or take device=cpu") from None
     return Run(experiment.to_record(), rows, folder, final)
+
+
+def _named(rounds: Iterator[Round], experiment: Experiment) -> Iterator[Round]:
+    """The rounds; whatever goes wrong in a component of the user's own is told with its file and line."""
+    with own_parts_named(experiment):
+        yield from rounds
 
 
 @contextmanager

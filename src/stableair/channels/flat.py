@@ -70,7 +70,8 @@ class Flat:
             xi, pilot = xi / n, None if pilot is None else pilot / n
         g = (total.faded / n + xi).to(xi.dtype)  # Eq. (3)
         if g.isnan().any():
-            raise InputError("the channel's noise or fading is NaN; every entry must be a number or infinite")
+            part = "noise" if fade.xi.isnan().any() else "fading"
+            raise InputError("the channel's noise or fading is NaN; every entry must be a number or infinite", part=part)
         stats = pooled(total.stats / n, self.norms).to(total.dtype)
         return Received(g, stats, total.clean / n, total.loss / n, xi, n, n, pilot)
 
