@@ -70,14 +70,15 @@ def _own_parts(experiment: Experiment, settings: Iterable[str]) -> str:
     return " or ".join(f"{home[0]}, line {home[1]}" for call in calls if (home := call.entry.home))
 
 
-def _check_data(data: Any) -> None:
-    """Refuse what is no data set: two splits of images of one shape, each with a label below `classes`."""
+def _check_data(data: Any, splits: Iterable[str]) -> None:
+    """Refuse what is no data set, in the splits that are used: images of one shape, each with a label."""
     if not isinstance(data, Dataset):
         raise InputError(f"the data set must be a Dataset: got {type(data).__name__}", part="data")
     if isinstance(data.classes, bool) or not isinstance(data.classes, int) or data.classes < 2:
         text = f"the data set's classes must be a whole number, 2 or more: got {shown(data.classes)}"
         raise InputError(text, part="data")
-    for name, split in (("train", data.train), ("test", data.test)):
+    for name in splits:
+        split = getattr(data, name)
         if not isinstance(split, Split) or not _is_labelled(split, data.train.x, data.classes):
             wanted = f"x (m, c, h, w) of one shape, and y (m,) int64 in 0 ... {data.classes - 1}"
             raise InputError(f"the data set's {name} split must be {wanted}", part="data")
@@ -132,7 +133,7 @@ def build(experiment: Experiment) -> Simulation:
 def _build(e: Experiment) -> Simulation:
     place = device(e.device)
     data = dataset.one(e.data)()
-    _check_data(data)
+    _check_data(data, ("train",) if e.evaluate == "validation" else ("train", "test"))
     if e.evaluate == "validation":
         data = hold_out(data, VALIDATION, e.seed)
     parts = divide(partition.one(e.partition)(), data.train, e.clients, generator(e.seed, "partition").numpy())

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from stableair.baseline import BASELINE_ARGUMENTS, BASELINE_SETTINGS
-from stableair.checks import InputError, choice, nearest, number, positive, whole
+from stableair.checks import InputError, choice, nearest, number, place, positive, shown, whole
 from stableair.choices import AUGMENTS, BLOCKS, ENGINES, NORM_STATS, PAYLOADS, PRECISIONS, SPLITS
 from stableair.spec import Call, Registry, equal, literal, parse_words, spell, written
 
@@ -213,6 +213,8 @@ class Experiment:
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> "Experiment":
         """The experiment of a record, of this version or an older one: whatever it lacks is as it was then."""
+        if not isinstance(record, dict):
+            raise InputError(f"a record must be a dict of settings: got {shown(record)}")
         settings, found = settings_of_record(record), {}
         for name, components in components_of_record(record).items():
             given = _written_out(name, settings[name])
@@ -241,6 +243,8 @@ class Experiment:
 
     @classmethod
     def _from(cls, text: str, loads: Any, language: str) -> "Experiment":
+        if not isinstance(text, str):
+            raise InputError(f"{language} must be a text: got {shown(text)}")
         try:
             settings = loads(text)
         except InputError:
@@ -261,9 +265,9 @@ class Experiment:
     @classmethod
     def read(cls, path: str | Path) -> "Experiment":
         """An experiment from a .toml or .json file that holds any of its settings."""
-        path = Path(path)
+        path = place("path", path)
         try:
-            text = path.read_text()
+            text = path.read_text("utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"{path}: {getattr(error, 'strerror', None) or 'not a text file'}") from None
         try:
@@ -281,6 +285,9 @@ def settings_of_record(record: dict[str, Any]) -> dict[str, Any]:
         raise InputError(f"no {', '.join(lost)}")
     check_known({key: value for key, value in record.items() if key not in (ARGUMENTS, *MOVED)})
     settings = BASELINE_SETTINGS | {key: value for key, value in record.items() if key in TYPES}
+    for key, value in settings.items():
+        if type(value) is not TYPES[key] and (type(value), TYPES[key]) != (int, float):
+            raise InputError(f"{key} must be of type {TYPES[key].__name__}: got {shown(value)}")
     if "noise_on" in record:  # 0.1
         settings["channel"] = "flat()" if record["noise_on"] == "mean" else f"flat(noise_on={record['noise_on']})"
     if "norm_stats" not in record:  # 0.1: its ResNets started from He's initialisation
@@ -303,8 +310,9 @@ def components_of_record(record: dict[str, Any]) -> dict[str, list[tuple[str, di
     found: dict[str, list[tuple[str, dict[str, Any]]]] = {}
     for name in HOMES:
         given = _written_out(name, settings[name])
-        kept = record.get(ARGUMENTS, {}).get(name) or [{} for _ in given]
-        if len(kept) != len(given):
+        every_setting = record.get(ARGUMENTS, {})
+        kept = (every_setting.get(name) if isinstance(every_setting, dict) else [None]) or [{} for _ in given]
+        if not isinstance(kept, list) or len(kept) != len(given) or not all(isinstance(one, dict) for one in kept):
             raise InputError(f"its {ARGUMENTS} are not those of {name}={settings[name]}")
         found[name] = []
         for (component, written_out), every in zip(given, kept, strict=True):

@@ -2,7 +2,8 @@
 
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -16,17 +17,29 @@ def write_whole(path: str | Path, content: bytes | memoryview | Callable[[Binary
     path = Path(path)
     temporary = path.with_name(f".{path.name[:200]}.{secrets.token_hex(4)}.tmp")
     fresh = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
-    descriptor = os.open(temporary, fresh, 0o666)  # as readable as the umask lets it be, like its neighbours
-    try:
-        with open(descriptor, "wb") as file:
-            if callable(content):
-                content(file)
-            else:
-                file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    with naming(path):
+        descriptor = os.open(temporary, fresh, 0o666)  # as readable as the umask lets it be, like its neighbours
+        try:
+            with open(descriptor, "wb") as file:
+                if callable(content):
+                    content(file)
+                else:
+                    file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
     return path
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """An error of the system in here, such as a full disk, is about this file."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno:
+            error.filename = str(path)
+        raise

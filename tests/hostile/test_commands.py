@@ -5,6 +5,7 @@ import sys
 import warnings
 
 import pytest
+from matplotlib.figure import Figure
 from typer.main import get_command
 
 import stableair as sa
@@ -17,7 +18,7 @@ from stableair.paper import demo, theorem
 
 pytestmark = pytest.mark.slow  # what an unlucky or a hostile user does; each test prints how often it tried
 
-PATIENCE = 20  # seconds; whoever is at work longer was given something that is right
+PATIENCE = 5  # seconds; whoever is at work longer was given something that is right
 TEXTS = [
     "", " ", "x", ".", "-", "--", "-x", "/dev/null/x", "/proc", "/proc/x", "a" * 300, "a/" * 2500, "\udcff", "☃.png",
     "a\nb", "x.xyz", "x.png", "*", "~", "%s%n", "{}", "(", "=", "=1", "x=", "x=1", "__import__('os')", "mac(C=1",
@@ -83,12 +84,16 @@ def lines(path, command):
             yield from ([*words, parameter.opts[0], value] for value in WRONG[kind(parameter)])
             yield [*words, parameter.opts[0]]
         yield [*words, *(f"{option}x" for option in parameter.opts)]
-    yield from ([*words, *odd] for odd in (["--nonsense"], ["--nonsense=1"], ["-q"], ["--debug=x"], ["--"], ["x"] * 300))
+    yield from (
+        [*words, *odd] for odd in (["--nonsense"], ["--nonsense=1"], ["-q"], ["--debug=x"], ["--"], ["x"] * 300)
+    )
     if any("KEY=VALUE" in str(parameter.metavar) for parameter in command.params):
         for key in (*TYPES, "receiver.C", "noise.tau", "channel.noise_on", "rounds.x", ".", "receiver.", ".C"):
-            yield from (but(words, f"{key}={value}") for value in SETTINGS)
+            yield from (but(words, f"{key}={value}") for value in (SETTINGS if path == "run" else SETTINGS[:2]))
         if path == "search":
-            yield from (but(words, f"receiver.C={text}") for text in ("1:", ":1", "1:2:3", "2:1", "0:1:log", "a,b", ","))
+            yield from (
+                but(words, f"receiver.C={text}") for text in ("1:", ":1", "1:2:3", "2:1", "0:1:log", "a,b", ",")
+            )
 
 
 class TooLong(BaseException):
@@ -108,6 +113,7 @@ def said(tmp_path, monkeypatch, capfd, registries):
     monkeypatch.setattr(theorem, "CHECKS", theorem.CHECKS[:1])
     for name in bench.WORKLOADS:
         monkeypatch.setitem(bench.WORKLOADS, name, tiny)
+    monkeypatch.setattr(Figure, "savefig", lambda self, file, **_: file.write(b"a picture"))  # what takes longest
     sa.run(tiny, tmp_path / "run")
     theory.best_threshold(1.5)  # computed once
     (tmp_path / "work").mkdir()
@@ -147,7 +153,7 @@ def test_every_command_takes_or_refuses_every_word_and_option(path, said):
         elif outcome in (0, "TooLong"):
             taken += 1
         else:
-            wrong.append((outcome, " ".join(words)[:150], errors[-300:]))
+            wrong.append((outcome, " ".join(words)[-100:], errors[-300:]))
     print(f"\n{path}: {told + taken + len(wrong)} command lines, {told} refused in one line, {taken} taken, "
           f"{len(wrong)} wrong")  # fmt: skip
     assert not wrong, wrong

@@ -71,7 +71,9 @@ class Flat:
         g = (total.faded / n + xi).to(xi.dtype)  # Eq. (3)
         if g.isnan().any():
             part = "noise" if fade.xi.isnan().any() else "fading"
-            raise InputError("the channel's noise or fading is NaN; every entry must be a number or infinite", part=part)
+            raise InputError(
+                "the channel's noise or fading is NaN; every entry must be a number or infinite", part=part
+            )
         stats = pooled(total.stats / n, self.norms).to(total.dtype)
         return Received(g, stats, total.clean / n, total.loss / n, xi, n, n, pilot)
 

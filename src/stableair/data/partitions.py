@@ -26,8 +26,8 @@ def divide(rule: Partition, train: Split, clients: int, rng: np.random.Generator
     parts = rule(train, clients, rng)
     good = isinstance(parts, list | tuple) and all(isinstance(p, np.ndarray) and p.ndim == 1 for p in parts)
     if not good or any(len(p) and not np.issubdtype(p.dtype, np.integer) for p in parts):
-        text = f"the partition must return a list of the indices of each client, integers of shape (m,): got {shown(parts)}"
-        raise InputError(text, part="partition")
+        wanted = "a list of the indices of each client, integers of shape (m,)"
+        raise InputError(f"the partition must return {wanted}: got {shown(parts)}", part="partition")
     if len(parts) != clients or any(len(p) == 0 for p in parts):
         text = f"the partition left a client empty: {[len(p) for p in parts].count(0)} of {clients}"
         raise InputError(text, part="partition")

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure as Picture
 
-from stableair.checks import InputError, choice, count, whole
+from stableair.checks import InputError, choice, count, place, typed, whole
 from stableair.data import hub
 from stableair.data.table import IMAGE_SETS
 from stableair.experiment import EXECUTION, PRESETS, Experiment
@@ -88,6 +88,7 @@ class Plan(NamedTuple):
     own: dict[str, Any]  # settings that are not the figure's
 
 
+@typed
 def figure(
     name: str,
     out: str | Path | None = None,
@@ -109,7 +110,7 @@ def figure(
     `search_rounds` each, unless `thresholds` gives them: {"MAC": 0.13, "GNC": 100}. With search_each=True every curve
     of fig4a or fig4b has a threshold of its own. `stableair figure` is this.
     """
-    folder = Path(out or ("runs/smoke" if smoke else "runs"))
+    folder = place("out", ("runs/smoke" if smoke else "runs") if out is None else out)
     if name in DRAWINGS:
         given = {
             "rounds": rounds, "seeds": seeds != 1, "settings": settings, "thresholds": thresholds,

@@ -15,7 +15,7 @@ from matplotlib import colormaps
 from matplotlib.colors import to_hex
 
 import stableair
-from stableair.checks import InputError, count
+from stableair.checks import InputError, count, place
 from stableair.experiment import EXECUTION, TYPES
 from stableair.files import write_whole
 from stableair.results.plot import AXES, FEW, mean_and_spread
@@ -308,14 +308,23 @@ def _labels(runs: list[Run]) -> str:
 
 def report(runs: Run | str | Path | Iterable[Run | str | Path], out: str | Path = "report.html") -> Path:
     """One self-contained page of runs, or of run folders and folders that hold some; `stableair report` is this."""
+    check_page(out)
     return write(page(*runs_of(runs)), out)
+
+
+def check_page(path: str | Path) -> Path:
+    """A path at which a page can stand."""
+    path = place("the page", path)
+    if not path.name or path.is_dir():
+        raise InputError(f"cannot write {path}: it is a folder", hint="folder")
+    return path
 
 
 def write(text: str, path: str | Path) -> Path:
     """Write a page."""
-    path = Path(path)
+    path = check_page(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        return write_whole(path, text.encode())
+        return write_whole(path, text.encode(errors="backslashreplace"))
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror}") from None
