@@ -3,6 +3,7 @@
 import functools
 import hashlib
 import json
+import math
 import tomllib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
@@ -207,7 +208,7 @@ class Experiment:
 
     def to_record(self) -> dict[str, Any]:
         """What a run folder keeps of it: the settings as they were given, and every argument of every component."""
-        calls = {name: [call.full().arguments for call in self._calls(name)] for name in HOMES}
+        calls = {name: [_for_json(call.full().arguments) for call in self._calls(name)] for name in HOMES}
         return self.to_dict() | {ARGUMENTS: calls}
 
     @classmethod
@@ -316,7 +317,7 @@ def components_of_record(record: dict[str, Any]) -> dict[str, list[tuple[str, di
             raise InputError(f"its {ARGUMENTS} are not those of {name}={settings[name]}")
         found[name] = []
         for (component, written_out), every in zip(given, kept, strict=True):
-            recorded = _tuples(every)
+            recorded = _from_json(every)
             if any(key in recorded and not equal(recorded[key], value) for key, value in written_out.items()):
                 raise InputError(f"its {ARGUMENTS} are not those of {name}={settings[name]}")
             usual = BASELINE_ARGUMENTS.get(name, {}).get(component, {})
@@ -333,9 +334,21 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _tuples(arguments: dict[str, Any]) -> dict[str, Any]:
-    """JSON knows lists alone."""
-    return {key: tuple(value) if isinstance(value, list) else value for key, value in arguments.items()}
+def _for_json(arguments: dict[str, Any]) -> dict[str, Any]:
+    """JSON knows no infinity: C=inf is recorded as {"float": "inf"}."""
+    odd = {k: v for k, v in arguments.items() if isinstance(v, float) and not math.isfinite(v)}
+    return arguments | {key: {"float": str(value)} for key, value in odd.items()}
+
+
+def _from_json(arguments: dict[str, Any]) -> dict[str, Any]:
+    """JSON knows lists alone, and no infinity."""
+
+    def value(one: Any) -> Any:
+        if isinstance(one, dict) and one.get("float") in ("inf", "-inf", "nan"):
+            return float(one["float"])
+        return tuple(one) if isinstance(one, list) else one
+
+    return {key: value(one) for key, one in arguments.items()}
 
 
 def _baseline_calls(name: str) -> list[tuple[str, dict[str, Any]]]:

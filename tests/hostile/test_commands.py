@@ -20,8 +20,8 @@ pytestmark = pytest.mark.slow  # what an unlucky or a hostile user does; each te
 
 PATIENCE = 5  # seconds; whoever is at work longer was given something that is right
 TEXTS = [
-    "", " ", "x", ".", "-", "--", "-x", "/dev/null/x", "/proc", "/proc/x", "a" * 300, "a/" * 2500, "\udcff", "☃.png",
-    "a\nb", "x.xyz", "x.png", "*", "~", "%s%n", "{}", "(", "=", "=1", "x=", "x=1", "__import__('os')", "mac(C=1",
+    "", "x", ".", "--", "-x", "/dev/null/x", "/proc", "/proc/x", "a" * 300, "a/" * 2500, "\udcff", "☃.png", "a\nb",
+    "x.xyz", "*", "(", "=", "x=1", "__import__('os')", "mac(C=1",
 ]  # fmt: skip
 WRONG = {
     "integer": ["", " ", "x", "1.5", "1e3", "-1", "0", "nan", "inf", "9" * 400, "99999999999999999999"],
@@ -42,7 +42,7 @@ RIGHT = {  # words that make a command right and small; one that is not here has
     "bench": ["digits", "--rounds", "1", "--only", "reference"],
     "data prepare": ["cifar10"],
     "data check": ["cifar10"],
-    "data show": ["digits"],
+    "data show": ["synthetic(samples=60)"],
 }
 
 
@@ -110,6 +110,8 @@ def said(tmp_path, monkeypatch, capfd, registries):
                                  rounds=1, local_epochs=1, device="cpu")  # fmt: skip
     monkeypatch.setitem(PRESETS, "demo", tiny.to_dict())
     monkeypatch.setattr(demo, "TUNING_ROUNDS", 1)
+    monkeypatch.setattr(demo, "GRID", {name: (spec, values[:1]) for name, (spec, values) in demo.GRID.items()})
+    monkeypatch.setattr(bench, "_commit_hash", lambda: "unknown")  # another process each time
     monkeypatch.setattr(theorem, "CHECKS", theorem.CHECKS[:1])
     for name in bench.WORKLOADS:
         monkeypatch.setitem(bench.WORKLOADS, name, tiny)
