@@ -42,7 +42,7 @@ RIGHT = {  # words that make a command right and small; one that is not here has
     "bench": ["digits", "--rounds", "1", "--only", "reference"],
     "data prepare": ["cifar10"],
     "data check": ["cifar10"],
-    "data show": ["synthetic(samples=60)"],
+    "data show": ["synthetic(samples=60)", "--clients", "3"],
 }
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from stableair.checks import InputError, Note
 from stableair.data.table import IMAGE_SETS, Source
-from stableair.files import write_whole
+from stableair.files import remove_leftovers, write_whole
 from stableair.streams import generator
 
 VARIABLE = "STABLEAIR_DATA"
@@ -100,6 +100,8 @@ def prepare(name: str, source: Source, again: bool = False) -> Path:
     """Fetch a set from the hub and write its file; one that is there is left alone."""
     if file(name).exists() and not again:
         check(name)
+        if not description_file(name).exists():  # copied here, or its maker was stopped just before the end
+            describe(name, source, "described as found")
         return file(name)
     _check_writable()
     sets = _fetch(name, source)
@@ -127,6 +129,7 @@ def write(name: str, tensors: dict[str, np.ndarray], source: Source) -> None:
         new.write(save({key: np.ascontiguousarray(t) for key, t in tensors.items()}))
         description_file(name).unlink(missing_ok=True)  # the old one must not stand beside the new file
 
+    remove_leftovers(file(name).parent, older=3600)  # another process may be at work on its own
     _write_whole(file(name), fill)
     describe(name, source)
 

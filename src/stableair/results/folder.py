@@ -31,7 +31,7 @@ import stableair
 from stableair.checks import InputError, Note, place, shown, typed, whole
 from stableair.contracts import Overflow, Round, Rule
 from stableair.experiment import EXECUTION, Experiment, settings_of_record
-from stableair.files import naming, write_whole
+from stableair.files import naming, remove_leftovers, write_whole
 from stableair.results.checkpoint import Checkpoint, is_sealed, parse_checkpoint, read_checkpoint, save_checkpoint
 from stableair.results.run import Row, read_record, read_rounds
 from stableair.results.sealed import (
@@ -181,6 +181,7 @@ class _Recorder:
 
     def _begin(self, folder: Path, begin: ResumePoint) -> None:
         folder.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(folder)
         if not begin.rows and (read_rounds(folder) or read_checkpoint(folder)):
             raise InputError(f"{folder} already holds a run; hand in its resume_point", hint="folder")
         past = read_environments(folder) if begin.rounds else []
