@@ -12,7 +12,7 @@ import typer
 
 from stableair.checks import InputError, Note
 from stableair.cli import bench, data, paper, reference, results, runs
-from stableair.cli.stopping import CLOSED, OutputClosed, end_in_order, exit_code
+from stableair.cli.stopping import CLOSED, INTERRUPTED, OutputClosed, end_in_order, exit_code
 from stableair.spec import line_of
 
 app = typer.Typer(
@@ -57,15 +57,16 @@ DEBUG = "STABLEAIR_DEBUG"
 def main() -> NoReturn:
     """Run the command; whatever the user got wrong is one line on standard error and exit code 2."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # on a busy machine spinning threads stall each other
-    end_in_order()
+    signals = end_in_order()
     warnings.showwarning = print_note
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a terminal that knows no α loses no result
     try:
-        sys.exit(_run(sys.argv[1:]) or 0)
+        code = _run(sys.argv[1:]) or 0
     except KeyboardInterrupt as stop:  # while an error was being told
-        sys.exit(exit_code(stop))
+        code = exit_code(stop)
+    sys.exit(128 + signals[0] if code == INTERRUPTED and signals else code)  # typer takes every signal for Ctrl-C
 
 
 def _run(words: list[str]) -> int | None:

@@ -16,21 +16,24 @@ class Terminated(KeyboardInterrupt):
     """SIGTERM, handled as Ctrl-C is."""
 
 
-def end_in_order() -> None:
-    """From here on the first Ctrl-C or SIGTERM ends the command in order, and the third at once."""
-    came = 0
+def end_in_order() -> list[int]:
+    """From here on the first Ctrl-C or SIGTERM ends the command in order, and the third at once.
+
+    Returns the signals that came, a list that grows.
+    """
+    came: list[int] = []
 
     def stop(number: int, _: object) -> None:
-        nonlocal came
-        came += 1
-        if came >= INSISTENT:
+        came.append(number)
+        if len(came) >= INSISTENT:
             os._exit(128 + number)
-        if came == 1:
+        if len(came) == 1:
             raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
 
     for number in (signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(number) != signal.SIG_IGN:  # such as nohup's
             signal.signal(number, stop)
+    return came
 
 
 def exit_code(stop: BaseException) -> int:

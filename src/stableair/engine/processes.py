@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -51,6 +52,7 @@ class _Pool:
         context = mp.get_context("spawn")
         self.pipes: list[Connection] = []
         self.processes = []
+        resource_tracker.ensure_running()  # its start would let Ctrl-C through again
         with _no_ctrl_c():
             for _ in range(workers):
                 ours, theirs = context.Pipe()
