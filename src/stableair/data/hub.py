@@ -137,18 +137,22 @@ def write(name: str, tensors: dict[str, np.ndarray], source: Source) -> None:
 def _write_whole(path: Path, content: bytes | Callable[[BinaryIO], object]) -> None:
     _check_writable()
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, content)
     except (OSError, SafetensorError) as error:
         raise InputError(f"cannot write {path}: {error}") from None
 
 
 def _check_writable() -> None:
-    """Refuse a folder that cannot be written before anything is fetched."""
+    """Refuse a folder that cannot be written before anything is fetched; one that is not there is not made yet."""
     trial = folder() / f".{os.getpid()}.tmp"
     try:
+        missing = [path for path in (folder(), *folder().parents) if not path.exists()]
         folder().mkdir(parents=True, exist_ok=True)
         trial.touch()
         trial.unlink()
+        for path in missing:
+            path.rmdir()
     except OSError as error:
         text = f"cannot write to {folder()}: {error.strerror}; set {VARIABLE} to another folder"
         raise InputError(text, hint="data") from None
@@ -156,12 +160,12 @@ def _check_writable() -> None:
 
 def _fetch(name: str, source: Source) -> Any:
     """The set as the hub's library gives it: {"train": ..., "test": ...}."""
+    _check_folder(source.repo)
     try:
         import datasets
         import huggingface_hub
     except ImportError:
         raise InputError(f"{file(name)} is not there; {_how_to_get(name)}", hint="data") from None
-    _check_folder(source.repo)
     print(f"fetching {source.repo}", file=sys.stderr)
     huggingface_hub.logging.set_verbosity_error()  # its retries are many lines; what failed is said in one
     try:
