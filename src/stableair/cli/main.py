@@ -62,6 +62,8 @@ def main() -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a terminal that knows no α loses no result
+    if not speaks():
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (until the process ends)
     try:
         code = _run(sys.argv[1:]) or 0
     except KeyboardInterrupt as stop:  # while an error was being told
@@ -103,11 +105,17 @@ def with_flag(error: InputError) -> str:
     return f"{error}; {flag}" if flag else str(error)
 
 
+def speaks() -> bool:
+    """Whether this process is the one that talks to the user: of those of torchrun the first."""
+    return "WORLD_SIZE" not in os.environ or os.environ.get("RANK", "0") == "0"
+
+
 def fail(message: str, code: int = WRONG) -> int:
     """Tell an error in one line, after its traceback where that was asked for."""
     if os.environ.get(DEBUG, "0") not in ("", "0"):
         traceback.print_exc()
-    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    if speaks():  # what goes wrong on one rank is told to all of them
+        print(f"error: {' '.join(message.split())}", file=sys.stderr)
     return code
 
 
@@ -120,7 +128,7 @@ def print_note(
     line: str | None = None,
 ) -> None:
     """Our own warnings in one line; those of the libraries below are not for the user of a command."""
-    if issubclass(category, Note):
+    if issubclass(category, Note) and speaks():
         print(f"note: {message}", file=sys.stderr)
 
 

@@ -48,7 +48,8 @@ def stop_politely(advice: str) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as stop:
-        print(f"stopped; {advice}", file=sys.stderr)
+        if os.environ.get("RANK", "0") == "0":  # of the processes of torchrun the first
+            print(f"stopped; {advice}", file=sys.stderr)
         raise typer.Exit(exit_code(stop)) from None
     except BrokenPipeError:
         raise OutputClosed(advice) from None

@@ -1,5 +1,6 @@
 """What was recorded of a run: read from its folder, and from nothing else. Nothing here needs torch."""
 
+import math
 import statistics
 import sys
 from collections.abc import Iterable
@@ -48,12 +49,10 @@ class Run:
     final: "State | None" = None  # the model after the last complete round, where it is in memory
 
     def __getitem__(self, metric: str) -> list[Any]:
-        try:
-            return [row[metric] for row in self.rounds]
-        except (KeyError, TypeError):
-            raise InputError(
-                f"metric {shown(metric)} was not recorded; there are {', '.join(self.rounds[0])}"
-            ) from None
+        if self.rounds and (not isinstance(metric, str) or not any(metric in row for row in self.rounds)):
+            there = dict.fromkeys(name for row in self.rounds for name in row)
+            raise InputError(f"metric {shown(metric)} was not recorded; there are {', '.join(there)}")
+        return [row.get(metric) for row in self.rounds]  # None in rounds of a version that did not record it
 
     def __len__(self) -> int:
         return len(self.rounds)
@@ -168,8 +167,8 @@ def read_rounds(folder: Path) -> list[Row]:
                 raise ValueError(f"round {row.get('round') if isinstance(row, dict) else row} where {number} belongs")
             if odd := [key for key, v in row.items() if not _is_number(v)]:
                 raise ValueError(f"{odd[0]} is no number")
-            if rows and (row.keys() ^ rows[0].keys()) - {"diverged"}:
-                raise ValueError("it has other metrics than the first round")
+            if rows and (lost := rows[-1].keys() - row.keys()):  # a newer version may have gone on with more
+                raise ValueError(f"it lacks {min(lost)}, which the round before has")
             if len(seals) > 1:
                 raise ValueError("its checksum is gone")
         except (ValueError, RecursionError) as error:
@@ -237,6 +236,20 @@ def runs_of(given: "Run | str | Path | Iterable[Run | str | Path]") -> tuple[lis
     folders = [one for one in each if not isinstance(one, Run)]
     found, left_out = find(folders) if folders else ([], [])
     return [*(one for one in each if isinstance(one, Run)), *found], left_out
+
+
+def snrs(runs: Iterable[Run], rounds: int | None = None) -> list[float]:
+    """The SNR in dB of every round of some runs, or of their first rounds; without interference there is none."""
+    return [db for run in runs for row in run.rounds[:rounds] if (db := row.get("channel/snr_db")) is not None]
+
+
+def linear_mean(decibels: list[float]) -> float:
+    """The mean of the ratios themselves, in dB: a few good rounds make it, where a few impulses make the mean in dB.
+
+    >>> round(linear_mean([-40, -60]), 1)
+    -43.0
+    """
+    return 10 * math.log10(statistics.fmean(10 ** (db / 10) for db in decibels))
 
 
 def with_metric(runs: list[Run], metric: str) -> tuple[list[Run], list[Run]]:
