@@ -132,14 +132,15 @@ def figure(
         "rounds": rounds, "seeds": seeds != 1, "settings": settings, "thresholds": thresholds,
         "search_each": search_each, "trials": trials, "search_rounds": search_rounds,
     }  # fmt: skip
+    given_runs = not (isinstance(own, list | tuple) and not own)
     if name in DRAWINGS:
-        refuse(f"{name} is drawn without runs", given | {"published": published, "own": own})
+        refuse(f"{name} is drawn without runs", given | {"published": published, "own": given_runs})
         picture = drawing(name)
     elif published:
         refuse("published runs are drawn as they are", given | {"smoke": smoke})
         picture = draw_published(name, own)
     else:
-        refuse("runs of one's own are laid over published ones, with published=True", {"own": own})
+        refuse("runs of one's own are laid over published ones, with published=True", {"own": given_runs})
         own = (settings or {}) | ({} if rounds is None else {"rounds": rounds})
         made = plan(name, own, smoke=smoke, seeds=seeds, given=thresholds, search_each=search_each, trials=trials,
                     search_rounds=search_rounds)  # fmt: skip
