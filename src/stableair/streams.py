@@ -6,6 +6,7 @@ order of calls. Every receiver therefore meets the same fading, noise and batche
 
 import hashlib
 import math
+import operator
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -13,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stableair.checks import InputError
+from stableair.checks import InputError, shown, typed, whole
 
 Name = tuple[int, str, tuple[int, ...]]  # of a stream: seed, what it is for, round and client
 
@@ -45,6 +46,8 @@ def open_unit(bits: Tensor) -> Tensor:
 
     52, not 53: the half step that keeps both end points out must itself be representable.
     """
+    if not isinstance(bits, Tensor) or bits.dtype != torch.int64:
+        raise InputError(f"bits must be a tensor of int64: got {shown(bits)}")
     return ((bits >> 12) & ((1 << 52) - 1)).double().add_(0.5).mul_(2.0**-52)
 
 
@@ -132,24 +135,40 @@ def generator(seed: int, stream: str, *index: int, device: torch.device | str = 
     >>> generator(0, "noise", 3).permutation(4).tolist() == generator(0, "noise", 3).permutation(4).tolist()
     True
     """
-    seed, index = int(seed), tuple(map(int, index))  # a numpy integer names the same stream
+    try:
+        seed, index = operator.index(seed), tuple(map(operator.index, index))  # a numpy integer names the same stream
+        where = torch.device(device)
+    except (TypeError, ValueError, RuntimeError):
+        text = f"a stream has a whole seed, whole indices and a device: got {shown((seed, *index))}, {shown(device)}"
+        raise InputError(text) from None
+    if not isinstance(stream, str):
+        raise InputError(f"a stream's name must be a text: got {shown(stream)}")
     digest = hashlib.blake2b(repr((seed, stream, *index)).encode(), digest_size=16).digest()
     key = int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little")
-    return Generator(key, device, (seed, stream, index))
+    return Generator(key, where, (seed, stream, index))
 
 
+@typed
 def first_bits(sources: Sequence[Generator], n: int) -> Tensor:
     """What `bits(n)` gives for each of many new generators, at once and on the host: (N, n)."""
+    if not sources or not all(isinstance(source, Generator) for source in sources):
+        raise InputError(f"sources must be generators, at least one: got {shown(sources)}")
+    whole("n", n, 0)
     first, second = torch.tensor([source.key for source in sources]).T.unsqueeze(-1)
     return _mix(torch.arange(1, n + 1).mul_(_GAMMA) + first, second)
 
 
+@typed
 def uniform(shape: tuple[int, ...], source: Generator | torch.Generator | None, device: torch.device | str) -> Tensor:
     """Float64 in the open interval (0, 1) from a stream, from a torch generator, or from torch's global one."""
+    for side in shape:
+        whole("shape", side, 0)
     if isinstance(source, Generator):
         return source.uniform(*shape)
-    bits = torch.randint(-(1 << 63), (1 << 63) - 1, shape, generator=source, device=device)
-    return open_unit(bits)
+    try:
+        return open_unit(torch.randint(-(1 << 63), (1 << 63) - 1, tuple(shape), generator=source, device=device))
+    except (RuntimeError, AssertionError) as error:
+        raise InputError(f"cannot draw {shape} on {device}: {str(error).partition(chr(10))[0]}") from None
 
 
 def in_pieces(fill: Callable[[Tensor, int, Generator], None], out: Tensor, each: int, source: Generator) -> Tensor:

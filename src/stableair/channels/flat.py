@@ -88,7 +88,9 @@ class Flat:
             xi, pilot = xi / n, None if pilot is None else pilot / n
         g = (total.faded / n + xi).to(xi.dtype)  # Eq. (3)
         if g.isnan().any():
-            raise InputError("the channel's noise or fading is NaN; every entry must be a number or infinite")
+            part = "noise" if fade.xi.isnan().any() else "fading"
+            text = "the channel's noise or fading is NaN; every entry must be a number or infinite"
+            raise InputError(text, part=part)
         stats = pooled(total.stats / senders, self.norms).to(total.dtype) if total.senders else total.stats
         uses = (len(g) + self.pilots) / 2  # two real entries a complex symbol
         return Received(g, stats, total.clean / n, total.loss / senders, xi, total.senders, n, pilot, uses)
