@@ -51,6 +51,7 @@ if TYPE_CHECKING:  # the same for editors and type checkers
     from stableair.searches import search as search
     from stableair.servers import server as server
     from stableair.spec import load_plugin as load_plugin
+    from stableair.sweeps.processes import sweep as sweep
 
 __version__ = "0.2.0"
 
@@ -59,6 +60,7 @@ _HOME = {
     "Experiment": "experiment", "InputError": "checks", "load_plugin": "spec",
     "build": "builder", "Simulation": "algorithm", "simulate": "algorithm", "accelerate": "engine",
     "run": "runner", "Run": "results.run", "load": "results.run", "search": "searches",
+    "sweep": "sweeps.processes",
     "recorded": "results.folder", "resume_point": "results.folder", "Circumstances": "results.folder",
     "figure": "paper.figures", "plot": "results.plot", "report": "results.report",
     "Rule": "contracts", "Receiver": "contracts", "Update": "contracts",

@@ -18,7 +18,7 @@ from stableair.results.sealed import EXPERIMENT
 from stableair.runner import run
 from stableair.spec import literal
 from stableair.streams import generator
-from stableair.sweeps import over_seeds
+from stableair.sweeps.plans import over_seeds
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -10,7 +10,7 @@ from typing import Annotated, Any, NoReturn, TextIO
 import typer
 
 from stableair.checks import InputError, Note
-from stableair.cli import bench, data, paper, reference, results, runs
+from stableair.cli import bench, data, paper, reference, results, runs, sweeps
 from stableair.cli.stopping import exit_code, on_sigterm
 
 app = typer.Typer(
@@ -24,6 +24,7 @@ app = typer.Typer(
 COMMANDS: dict[str, Callable[..., None]] = {  # in the order of --help
     "run": runs.run,
     "search": runs.search,
+    "sweep": sweeps.sweep,
     "figure": paper.figure,
     "plot": results.plot,
     "report": results.report,

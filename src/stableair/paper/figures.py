@@ -17,7 +17,7 @@ from stableair.results import plot
 from stableair.results.run import Row, Run
 from stableair.runner import run
 from stableair.searches import Range, Result, search
-from stableair.sweeps import over_seeds
+from stableair.sweeps.plans import over_seeds
 
 ROUNDS = 100  # the paper names no number
 TRIALS, SEARCH_ROUNDS = 12, 20  # the budget of a threshold, the same for MAC and GNC
