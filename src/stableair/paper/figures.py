@@ -1,7 +1,6 @@
 """The paper's figures as data: which curves each shows, on which set-up, and what in it the paper does not give."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,9 +14,9 @@ from stableair.paper import theory_plots
 from stableair.paper.methods import LABELS, METHODS, experiments
 from stableair.results import plot
 from stableair.results.run import Row, Run
-from stableair.runner import run
 from stableair.searches import Range, Result, search
 from stableair.sweeps.plans import over_seeds
+from stableair.sweeps.processes import sweep
 
 ROUNDS = 100  # the paper names no number
 TRIALS, SEARCH_ROUNDS = 12, 20  # the budget of a threshold, the same for MAC and GNC
@@ -229,8 +228,7 @@ def compute(plan: Plan, folder: Path, progress: Progress, log: Log) -> tuple[dic
     else:
         common = tuned("MAC", base)
         curves = {_label(figure.vary, v): common.with_(**{figure.vary: v}) for v in figure.values}
-    runs = {label: _runs(label, experiment, plan.seeds, folder, progress) for label, experiment in curves.items()}
-    return runs, notes
+    return _runs({label: over_seeds(one, plan.seeds) for label, one in curves.items()}, folder, progress), notes
 
 
 def _searched(plan: Plan, method: str, base: Experiment, folder: Path, progress: Progress, log: Log) -> Result:
@@ -242,13 +240,16 @@ def _searched(plan: Plan, method: str, base: Experiment, folder: Path, progress:
     return search(base, {key: space}, place, trials=plan.trials, progress=progress, log=lambda line: log("  " + line))
 
 
-def _runs(label: str, experiment: Experiment, seeds: int, folder: Path, progress: Progress) -> list[Run]:
-    done = []
-    for one in over_seeds(experiment, seeds):
-        title = label if seeds == 1 else f"{label}, seed {one.seed}"
-        result = run(one, folder / one.name, resume=True, on_round=progress(title, one.rounds))
-        done.append(replace(result, rounds=result.rounds[: one.rounds]))  # an older run may have gone further
-    return done
+def _runs(curves: dict[str, list[Experiment]], folder: Path, progress: Progress) -> dict[str, list[Run]]:
+    """The runs of every curve: a sweep, so that another process that makes the same figure shares the work."""
+    titles = {
+        one.name: label if len(seeds) == 1 else f"{label}, seed {one.seed}"
+        for label, seeds in curves.items() for one in seeds
+    }  # fmt: skip
+    experiments = [one for seeds in curves.values() for one in seeds]
+    done = sweep(experiments, folder, begin=lambda one: progress(titles[one.name], one.rounds))
+    found = {run.experiment.name: run for run in done}
+    return {label: [found[one.name] for one in seeds] for label, seeds in curves.items()}
 
 
 def _capital(label: str) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from stableair.checks import InputError, count, number, whole
+from stableair.checks import InputError, number, whole
 from stableair.experiment import Experiment
 from stableair.results.folder import Busy, check_writable
 from stableair.results.run import Run, load
@@ -173,8 +173,8 @@ def _check_room(nodes: list[dict[str, Any]], needs: dict[str, float]) -> None:
     """Refuse a task that no machine of the cluster could ever take."""
     alive = [node["Resources"] for node in nodes if node["Alive"]]
     if not any(all(node.get(kind, 0) >= size for kind, size in needs.items()) for node in alive):
-        wanted = " and ".join(f"{size:g} {kind}s" for kind, size in needs.items())
-        raise InputError(f"none of the cluster's {count(len(alive), 'machine')} has {wanted}")
+        wanted = " and ".join(f"{kind}s {size:g}" for kind, size in needs.items())
+        raise InputError(f"no machine of the Ray cluster has room for a task, which takes {wanted}")
 
 
 def _ray() -> ModuleType:

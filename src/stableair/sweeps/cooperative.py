@@ -84,7 +84,8 @@ def all_finished(experiments: list[Experiment], outcomes: dict[str, Outcome]) ->
     failed = {name: outcome for name, outcome in outcomes.items() if isinstance(outcome, InputError)}
     if failed:
         name, error = next(iter(failed.items()))
-        raise InputError(f"{len(failed)} of {count(len(experiments), 'experiment')} failed; the first, {name}: {error}")
+        text = f"{len(failed)} of {count(len(experiments), 'experiment')} failed; the first, {name}: {error}"
+        raise InputError(text, hint=error.hint)
     return [outcome for one in experiments if isinstance(outcome := outcomes[one.name], Run)]
 
 
