@@ -9,9 +9,11 @@ from torch.nn import functional as F
 import stableair as sa
 from stableair.algorithm import observe, simulate
 from stableair.builder import build
-from stableair.checks import InputError
+from stableair.checks import InputError, Note
 from stableair.contracts import Received, Upload, as_receiver, as_update, check_finite
 from stableair.data.sets import synthetic
+from stableair.participants import participation
+from stableair.runner import run
 
 IDEAL = {"fading": "unit()", "noise": "none()", "receiver": "none()"}
 
@@ -191,3 +193,17 @@ def test_a_gpu_follows_the_cpu(tiny, cuda):
     for a, b in zip(here, there, strict=True):
         torch.testing.assert_close(b.state.w.cpu(), a.state.w, rtol=1e-3, atol=1e-4)
         assert b.metrics["channel/snr_db"] == pytest.approx(a.metrics["channel/snr_db"], rel=1e-4)
+
+
+@pytest.mark.parametrize("engine", ["reference", "fast"])
+def test_a_round_in_which_nobody_is_heard_changes_nothing(tiny, engine, registries):
+    """Every second round; the rounds between go on as if it had not been, with what receiver and server remember."""
+    participation("sometimes")(lambda: lambda n, source: torch.arange(n if source.round % 2 else 0))
+    e = tiny.with_(participation="sometimes()", receiver="mac(C=auto)", server="momentum()", engine=engine)
+    with pytest.warns(Note, match="round 2: nobody was heard; the model stays as it is"):
+        result = run(e)
+    silent, loud = result.rounds[2], result.rounds[3]
+    assert [silent[name] for name in ("train/loss", "channel/snr_db", "clip/fraction")] == [None] * 3
+    assert (silent["channel/senders"], loud["channel/senders"]) == (0, 5)
+    assert silent["test/loss"] == result.rounds[1]["test/loss"] != loud["test/loss"]
+    assert silent["receiver/tau"] == result.rounds[1]["receiver/tau"] != loud["receiver/tau"]

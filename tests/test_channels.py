@@ -216,9 +216,31 @@ def test_what_a_client_meets_does_not_depend_on_who_else_takes_part(channel):
     torch.testing.assert_close(got.g, exact.float(), rtol=1e-6, atol=1e-7)
 
 
-def test_a_round_in_which_nobody_sends_is_said(channel):
-    with pytest.raises(InputError, match="round 3: nobody sent anything"):
-        channel.superpose([], channel.draw(2, torch.arange(0), 5, seed=0, k=3))
+def test_where_nobody_sends_the_interference_is_heard_alone(channel):
+    fade = channel.draw(2, torch.arange(0), 5, seed=0, k=3)
+    got = channel.superpose([], fade)
+    assert got.senders == 0
+    assert torch.equal(got.g, fade.xi)
+    assert not got.clean.any()
+
+
+def test_a_stated_divisor_divides_the_payloads_and_nothing_else():
+    """As many clients as were expected, 4, and not the 2 that sent; the side link is averaged over those."""
+    still = Flat(fading.one("unit()")(), noise.one("none()")(), divisor=4)
+    sent = [Upload(torch.tensor([1, 3]), torch.ones(2, 5), torch.ones(2, 3).double(), torch.ones(2))]
+    got = still.superpose(sent, still.draw(4, torch.tensor([1, 3]), 5, seed=0, k=0))
+    assert (got.g.tolist(), got.clean.tolist(), got.stats.tolist(), got.loss.item()) == (
+        [0.5] * 5,
+        [0.5] * 5,
+        [1] * 3,
+        1,
+    )
+    assert (got.senders, got.divisor) == (2, 4)
+
+
+def test_two_real_entries_and_two_pilots_take_a_symbol_each():
+    loud = Flat(fading.one("unit()")(), noise.one("none()")(), pilots=4)
+    assert loud.superpose(uploads(torch.ones(3, 6)), loud.draw(3, torch.arange(3), 6, 0, 0)).uses == 5
 
 
 def test_the_three_steps_of_a_superposition_can_be_told_apart(channel):
@@ -226,7 +248,10 @@ def test_the_three_steps_of_a_superposition_can_be_told_apart(channel):
     update, fade = torch.randn(4, 50), channel.draw(4, torch.arange(4), 50, 0, 0)
     whole = channel.superpose(uploads(update), fade)
     first, second = (channel.accumulate([upload], fade) for upload in uploads(update))
-    both = type(first)(*(a + b for a, b in zip(first[:5], second[:5], strict=True)), first.dtype)
+    summed = {
+        name: getattr(first, name) + getattr(second, name) for name in ("faded", "clean", "stats", "loss", "senders")
+    }
+    both = first._replace(**summed)
     apart = channel.finish(channel.reduce(both), fade)
     torch.testing.assert_close(apart.g, whole.g)
     assert (apart.senders, apart.loss.item()) == (4, 1.0)

@@ -1,12 +1,14 @@
 """Algorithm 1, line by line, and what is observed in each round."""
 
 import math
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 from torch import Tensor
 
+from stableair.checks import Note
 from stableair.contracts import Channel, Metrics, Received, Receiver, Round, Rule, Train, Update, check_shape
 from stableair.vector import Layout, State
 
@@ -35,6 +37,10 @@ def simulate(sim: Simulation, state: State, rounds: int, start: int = 0) -> Iter
         who = sim.participants(k)  # the clients of round k
         fade = sim.channel.draw(sim.n, who, len(state.w), sim.seed, k, state.w.device)  # h_{n,k}, xi_k
         got = sim.channel.superpose(sim.train(state, k, who), fade)  # Eq. (3)
+        if not got.senders:  # nobody was heard: the model, the receiver and the server stay as they are
+            warnings.warn(f"round {k}: nobody was heard; the model stays as it is", Note, stacklevel=2)
+            yield Round(k, state, sim.evaluate(state) | observe(got, None) | reported(sim))
+            continue
         g = receive(sim.receive, got)  # MAC, Eqs. (5)-(8)
         state = State(sim.update(state.w, g), got.stats)  # Eq. (4)
         yield Round(k, state, sim.evaluate(state) | observe(got, g) | reported(sim))
@@ -47,14 +53,19 @@ def receive(rule: Receiver, got: Received) -> Tensor:
     return check_shape("receiver", rule(got.g), len(got.g)).to(got.g.dtype)
 
 
-def observe(got: Received, g: Tensor) -> Metrics:
-    """What the round looked like; the SNR is the paper's, 20 log10(norm(clean) / norm(xi)), None without noise."""
+def observe(got: Received, g: Tensor | None) -> Metrics:
+    """What the round looked like, g being what the receiver made of it, if it was given anything.
+
+    The SNR is the paper's, 20 log10(norm(clean) / norm(xi)), None without noise.
+    """
     signal, noise = got.clean.norm().item(), got.noise.double().norm().item()  # squares of impulses overflow float32
     return {
-        "train/loss": got.loss.item(),
+        "train/loss": got.loss.item() if got.senders else None,
         "channel/snr_db": 20 * math.log10(signal / noise) if signal > 0 and 0 < noise < math.inf else None,
         "gradient/norm": signal,
-        "clip/fraction": (g != got.g).double().mean().item(),
+        "clip/fraction": None if g is None else (g != got.g).double().mean().item(),
+        "channel/senders": got.senders,
+        "channel/uses": got.uses,
     }
 
 

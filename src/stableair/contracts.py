@@ -199,6 +199,7 @@ class Received(NamedTuple):
     senders: int  # how many clients were heard
     divisor: float  # what the sum was divided by
     pilot: Tensor | None = None  # noise-only symbols, where a receiver asked for them
+    uses: float = 0.0  # complex symbols that the round took on the air
 
 
 class Channel(Protocol):
@@ -209,7 +210,7 @@ class Channel(Protocol):
         ...
 
     def superpose(self, uploads: Iterable[Upload], fade: Any) -> Received:
-        """What the server receives of the uploads."""
+        """What the server receives of the uploads; with senders=0 where it heard nobody."""
         ...
 
 

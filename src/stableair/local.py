@@ -67,7 +67,7 @@ class Reference:
         return Upload(clients, update, moments(stats, work.norms), loss)
 
     def __call__(self, state: State, k: int, clients: Tensor) -> Iterator[Upload]:
-        for some in clients.split(self.chunk):
+        for some in clients.split(self.chunk) if len(clients) else ():
             yield self.train(state, k, some)
 
 

@@ -38,9 +38,9 @@ def participants(rule: Participation, sizes: Sequence[int], seed: int) -> Callab
             found = f"{who.dtype} of shape {tuple(who.shape)}" if isinstance(who, Tensor) else type(who).__name__
             raise InputError(f"the participation must return the numbers of clients, int64 of shape (m,): got {found}")
         clients = who.tolist()
-        if not clients or len(set(clients)) < len(clients) or not place.keys() >= set(clients):
-            least = f"at least one of the clients 0 to {len(sizes) - 1}, each once"
-            raise InputError(f"round {k}: the participation must return {least}: got {shown(clients)}")
+        if len(set(clients)) < len(clients) or not place.keys() >= set(clients):
+            known = f"some of the clients 0 to {len(sizes) - 1}, each once"
+            raise InputError(f"round {k}: the participation must return {known}: got {shown(clients)}")
         return torch.tensor(sorted(clients, key=place.__getitem__), dtype=torch.int64)
 
     return of_round

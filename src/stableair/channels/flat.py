@@ -25,7 +25,8 @@ class Flat:
 
     Given the payloads u_n (d,) of the senders, their gains h_n and the interference xi (d,), the server receives
     g = (1/N) sum_n h_n u_n + xi (d,), or with noise_on="sum" g = (1/N) (sum_n h_n u_n + xi). N is the number of clients
-    that sent. The side link has neither fading nor interference: stats (b,) and the loss () are plain means.
+    that sent, or the divisor. The side link has neither fading nor interference: stats (b,) and the loss () are plain
+    means. Where nobody sent, g is the interference alone.
     """
 
     fading: Fading
@@ -33,6 +34,7 @@ class Flat:
     power: Power = field(default_factory=Power)
     pilots: int = 0  # symbols a round in which no client sends
     norms: Layout = NOTHING  # of the norm buffers on the side link
+    divisor: float | None = None  # of the sum, where it is not the number of clients that sent
     noise_on: str = "mean"  # the interference hits the mean, as in Eq. (3), or the sum, and is then divided by N too
 
     def draw(self, n: int, who: Tensor, d: int, seed: int, k: int, device: torch.device | str = "cpu") -> Fade:
@@ -63,16 +65,18 @@ class Flat:
         return total
 
     def finish(self, total: Total, fade: Fade) -> Received:
-        """Divide by the number of senders, add the interference, round to float32."""
-        n = total.senders
+        """Divide by the number of senders or the divisor, add the interference, round to float32."""
+        senders = max(total.senders, 1)
+        n = self.divisor or senders
         xi, pilot = (self._beside(noise, total) for noise in (fade.xi, fade.pilot))
         if self.noise_on == "sum":
             xi, pilot = xi / n, None if pilot is None else pilot / n
         g = (total.faded / n + xi).to(xi.dtype)  # Eq. (3)
         if g.isnan().any():
             raise InputError("the channel's noise or fading is NaN; every entry must be a number or infinite")
-        stats = pooled(total.stats / n, self.norms).to(total.dtype)
-        return Received(g, stats, total.clean / n, total.loss / n, xi, n, n, pilot)
+        stats = pooled(total.stats / senders, self.norms).to(total.dtype) if total.senders else total.stats
+        uses = (len(g) + self.pilots) / 2  # two real entries a complex symbol
+        return Received(g, stats, total.clean / n, total.loss / senders, xi, total.senders, n, pilot, uses)
 
     def _beside(self, noise: Tensor | None, total: Total) -> Any:
         """The interference beside the payloads, as the power rule has it; pilots are scaled as it is."""

@@ -10,7 +10,7 @@ from stableair.streams import Generator
 
 Fading = Callable[[int, Generator], Tensor]  # (n, source) -> (n,) float64, amplitudes
 Noise = Callable[[int, Generator], Tensor]  # (d, source) -> (d,) float32
-Make = Callable[..., Channel]  # (fading, noise, power, pilots, norms) -> the channel
+Make = Callable[..., Channel]  # (fading, noise, power, pilots, norms, divisor) -> the channel
 
 fading = Registry("fading", "fadings")
 noise = Registry("noise", "noises")

@@ -10,7 +10,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from stableair.checks import InputError
 from stableair.contracts import Upload, check_finite
 
 
@@ -21,6 +20,7 @@ class Total(NamedTuple):
     clean: Tensor  # (d,), of the payloads
     stats: Tensor  # (b,), of the moments of the norm buffers
     loss: Tensor  # (), of the training losses
+    largest: float  # norm of a payload
     senders: int
     dtype: torch.dtype  # the payloads' own
 
@@ -28,22 +28,23 @@ class Total(NamedTuple):
 def accumulate(uploads: Iterable[Upload], gains: dict[int, float], d: int, k: int, device: torch.device) -> Total:
     """The sums of round k, client by client in the order they come in, so that chunks change no bit of them.
 
-    faded = sum_n gains[n] u_n and clean = sum_n u_n, from chunks of payloads u (m, d): (d,) each.
+    faded = sum_n gains[n] u_n and clean = sum_n u_n, from chunks of payloads u (m, d): (d,) each. A client without a
+    gain is not heard.
     """
     faded, clean = torch.zeros(2, d, dtype=torch.float64, device=device)
     stats = loss = torch.zeros((), dtype=torch.float64, device=device)
-    senders, dtype = 0, torch.float32
+    largest, senders, dtype = 0.0, 0, torch.float32
     for upload in uploads:
         if not len(upload.clients):
             continue
         check_finite(upload, k)
-        for client, update in zip(upload.clients.tolist(), upload.update, strict=True):
-            faded.add_(update, alpha=gains[client])
-            clean.add_(update)
-        for of_client, lost in zip(upload.stats.double(), upload.loss.double(), strict=True):
-            stats, loss = stats + of_client, loss + lost
-        senders, dtype = senders + len(upload.clients), upload.update.dtype
-        del upload, update  # before the next is made
-    if not senders:
-        raise InputError(f"round {k}: nobody sent anything")
-    return Total(faded, clean, stats, loss, senders, dtype)
+        norms = torch.linalg.vector_norm(upload.update, dim=1, dtype=torch.float64).tolist()
+        for i, client in enumerate(upload.clients.tolist()):
+            if client in gains:
+                faded.add_(upload.update[i], alpha=gains[client])
+                clean.add_(upload.update[i])
+                stats, loss = stats + upload.stats[i].double(), loss + upload.loss[i].double()
+                largest, senders = max(largest, norms[i]), senders + 1
+        dtype = upload.update.dtype
+        del upload  # before the next is made
+    return Total(faded, clean, stats, loss, largest, senders, dtype)

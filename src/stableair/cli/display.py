@@ -66,7 +66,8 @@ def describe_round(row: Row) -> str:
     metric = next(name for name in row if name.endswith("/accuracy"))
     split = metric.partition("/")[0]
     snr = "none" if row["channel/snr_db"] is None else f"{row['channel/snr_db']:.1f} dB"
-    return f"{split} accuracy {row[metric]:.4f}  train loss {row['train/loss']:.4g}  SNR {snr}"
+    loss = "none" if row["train/loss"] is None else f"{row['train/loss']:.4g}"
+    return f"{split} accuracy {row[metric]:.4f}  train loss {loss}  SNR {snr}"
 
 
 def describe_run(run: "Run", split: str) -> str:

@@ -31,7 +31,7 @@ class ProcessTrainer:
     def __call__(self, state: State, k: int, clients: Tensor) -> Iterator[Upload]:
         if self._pool is None:
             self._pool = _Pool(Reference(self.work, self.chunk), self.workers, state)
-        for some in clients.split(self.chunk):
+        for some in clients.split(self.chunk) if len(clients) else ():
             yield self._pool.train(state, k, some)
 
 

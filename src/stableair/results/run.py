@@ -47,10 +47,10 @@ class Run:
     final: "State | None" = None  # the model after the last complete round, where it is in memory
 
     def __getitem__(self, metric: str) -> list[Any]:
-        try:
-            return [row[metric] for row in self.rounds]
-        except KeyError:
-            raise InputError(f"metric {metric!r} was not recorded; there are {', '.join(self.rounds[0])}") from None
+        if not any(metric in row for row in self.rounds):
+            there = dict.fromkeys(name for row in self.rounds for name in row)
+            raise InputError(f"metric {metric!r} was not recorded; there are {', '.join(there)}")
+        return [row.get(metric) for row in self.rounds]  # None in rounds of a version that did not record it
 
     def __len__(self) -> int:
         return len(self.rounds)
@@ -164,8 +164,8 @@ def read_rounds(folder: Path) -> list[Row]:
                 raise ValueError(f"round {row.get('round') if isinstance(row, dict) else row} where {number} belongs")
             if odd := [key for key, v in row.items() if not isinstance(v, int | float | None)]:
                 raise ValueError(f"{odd[0]} is no number")
-            if rows and (row.keys() ^ rows[0].keys()) - {"diverged"}:
-                raise ValueError("it has other metrics than the first round")
+            if rows and (lost := rows[-1].keys() - row.keys()):  # a newer version may have gone on with more
+                raise ValueError(f"it lacks {min(lost)}, which the round before has")
             if len(seals) > 1:
                 raise ValueError("its checksum is gone")
         except (ValueError, RecursionError) as error:
