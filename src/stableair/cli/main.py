@@ -25,6 +25,7 @@ COMMANDS: dict[str, Callable[..., None]] = {  # in the order of --help
     "run": runs.run,
     "search": runs.search,
     "sweep": sweeps.sweep,
+    "compare": sweeps.compare,
     "figure": paper.figure,
     "plot": results.plot,
     "report": results.report,

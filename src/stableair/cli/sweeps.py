@@ -1,4 +1,4 @@
-"""The commands that compute many experiments at once: sweep."""
+"""The commands that compute many experiments at once: sweep, compare."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -71,6 +71,38 @@ def sweep(
         else:
             processes.sweep(experiments, out, parallel=parallel, done=done)
     print(f"{count(len(experiments), 'experiment')} in {out}; stableair report {out} makes a page of them")
+
+
+def compare(
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[PLAN.toml|PRESET] [KEY=VALUE[,VALUE]...]... | DIR...",
+            help="Receivers and channels, such as receiver='mac(C=1),none()' noise.tau=0.1,0.5; or folders of runs.",
+        ),
+    ],
+    out: Annotated[Path, place("The folder that the runs go into.")] = Path("runs/compare"),
+    seeds: Annotated[int | None, typer.Option(min=1, max=1000, help="Seeds that all share (default: 5).")] = None,
+    parallel: Parallel = 1,
+    device: Device = None,
+    data_dir: DataDir = None,
+    plugin: Plugin = None,
+) -> None:
+    """Compare receivers over channels on the same seeds: accuracy with paired intervals, channel uses, seconds."""
+    use_data_folder(data_dir)
+    load_plugins(plugin)
+    from stableair import comparisons
+    from stableair.experiment import PRESETS
+    from stableair.sweeps import processes
+    from stableair.sweeps.plans import plan_of_words
+
+    if words[0] not in PRESETS and all(Path(word).is_dir() for word in words):
+        print(comparisons.comparison(words))
+        return
+    experiments = comparisons.compared(plan_of_words(words) | given(device=device), seeds)
+    with stop_politely(ADVICE), table(experiments, out) as done:
+        runs = processes.sweep(experiments, out, parallel=parallel, done=done)
+    print(comparisons.comparison(runs))
 
 
 @contextmanager
