@@ -30,9 +30,9 @@ class Line(NamedTuple):
 
     @property
     def uses(self) -> float | None:
-        """The channel uses of a run, where they were recorded."""
+        """The channel uses of a run, where they were recorded; a round in which it diverged counts none."""
         there = all(USES in run.rounds[0] for run in self.runs)
-        return statistics.fmean(sum(run[USES]) for run in self.runs) if there else None
+        return statistics.fmean(sum(used or 0 for used in run[USES]) for run in self.runs) if there else None
 
     @property
     def seconds(self) -> float:

@@ -11,6 +11,7 @@ import typer
 from stableair.checks import InputError, count
 from stableair.cli.display import describe_run, print_line
 from stableair.cli.options import DataDir, Device, Plugin, given, load_plugins, place, use_data_folder
+from stableair.cli.results import print_left_out
 from stableair.cli.stopping import stop_politely
 
 if TYPE_CHECKING:
@@ -93,11 +94,14 @@ def compare(
     load_plugins(plugin)
     from stableair import comparisons
     from stableair.experiment import PRESETS
+    from stableair.results.run import find
     from stableair.sweeps import processes
     from stableair.sweeps.plans import plan_of_words
 
     if words[0] not in PRESETS and all(Path(word).is_dir() for word in words):
-        print(comparisons.comparison(words))
+        found, unreadable = find(words)
+        print_left_out(unreadable)
+        print(comparisons.comparison(found))
         return
     experiments = comparisons.compared(plan_of_words(words) | given(device=device), seeds)
     with stop_politely(ADVICE), table(experiments, out) as done:

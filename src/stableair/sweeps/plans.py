@@ -13,6 +13,7 @@ from typing import Any
 
 from stableair.checks import InputError, choice, nearest, shown, whole
 from stableair.experiment import EXECUTION, PRESETS, Experiment, settings_of
+from stableair.spec import literal
 
 Plan = Mapping[str, Any]
 MOST = 10_000  # experiments; a plan of more is a slip
@@ -56,16 +57,18 @@ def _once(experiments: list[Experiment]) -> list[Experiment]:
 
 def _experiments(plan: Plan) -> list[Experiment]:
     settings = _flat(plan)
+    parts = settings.pop("runs", None)
+    if parts is not None:
+        if not isinstance(parts, list) or not parts or not all(isinstance(part, dict) for part in parts):
+            raise InputError("runs must be tables of settings, each under a line [[runs]]")
+        return [one for part in parts for one in _experiments(settings | _flat(part))]
     preset, seeds = settings.pop("preset", None), settings.pop("seeds", 1)
     base = Experiment() if preset is None else Experiment(**PRESETS[choice("preset", preset, PRESETS)])
-    parts = settings.pop("runs", [{}])
-    if not isinstance(parts, list) or not parts or not all(isinstance(part, dict) for part in parts):
-        raise InputError("runs must be tables of settings, each under a line [[runs]]")
-    each = [settings | _flat(part) for part in parts]
-    size = sum(math.prod(map(len, _axes(one).values())) for one in each) * whole("seeds", seeds, 1)
+    axes = _axes(settings)
+    size = math.prod(map(len, axes.values())) * whole("seeds", seeds, 1)
     if size > MOST:
         raise InputError(f"the plan has {size:,} experiments: at most {MOST:,} fit into one")
-    points = [point for one in each for point in _grid(one)]
+    points = (dict(zip(axes, values, strict=True)) for values in product(*axes.values()))
     return [one for point in points for one in over_seeds(base.with_(**point), seeds)]
 
 
@@ -73,6 +76,8 @@ def _flat(plan: Plan) -> dict[str, Any]:
     """noise.tau = 0.3 in TOML is a table of its own."""
     flat: dict[str, Any] = {}
     for key, value in plan.items():
+        if not isinstance(key, str):
+            raise InputError(f"a setting of a plan has a name: got {shown(key)}")
         flat |= {f"{key}.{k}": v for k, v in value.items()} if isinstance(value, dict) else {key: value}
     return flat
 
@@ -86,12 +91,6 @@ def _axes(settings: dict[str, Any]) -> dict[str, list[Any]]:
         if key in EXECUTION and len(values) > 1:
             raise InputError(f"{key} cannot vary: it says how a run is computed, not what it is; give one value")
     return axes
-
-
-def _grid(settings: dict[str, Any]) -> list[dict[str, Any]]:
-    """Every combination of the settings' values."""
-    axes = _axes(settings)
-    return [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
 
 
 def read_plan(path: str | Path) -> dict[str, Any]:
@@ -124,6 +123,9 @@ def plan_of_words(words: list[str]) -> dict[str, Any]:
         raise InputError(f"{repeated[0]} is given twice")
     for word in words:
         key, equals, text = word.partition("=")
+        if key == "seeds":
+            plan[key] = literal(text)
+            continue
         values = [settings_of([key + equals + value])[key] for value in _values(text)]
         plan[key] = values[0] if len(values) == 1 else values
     return plan

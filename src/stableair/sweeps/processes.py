@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Any
 import torch
 
 import stableair
-from stableair.checks import InputError, whole
+from stableair.checks import InputError, Note, whole
 from stableair.experiment import Experiment
 from stableair.results.folder import check_writable, has_locks
 from stableair.results.run import Run
@@ -91,6 +92,7 @@ def _helper(environment: dict[str, str]) -> Any:
         [sys.executable, "-m", __name__],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
         env=os.environ | environment | {"PYTHONPATH": path},
     )
 
@@ -111,10 +113,12 @@ def _end(processes: list[Any]) -> None:
             process.stdin.close()
     for process in processes:
         try:
-            process.wait(PATIENCE)
+            code = process.wait(PATIENCE)
         except subprocess.TimeoutExpired:
             process.kill()
-            process.wait()
+            code = process.wait()
+        if code:
+            warnings.warn(f"a process that took part has ended with code {code}", Note, stacklevel=4)
 
 
 def _end_with(parent: Any) -> None:
@@ -131,12 +135,11 @@ def main() -> None:
     """What a helper does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is its parent's business
     signal.signal(signal.SIGTERM, _stop)
-    with suppress(KeyboardInterrupt):
+    with suppress(KeyboardInterrupt, InputError):  # its parent meets the same, and says it
         job = Job(*json.loads(sys.stdin.buffer.readline()))
         Thread(target=_end_with, args=[sys.stdin.buffer], daemon=True).start()
-        with suppress(InputError):  # its parent meets the same, and says it
-            job()
-        os._exit(0)
+        job()
+    os._exit(0)  # the thread may be reading still, which Python would not end with
 
 
 if __name__ == "__main__":
