@@ -49,6 +49,7 @@ def test_the_table_pairs_seed_by_seed():
     interval = 100 * behind.mean(), 100 * low, 100 * high
     shown = "clip(C=1) {:.2f} ± {:.2f} {:.2f} {:.2f} to {:.2f} {:.2g} * 5 2.0".format(*own, *interval, pair.p)
     assert line.split() == shown.split()
+    assert "-0.00" not in text, "the third does as the first"
     assert "by Holm over the 3 pairs of a channel" in text
     assert "no mark" not in text
     assert "channel uses" not in text, "where nobody counted them"

@@ -89,9 +89,9 @@ def _row(line: Line, behind: Paired | None) -> list[str]:
     cells = ["", "", ""]
     if behind:
         sign = 1 if behind.worse == line.receiver else -1
-        ends = sorted(100 * sign * end for end in behind.interval or ())
+        ends = sorted(100 * sign * end + 0.0 for end in behind.interval or ())  # and no -0.00
         tested = "" if behind.p is None else f"{behind.p:.2g} {behind.mark or ' '}"
-        cells = [f"{100 * sign * behind.difference:.2f}", " to ".join(f"{end:.2f}" for end in ends), tested]
+        cells = [f"{100 * sign * behind.difference + 0.0:.2f}", " to ".join(f"{end:.2f}" for end in ends), tested]
     uses = "" if line.uses is None else f"{line.uses:,.0f}"
     accuracy = f"{100 * line.accuracy:.2f}{spread}{ended}"
     return [line.receiver, accuracy, *cells, str(len(line.runs)), uses, f"{line.seconds:.1f}"]
