@@ -285,6 +285,13 @@ def test_without_locks_there_is_one_process(tmp_path, monkeypatch):
         assert len(sa.sweep(PLAN, tmp_path / "s")) == 2
 
 
+def test_torchrun_and_helpers_are_not_mixed(tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(sa.InputError, match="leave out parallel, or torchrun"):
+        sa.sweep(PLAN, tmp_path / "s", parallel=2)
+    assert not list(tmp_path.iterdir())
+
+
 def test_helpers_have_gpus_of_their_own_unless_one_is_named(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

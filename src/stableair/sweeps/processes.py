@@ -67,6 +67,8 @@ def _helpers(number: int, experiments: list[Experiment], folder: Path) -> Iterat
     if not number:
         yield
         return
+    if "WORLD_SIZE" in os.environ:
+        raise InputError("torchrun's processes compute one experiment together: leave out parallel, or torchrun")
     if not has_locks(folder):
         raise InputError(f"{folder} is on a disk without locks: one process alone may work there; leave out parallel")
     threads = torch.get_num_threads()
