@@ -2,10 +2,8 @@ import json
 import os
 import re
 import shlex
-import signal
 import subprocess
 import sys
-import warnings
 
 import pytest
 
@@ -14,25 +12,6 @@ from stableair.cli import main as cli
 from stableair.cli.display import describe_round, progress
 from stableair.cli.reference import KINDS
 from stableair.paper import demo, theorem
-
-
-@pytest.fixture
-def command(monkeypatch, capsys, tmp_path, registries):
-    """Run a command line in an empty folder: (exit code, output, errors)."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # main() sets its own
-    monkeypatch.setenv(cli.DEBUG, "0")
-    handlers = {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)}
-
-    def invoke(*words):
-        monkeypatch.setattr(sys, "argv", ["stableair", *map(str, words)])
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        return stop.value.code, *capsys.readouterr()
-
-    yield invoke
-    for one, handler in handlers.items():
-        signal.signal(one, handler)
 
 
 def but(words, *others):

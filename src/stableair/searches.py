@@ -17,10 +17,11 @@ from stableair.files import write_whole
 from stableair.results.folder import check_writable
 from stableair.results.run import Run, load
 from stableair.results.sealed import EXPERIMENT, read_plain
-from stableair.runner import enough_memory, run
+from stableair.runner import enough_memory
 from stableair.spec import literal
 from stableair.streams import generator
-from stableair.sweeps import over_seeds
+from stableair.sweeps.cooperative import taken
+from stableair.sweeps.plans import over_seeds
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -203,7 +204,7 @@ def search(
         try:
             for candidate in over_seeds(base.with_(**values), seeds):
                 show = progress(f"trial {number + 1}/{trials}", candidate.rounds)
-                _play(candidate, folder / candidate.name, judge, show)
+                _play(candidate, folder, judge, show)
         except optuna.TrialPruned:
             study.tell(trial, state=optuna.trial.TrialState.PRUNED)
             found.append(Trial(values, judge.score, judge.rounds, stopped=True))
@@ -259,11 +260,13 @@ class _Judge:
     def begin(self, experiment: Experiment) -> None:
         self.runs.append(Run(experiment.to_dict(), []))
 
-    def __call__(self, row: dict[str, Any]) -> None:
-        current = self.runs[-1]
-        if row["round"] < len(current):
-            return  # seen already: a run that was killed may repeat its last round
-        current.rounds.append(row)
+    def see(self, rows: list[dict[str, Any]]) -> None:
+        for row in rows:
+            if row["round"] >= len(self.runs[-1]):  # else seen already: a run that was killed may repeat its last round
+                self._judge(row)
+
+    def _judge(self, row: dict[str, Any]) -> None:
+        self.runs[-1].rounds.append(row)
         self.trial.report(self.score, self.rounds)
         self.rounds += 1
         if self.rounds < self.most and self.trial.should_prune():
@@ -279,17 +282,28 @@ class _Judge:
 
 
 def _play(experiment: Experiment, folder: Path, judge: _Judge, show: OnRound) -> None:
-    """Show the judge every round of a run: the recorded ones, then the others as they are computed."""
+    """Show the judge every round of a run: the recorded ones, then the others as they are computed.
+
+    Whoever else makes the same search may be at it: then it is waited for, or gone on with where it was left.
+    """
     judge.begin(experiment)
-    if (folder / EXPERIMENT).exists():
-        for row in load(folder).rounds[: experiment.rounds]:
-            judge(row)
+    place = folder / experiment.name
+
+    def begin(experiment: Experiment) -> OnRound:
+        if (place / EXPERIMENT).exists():
+            judge.see(load(place).rounds[: experiment.rounds])
+        return on_round
 
     def on_round(row: dict[str, Any]) -> None:
         show(row)
-        judge(row)
+        if row["round"] > len(judge.runs[-1]):  # somebody else's were added before this process had the lock
+            judge.see(load(place).rounds[: row["round"]])
+        judge.see([row])
 
-    run(experiment, folder, resume=True, on_round=on_round)
+    for _, outcome in taken([experiment], folder, begin):
+        if isinstance(outcome, InputError):
+            raise outcome
+        judge.see(outcome.rounds)
 
 
 def _refuse_another(folder: Path, header: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, NoReturn, TextIO
 import typer
 
 from stableair.checks import InputError, Note
-from stableair.cli import bench, data, paper, reference, results, runs
+from stableair.cli import bench, data, paper, reference, results, runs, sweeps
 from stableair.cli.stopping import CLOSED, INTERRUPTED, OutputClosed, end_in_order, exit_code
 from stableair.spec import line_of
 
@@ -26,6 +26,8 @@ app = typer.Typer(
 COMMANDS: dict[str, Callable[..., None]] = {  # in the order of --help
     "run": runs.run,
     "search": runs.search,
+    "sweep": sweeps.sweep,
+    "compare": sweeps.compare,
     "figure": paper.figure,
     "plot": results.plot,
     "report": results.report,

@@ -10,11 +10,12 @@ import itertools
 import math
 import os
 import platform
+import tempfile
 import time
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -55,6 +56,10 @@ from stableair.spec import PLUGINS
 from stableair.vector import State
 
 LOCK, DAMAGED = ".lock", "checkpoint.damaged.{}.pt"
+
+
+class Busy(InputError):
+    """Another process has the lock of a folder."""
 
 
 class ResumePoint(NamedTuple):
@@ -345,21 +350,42 @@ def locked(folder: Path) -> Iterator[None]:
         try:
             made = _made(folder)
             descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
+        except FileNotFoundError:  # whoever made the folder has just removed it: once more
+            continue
         except OSError as error:  # what the rights did not tell, such as a folder of the system's
             raise InputError(f"cannot write to {folder}: {error.strerror}", hint="folder") from None
         try:
             _lock(descriptor, folder)
-            if os.fstat(descriptor).st_nlink:  # else whoever had it before has just removed the folder: once more
+            if _is_there(descriptor):  # else whoever had it before has just removed it: once more
                 try:
                     yield
                     return
                 finally:
                     (folder / LOCK).unlink(missing_ok=True)
-                    if not any(folder.iterdir()):
+                    with suppress(OSError):  # not empty: somebody else is at work in it, or beside it
                         for path in made:
                             path.rmdir()
         finally:
             os.close(descriptor)
+
+
+def has_locks(folder: Path) -> bool:
+    """Whether processes can keep each other out of what lies in this folder, which must be there."""
+    with tempfile.NamedTemporaryFile(dir=folder, prefix=LOCK) as file, warnings.catch_warnings():
+        warnings.simplefilter("error", Note)
+        try:
+            _lock(file.fileno(), folder)
+        except Note:
+            return False
+    return fcntl is not None
+
+
+def _is_there(descriptor: int) -> bool:
+    """Whether an open file has a name still."""
+    try:
+        return os.fstat(descriptor).st_nlink > 0
+    except OSError:  # a network disk's way to say so
+        return False
 
 
 def _made(folder: Path) -> list[Path]:
@@ -376,7 +402,7 @@ def _lock(descriptor: int, folder: Path) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         text = f"another process is at work in {folder}; wait for it"
-        raise InputError(text, hint="folder") from None
+        raise Busy(text, hint="folder") from None
     except OSError:
         note = f"{folder} is on a disk without locks: see to it that one process alone writes there"
         warnings.warn(note, Note, stacklevel=4)

@@ -67,6 +67,9 @@ for (const rest of document.querySelectorAll("details.rest")) {
 SHOWN = 20  # pairs of the best, and of the nearest, where there are too many to look at
 
 ALIKE = "data", "partition", "clients", "model", "evaluate"  # what two settings must share to be paired
+CHANNEL = "power", "channel", "fading", "noise"  # what the pairs of one channel have in common
+FEWEST = 5  # seeds: a t test on fewer rests on its assumptions alone
+LEVEL = 0.05
 
 
 class Paired(NamedTuple):
@@ -78,6 +81,12 @@ class Paired(NamedTuple):
     difference: float
     error: float | None  # standard error; None for a single seed
     interval: tuple[float, float] | None  # 95 per cent, Student's t
+    p: float | None = None  # of a paired t test, by Holm over the pairs of a channel; None for fewer than five seeds
+
+    @property
+    def mark(self) -> str:
+        """A star where the difference is told from chance."""
+        return "*" if self.p is not None and self.p < LEVEL else ""
 
 
 def page(runs: list[Run], left_out: Sequence[str] = ()) -> str:
@@ -195,7 +204,8 @@ def compare(groups: dict[str, list[Run]], accuracy: str) -> list[Paired]:
 
     Seed by seed, by the accuracy over the last of the rounds that both have.
     """
-    pairs = []
+    pairs: list[Paired] = []
+    families: dict[frozenset[Any], list[int]] = {}  # the pairs of a channel, or of one channel with another
     for one, other in combinations(groups, 2):
         if any(groups[one][0].settings[key] != groups[other][0].settings[key] for key in ALIKE):
             continue
@@ -207,8 +217,30 @@ def compare(groups: dict[str, list[Run]], accuracy: str) -> list[Paired]:
         if sum(differences) < 0:
             one, other, differences = other, one, [-d for d in differences]
         if differences:
+            channels = (tuple(groups[name][0].settings[key] for key in CHANNEL) for name in (one, other))
+            families.setdefault(frozenset(channels), []).append(len(pairs))
             pairs.append(Paired(one, other, *_uncertain(differences)))
+    for family in families.values():
+        for i, p in zip(family, _holm([pairs[i] for i in family]), strict=True):
+            pairs[i] = pairs[i]._replace(p=p)
     return sorted(pairs, key=lambda pair: -pair.difference)
+
+
+def _holm(pairs: list[Paired]) -> list[float | None]:
+    """p of each pair by a two-sided paired t test, corrected by Holm over those that have seeds enough."""
+    from scipy.stats import t
+
+    tested = [i for i, pair in enumerate(pairs) if pair.seeds >= FEWEST]
+    differences, errors = (np.array([getattr(pairs[i], key) for i in tested]) for key in ("difference", "error"))
+    certain = np.where(differences == 0, 0.0, np.inf)  # seeds that all differ by the same
+    ratios = np.divide(differences, errors, out=certain, where=errors > 0)
+    raw = 2 * t.sf(ratios, np.array([pairs[i].seeds - 1 for i in tested]))
+    found: list[float | None] = [None] * len(pairs)
+    largest = 0.0
+    for rank, j in enumerate(np.argsort(raw, kind="stable")):
+        largest = max(largest, min(1.0, float(raw[j]) * (len(tested) - rank)))
+        found[tested[j]] = largest
+    return found
 
 
 def _cut(run: Run, rounds: int) -> Run:
@@ -236,19 +268,22 @@ def _comparison(groups: dict[str, list[Run]], accuracy: str) -> str:
     def row(pair: Paired) -> list[Any]:
         points = f"{100 * pair.difference:+.2f}"
         if pair.error is None or pair.interval is None:
-            return [pair.better, pair.worse, 1, points, "one seed", ""]
+            return [pair.better, pair.worse, 1, points, "one seed", "", ""]
         low, high = (100 * end for end in pair.interval)
         spread = f"± {100 * pair.error:.2f}", f"{low:+.2f} to {high:+.2f}"
-        return [pair.better, pair.worse, pair.seeds, points, *spread]
+        tested = "–" if pair.p is None else f"{pair.p:.2g} {pair.mark}"
+        return [pair.better, pair.worse, pair.seeds, points, *spread, tested]
 
     note = (
         f"How many points the {AXES[accuracy]} of the first lies above the second's, seed by seed: the mean over the "
         f"last {LAST} of the rounds that both have, or over half of them where there are fewer than {2 * LAST}. Paired "
         "are settings with the same data, clients and model; the same seed gives them the same batches, and the same "
         "fading and noise where these settings agree. A run that diverged counts as 0. An interval that holds 0 "
-        "decides nothing, and of many intervals some miss by chance."
+        "decides nothing, and of many intervals some miss by chance. p is that of a paired t test, by Holm over the "
+        f"pairs of a channel, with a star below {LEVEL}; fewer than {FEWEST} seeds get none, since a t test on so few "
+        "rests on its assumptions alone."
     )
-    head = "first", "second", "seeds", "difference", "standard error", "95 % interval"
+    head = "first", "second", "seeds", "difference", "standard error", "95 % interval", "p"
     if len(pairs) <= 2 * SHOWN:
         return f"<p class=note>{note}</p>" + _table(head, map(row, pairs))
     nearest = sorted(pairs, key=lambda pair: pair.difference)
