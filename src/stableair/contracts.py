@@ -179,6 +179,10 @@ Train = Callable[[State, int, Tensor], Iterable[Upload]]  # all that Algorithm 1
 # ------------------------------------------------------------------------------------------------------------- channel
 
 
+# With what a payload is heard: one number for all d entries, or a function (d, device) -> (d,) that makes theirs.
+Gain = float | Callable[[int, torch.device], Tensor]
+
+
 class Fade(NamedTuple):
     """What the channel does in round k."""
 
@@ -187,6 +191,7 @@ class Fade(NamedTuple):
     h: Tensor  # (m,) float64, on the host: their amplitudes
     xi: Tensor  # (d,), the interference
     pilot: Tensor | None = None  # noise-only symbols, where a receiver asked for them
+    gains: dict[int, Gain] | None = None  # with what each client is heard that is; None for all with their amplitudes
 
 
 class Received(NamedTuple):

@@ -5,10 +5,8 @@ variance is infinite. Everything is computed in float64, whatever comes in.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -73,30 +71,17 @@ def sample(
     device = torch.device(device or ("cpu" if generator is None else generator.device))
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
     x = torch.empty(math.prod(shape), dtype=dtype, device=device)
-    pieces = x.split(_PIECE if device.type == "cpu" else _PIECE_ELSEWHERE)
 
-    def fill(piece: Tensor, source: streams.Generator | torch.Generator | None) -> None:
+    def fill(piece: Tensor, start: int, source: streams.Generator | torch.Generator | None) -> None:
         u, v = streams.uniform((len(piece), 2), source, device).unbind(-1)
         piece.copy_(from_uniform(u, v, alpha, tau))
 
-    if isinstance(generator, streams.Generator) and len(pieces) > 1:  # a piece is a function of where it starts
-        sources = [generator.ahead(2 * len(pieces[0]) * i) for i in range(len(pieces))]
-        generator.position += 2 * len(x)
-        _side_by_side(fill, pieces, sources, workers=torch.get_num_threads() if device.type == "cpu" else 1)
+    if isinstance(generator, streams.Generator):
+        streams.in_pieces(fill, x, 2, generator)
     else:
-        for piece in pieces:
-            fill(piece, generator)
+        for piece in x.split(_PIECE if device.type == "cpu" else _PIECE_ELSEWHERE):
+            fill(piece, 0, generator)
     return x.reshape(shape)
-
-
-def _side_by_side(work: Callable[..., None], *columns: Sequence[Any], workers: int) -> None:
-    """work(a, b) for each pair, one thread a worker: it scales where threads within each small operation do not."""
-    before = torch.get_num_threads()
-    try:
-        with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            list(pool.map(work, *columns))
-    finally:
-        torch.set_num_threads(before)
 
 
 def pdf(x: Tensor, alpha: float, tau: float = 1.0) -> Tensor:

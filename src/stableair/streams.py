@@ -6,7 +6,8 @@ order of calls. Every receiver therefore meets the same fading, noise and batche
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
@@ -23,6 +24,8 @@ def _signed(x: int) -> int:
     return x - (1 << 64) if x >> 63 else x
 
 
+_PIECE = 1 << 17  # positions whose numbers are made at once: on a CPU the temporaries stay in cache
+_PIECE_ELSEWHERE = 1 << 25
 _GAMMA = _signed(0x9E3779B97F4A7C15)
 _MULTIPLY = _signed(0xBF58476D1CE4E5B9), _signed(0x94D049BB133111EB)
 
@@ -45,6 +48,12 @@ def open_unit(bits: Tensor) -> Tensor:
     return ((bits >> 12) & ((1 << 52) - 1)).double().add_(0.5).mul_(2.0**-52)
 
 
+def box_muller(uniforms: Tensor) -> Tensor:
+    """Standard normal numbers from two uniforms each: (..., 2) -> (...)."""
+    u, v = uniforms.unbind(-1)
+    return (-2 * u.log()).sqrt() * (2 * math.pi * v).cos()
+
+
 class Generator:
     """Random numbers from a key, like a `torch.Generator` whose numbers do not depend on the device.
 
@@ -64,14 +73,14 @@ class Generator:
         """The round whose numbers these are, the first of the stream's indices."""
         return self._named()[2][0]
 
-    def at(self, k: int) -> "Generator":
-        """The same stream in round k, from its beginning: what a fading or noise with memory walks along.
+    def at(self, k: int, stream: str | None = None) -> "Generator":
+        """The same stream in round k, or another of this seed, from its beginning: what a memory walks along.
 
         >>> generator(0, "noise", 7).at(3).uniform(2).equal(generator(0, "noise", 3).uniform(2))
         True
         """
-        seed, stream, (_, *rest) = self._named()
-        return generator(seed, stream, k, *rest, device=self.device)
+        seed, own, (_, *rest) = self._named()
+        return generator(seed, stream or own, k, *rest, device=self.device)
 
     def beside(self, word: str) -> "Generator":
         """A stream of its own for the same rounds and clients: what is drawn from one moves nothing in the other.
@@ -106,8 +115,7 @@ class Generator:
 
     def normal(self, *shape: int) -> Tensor:
         """Standard normal in float64 (Box and Muller), two positions an entry."""
-        u, v = self.uniform(*shape, 2).unbind(-1)
-        return (-2 * u.log()).sqrt() * (2 * math.pi * v).cos()
+        return box_muller(self.uniform(*shape, 2))
 
     def permutation(self, n: int) -> Tensor:
         """A random order of 0 ... n-1: (n,) int64."""
@@ -142,3 +150,27 @@ def uniform(shape: tuple[int, ...], source: Generator | torch.Generator | None, 
         return source.uniform(*shape)
     bits = torch.randint(-(1 << 63), (1 << 63) - 1, shape, generator=source, device=device)
     return open_unit(bits)
+
+
+def in_pieces(fill: Callable[[Tensor, int, Generator], None], out: Tensor, each: int, source: Generator) -> Tensor:
+    """`out` (n,), filled piece by piece by fill(piece, start, source), which takes `each` positions an entry.
+
+    A piece is a function of where it starts: the numbers are those of one large piece, made with less memory and on a
+    CPU by one thread a core, which scales where threads within each small operation do not.
+    """
+    on_cpu = out.device.type == "cpu"
+    pieces = out.split(max((_PIECE if on_cpu else _PIECE_ELSEWHERE) // each, 1))
+    starts = range(0, len(out), len(pieces[0])) if len(out) else ()
+    sources = [source.ahead(each * start) for start in starts]
+    source.position += each * len(out)
+    if not on_cpu or len(pieces) == 1:
+        for piece, start, mine in zip(pieces, starts, sources, strict=False):
+            fill(piece, start, mine)
+        return out
+    before = torch.get_num_threads()
+    try:
+        with ThreadPoolExecutor(before, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            list(pool.map(fill, pieces, starts, sources))
+    finally:
+        torch.set_num_threads(before)
+    return out
