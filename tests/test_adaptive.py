@@ -66,12 +66,12 @@ def test_a_number_without_gain_is_the_papers_rule():
 
 
 def test_doublings_are_standard_normal_without_a_signal():
-    scores = np.array(
-        [doublings(noise(1.2, k=2 * k, d=2000), noise(1.2, k=2 * k + 1, d=2000), 0.06) for k in range(300)]
-    )
-    assert scores.shape == (300, DOUBLINGS)
-    assert np.abs(scores[:, :6].mean(0)).max() < 4.5 / 300**0.5
-    assert np.abs(scores[:, :6].var(0) - 1).max() < 0.5
+    laws = [(noise(1.2, k=2 * k, d=2000), noise(1.2, k=2 * k + 1, d=2000)) for k in range(300)]
+    turned, less, more = np.moveaxis([doublings(x.double(), r.double(), 0.06) for x, r in laws], -1, 0)
+    assert turned.shape == (300, DOUBLINGS)
+    for scores in (turned[:, :6], (more - less)[:, :6]):
+        assert np.abs(scores.mean(0)).max() < 4.5 / 300**0.5
+        assert np.abs(scores.var(0) - 1).max() < 0.5
 
 
 def test_a_strong_signal_lifts_the_threshold_and_a_weak_one_does_not():
@@ -143,8 +143,8 @@ def test_silent_pilots_make_it_the_identity(tiny):
 
 def test_the_reference_is_clipped_too():
     strong = signal(0.2)
-    scores = doublings(strong + noise(1.1, 0.1, 0), strong + noise(1.1, 0.1, 1), 0.1)
-    assert scores[0] > 10, "unclipped, the impulses of the round before would drown the signal"
+    scores = doublings((strong + noise(1.1, 0.1, 0)).double(), (strong + noise(1.1, 0.1, 1)).double(), 0.1)
+    assert scores[0][0] > 10, "unclipped, the impulses of the round before would drown the signal"
 
 
 def test_pilots_are_symbols_of_their_own():
