@@ -26,12 +26,12 @@ BEST_C = (0.01102, 0.03844, 0.09054, 0.1689, 0.2714, 0.3948, 0.5359, 0.6926, 0.8
 BEST_K = (0.1022, 0.2249, 0.3868, 0.5757, 0.7819, 1.000, 1.228, 1.465, 1.716, 1.986, 2.285, 2.632, 3.063, 3.663, 4.729,
           5.912, 9.396)  # fmt: skip
 
-MEMORY = 10  # rounds over which what is usual is averaged
+MEMORY = 10  # rounds over which estimates are averaged
 DOUBLINGS = 16  # at most: to 65,536 times the threshold of a weak signal
 SIGNIFICANCE = 2.0  # standard errors by which a doubling has to be better
 FADE = 0.9  # of a round's evidence for the next
 RECENT = 0.5  # what a round's vector counts in the reference for each round that it lies back
-HORIZON = 20  # rounds whose signal outweighs the noise of one
+HORIZON = 20  # rounds over which the noise is averaged that is usual, and whose signal outweighs the noise of one
 
 
 class Adaptive(Receiver):
@@ -90,14 +90,14 @@ class AdaptiveMac(Adaptive):
     noise is beyond what is usual and beyond what the signal does in H rounds.
     """
 
-    remembered = "rounds", "alpha", "log_tau", "evidence", "weight", "before", "trust", "signal", "known", "log_noise"
+    remembered = "rounds", "alpha", "log_tau", "evidence", "before", "trust", "signal", "known", "log_noise"
 
     def __init__(self, C: float | None, gain: bool, pilot: int = 0):
         super().__init__(pilot)
         self.fixed = C  # None: set by itself
         self.put_back = gain
         self.C, self.gain, self.counts = C or math.inf, 1.0, 1.0
-        self.evidence, self.weight = [[0.0] * 3 for _ in range(DOUBLINGS)], 0.0  # faded sums of `doublings`
+        self.evidence: dict[int, tuple[float, ...]] = {}  # of an octave of C: faded sums of `doublings`, and variance
         self.before: Tensor | None = None  # the mean of the rounds before, each by RECENT^age over its size
         self.trust = 0.0  # the sum of these weights
         self.signal, self.known = 0.0, 0.0  # S, averaged by the precision of each round, and the sum of these
@@ -128,7 +128,7 @@ class AdaptiveMac(Adaptive):
         self.gain = passed * _share(x, self.C)
         y = x.clamp(-self.C, self.C) / self.gain
         energy = y.square().mean().item()
-        self._learn_signal(y, before.clamp(-2 * self.C, 2 * self.C), energy)
+        self._learn_signal(y, before.clamp(-2 * self.C, 2 * self.C) / _share(before, 2 * self.C), energy)
         self.counts = self._weigh(energy)
         self.trust = RECENT * self.trust + 1 / math.sqrt(energy)
         self.before = (before + (x - before) / (math.sqrt(energy) * self.trust)).float()
@@ -146,24 +146,26 @@ class AdaptiveMac(Adaptive):
         noise = self._heard() if self.pilots else max(energy - signal, energy / 10)
         if self.rounds == 1:
             self.log_noise = math.log(noise)
-        tolerated = HORIZON**2 * signal
-        counts = (tolerated + math.exp(self.log_noise)) / (tolerated + noise)
-        self.log_noise += (math.log(noise) - self.log_noise) / min(self.rounds, MEMORY)
-        return min(1.0, counts)
+        tolerated = HORIZON**2 * signal + math.exp(self.log_noise)
+        self.log_noise += (math.log(noise) - self.log_noise) / min(self.rounds, HORIZON)
+        return min(1.0, tolerated / noise)
 
     def _threshold(self, x: Tensor, before: Tensor, C: float) -> tuple[float, float]:
         """C doubled as long as it pays, and what passes there of the signal, beyond the share of unclipped entries."""
-        pairs = zip(self.evidence, doublings(x, before, C), strict=True)
-        self.evidence = [[FADE * old + new for old, new in zip(*two, strict=True)] for two in pairs]
-        self.weight = FADE**2 * self.weight + 1
-        enough = SIGNIFICANCE * math.sqrt(self.weight)
+        start = math.floor(math.log2(C))
+        found = doublings(x, before, C)
+        for octave, new in enumerate(found, start):
+            sums = zip(self.evidence.get(octave, (0.0,) * 4), (*new, 1.0), (FADE, FADE, FADE, FADE**2), strict=True)
+            self.evidence[octave] = tuple(fade * old + now for old, now, fade in sums)
         passed, doubling = 1.0, True
-        for turned, less, more in self.evidence:
+        for octave in range(start, start + len(found)):
+            turned, less, more, variance = self.evidence[octave]
+            enough = SIGNIFICANCE * math.sqrt(variance)
             doubling = doubling and turned > enough
             if doubling:
                 C *= 2
             elif more - less > enough:
-                passed *= min(max(less / more, 0.5), 1.0)
+                passed *= max(less / (more - enough), 0.5)
             else:
                 break
         return C, passed
@@ -184,7 +186,7 @@ def _share(x: Tensor, C: float) -> float:
 
 
 def doublings(x: Tensor, before: Tensor, C: float) -> list[list[float]]:
-    """What doubling C, 2C, 4C, ... does to x, told by the rounds before, in standard errors: (DOUBLINGS, 3).
+    """What doubling C, 2C, 4C, ... does to x, told by the rounds before, in standard errors: (n, 3).
 
     With u and v the vector x clipped at C and at 2C and r the other one clipped at 2C, the unit is
     |v - u| |r| / sqrt(d). With u and v scaled to length 1 the first number is (v - u) r: whether the direction gets
@@ -201,7 +203,7 @@ def doublings(x: Tensor, before: Tensor, C: float) -> list[list[float]]:
         less, more = _along(products, math.sqrt(products[0]), math.sqrt(products[1]), len(x))
         found.append([more - less, *_along(products, kept, keeps, len(x))])
         u, kept = v, keeps
-    return found + [[0.0] * 3 for _ in range(DOUBLINGS - len(found))]
+    return found
 
 
 def _along(products: list[float], a: float, b: float, d: int) -> tuple[float, float]:
