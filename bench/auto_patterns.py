@@ -111,10 +111,8 @@ def main() -> None:
             mean = {rule: statistics.mean(found[name, rule, s] for s in range(given.seeds)) for rule in rules}
             best, plain = (max(some, key=mean.__getitem__) for some in (FIXED, FIXED[:5]))
             auto, label = mean["mac(C=auto)"], best.removeprefix("mac(").removesuffix(")").replace("gain=True", "gain")
-            print(
-                f"| {name} | {label} | {mean[best]:.1f} | {mean[plain]:.1f} | {auto:.1f} | {auto - mean[best]:+.1f} |"
-            )
-            sys.stdout.flush()
+            values = f"{mean[best]:.1f} | {mean[plain]:.1f} | {auto:.1f} | {auto - mean[best]:+.1f}"
+            print(f"| {name} | {label} | {values} |", flush=True)
 
 
 if __name__ == "__main__":
