@@ -123,6 +123,8 @@ class AdaptiveMac(Adaptive):
         C = self.best(BEST_C)
         largest = C * 2**DOUBLINGS
         x = x.double().clamp(-largest, largest)
+        if self.before is not None and self.before.shape != x.shape:
+            raise InputError(f"mac(C=auto) remembers {len(self.before)} entries: got a vector of {len(x)}")
         before = torch.zeros_like(x) if self.before is None else self.before.to(x)
         self.C, passed = self._threshold(x, before, C)
         self.gain = passed * _share(x, self.C)
