@@ -106,7 +106,7 @@ class AdaptiveMac(Adaptive):
     def observe(self, g: Tensor) -> None:
         x = g - median(g)
         if self.fixed is not None:
-            self.gain = _share(x, self.fixed) if self.put_back else 1.0
+            self.gain = _share(x, self.fixed)
         elif self.estimate(x, memory=1):
             self._adapt(x)
         else:
@@ -115,8 +115,8 @@ class AdaptiveMac(Adaptive):
     def apply(self, g: Tensor) -> Tensor:
         m = median(g)
         clipped = g.clamp(m - self.C, m + self.C)
-        divisor = (self.gain if self.put_back else 1.0) / self.counts
-        return clipped if divisor == 1 else m + (clipped - m) / divisor
+        repaired = m + (clipped - m) / self.gain if self.put_back and self.gain != 1 else clipped
+        return repaired if self.counts == 1 else self.counts * repaired
 
     def _adapt(self, x: Tensor) -> None:
         """Set C, the gain and what the round counts, and remember it."""
