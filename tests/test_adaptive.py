@@ -277,3 +277,32 @@ def test_a_memory_of_another_length_is_refused():
     rule(noise(d=100))
     with pytest.raises(InputError, match="remembers 100 entries: got a vector of 50"):
         rule(noise(d=50))
+
+
+def test_silence_under_loud_pilots():
+    rule = mac("auto", pilot=100)
+    rule.listen(noise(d=100))
+    assert rule(torch.zeros(50)).tolist() == [0.0] * 50
+    assert rule.metrics()["counts"] == pytest.approx(1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("law", "fixed"),
+    [
+        (lambda k: 3 if k % 5 == 4 else 0.1, ["mac(C=0.3)", "mac(C=1)"]),
+        (lambda k: 3 if k % 2 else 0.03, ["mac(C=0.3)", "mac(C=1)"]),
+        (lambda k: 1 if k >= 10 else 0.03, ["mac(C=1, gain=True)", "mac(C=3)"]),
+    ],
+    ids=["bursts", "in turn", "a change for good"],
+)
+def test_auto_is_within_two_points_of_the_best_fixed_threshold(law, fixed, registries):
+    """The mean of three paired seeds; two points, and one for its standard error."""
+    sa.noise("scheduled")(lambda: lambda d, source: stable.sample(d, 1.5, law(source.round), source))
+    base = sa.Experiment(rounds=30, device="cpu", engine="fast", model="mlp(50)", noise="scheduled()")
+
+    def accuracy(receiver):
+        runs = [sa.run(base.with_(receiver=receiver, seed=seed)) for seed in range(3)]
+        return np.mean([run["test/accuracy"][-1] for run in runs])
+
+    assert accuracy("mac(C=auto)") > max(map(accuracy, fixed)) - 0.03

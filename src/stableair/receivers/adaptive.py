@@ -31,6 +31,7 @@ DOUBLINGS = 16  # at most: to 65,536 times the threshold of a weak signal
 SIGNIFICANCE = 2.0  # standard errors by which a doubling has to be better
 FADE = 0.9  # of a round's evidence for the next
 RECENT = 0.5  # what a round's vector counts in the reference for each round that it lies back
+TINY = 1e-60  # the energy of a vector of zeros
 HORIZON = 20  # rounds over which the noise is averaged that is usual, and whose signal outweighs the noise of one
 
 
@@ -86,8 +87,8 @@ class AdaptiveMac(Adaptive):
 
     With x = g - med(g) and the round's own (alpha, tau), y = clip(x, [-C, C]) / gain, where C is C*(alpha) tau times a
     power of two and the gain is the share of the signal that the clipping lets through. With S and N the signal's and
-    the noise's energy in an entry of y, the round counts min(1, (H^2 S + usual N) / (H^2 S + N)): in full, unless its
-    noise is beyond what is usual and beyond what the signal does in H rounds.
+    the noise's energy in an entry of y, the round counts min(1, (usual N + H^2 S) / N): in full, unless its noise is
+    beyond what is usual and beyond what the signal does in H = 20 rounds.
     """
 
     remembered = "rounds", "alpha", "log_tau", "evidence", "before", "trust", "signal", "known", "log_noise"
@@ -129,7 +130,7 @@ class AdaptiveMac(Adaptive):
         self.C, passed = self._threshold(x, before, C)
         self.gain = passed * _share(x, self.C)
         y = x.clamp(-self.C, self.C) / self.gain
-        energy = y.square().mean().item()
+        energy = y.square().mean().item() or TINY
         self._learn_signal(y, before.clamp(-2 * self.C, 2 * self.C) / _share(before, 2 * self.C), energy)
         self.counts = self._weigh(energy)
         self.trust = RECENT * self.trust + 1 / math.sqrt(energy)
@@ -138,7 +139,7 @@ class AdaptiveMac(Adaptive):
     def _learn_signal(self, y: Tensor, reference: Tensor, energy: float) -> None:
         """S = y r / d, averaged over rounds by its precision: noise alone gives variance |y|^2 |r|^2 / d^3."""
         variance = energy * reference.square().mean().item() / len(y)
-        if variance > 0:
+        if 0 < variance < math.inf:
             self.known = FADE * self.known + 1 / variance
             self.signal += ((y @ reference).item() / len(y) - self.signal) / (variance * self.known)
 
@@ -166,7 +167,7 @@ class AdaptiveMac(Adaptive):
             doubling = doubling and turned > enough
             if doubling:
                 C *= 2
-            elif more - less > enough:
+            elif more - less > enough and less > 0:
                 passed *= max(less / (more - enough), 0.5)
             else:
                 break
