@@ -297,7 +297,7 @@ def test_silence_under_loud_pilots():
     ids=["bursts", "in turn", "a change for good"],
 )
 def test_auto_is_within_two_points_of_the_best_fixed_threshold(law, fixed, registries):
-    """The mean of three paired seeds; two points, and one for its standard error."""
+    """The mean of three paired seeds; two points, and one to spare for so few."""
     sa.noise("scheduled")(lambda: lambda d, source: stable.sample(d, 1.5, law(source.round), source))
     base = sa.Experiment(rounds=30, device="cpu", engine="fast", model="mlp(50)", noise="scheduled()")
 
