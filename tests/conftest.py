@@ -76,7 +76,8 @@ def command(monkeypatch, capsys, tmp_path, registries):
     """Run a command line in an empty folder: (exit code, output, errors)."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # main() sets its own
-    handler = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setenv(cli.DEBUG, "0")
+    handlers = {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)}
 
     def invoke(*words):
         monkeypatch.setattr(sys, "argv", ["stableair", *map(str, words)])
@@ -85,4 +86,5 @@ def command(monkeypatch, capsys, tmp_path, registries):
         return stop.value.code, *capsys.readouterr()
 
     yield invoke
-    signal.signal(signal.SIGTERM, handler)
+    for one, handler in handlers.items():
+        signal.signal(one, handler)

@@ -9,12 +9,15 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from stableair.checks import InputError, whole
+from stableair.builder import build
+from stableair.checks import InputError, place, shown, typed, whole
 from stableair.contracts import Overflow
 from stableair.experiment import EXECUTION, TYPES, Experiment
 from stableair.files import write_whole
+from stableair.results.folder import check_writable
 from stableair.results.run import Run, load
-from stableair.results.sealed import EXPERIMENT
+from stableair.results.sealed import EXPERIMENT, read_plain
+from stableair.runner import enough_memory
 from stableair.spec import literal
 from stableair.streams import generator
 from stableair.sweeps.cooperative import taken
@@ -133,6 +136,8 @@ def space(key: str, text: str) -> Space | None:
 
 
 def _as_space(key: str, given: Space | str) -> Space:
+    if not isinstance(key, str) or not isinstance(given, str | Range | OneOf):
+        raise InputError(f"{shown(key)} must be searched in a range or in values: got {shown(given)}")
     found = space(key, given) if isinstance(given, str) else given
     if found is None:
         raise InputError(f"{key}={given} is one value: write a range such as 0.01:10:log, or values with commas")
@@ -145,6 +150,7 @@ def _number(text: str) -> bool:
     return bool(plain) and math.isfinite(float(text))
 
 
+@typed
 def search(
     base: Experiment,
     spaces: Mapping[str, Space | str],
@@ -164,15 +170,19 @@ def search(
     optuna = _optuna()
     whole("trials", trials, 1)
     whole("seeds", seeds, 1)
-    folder, wanted = Path(folder), {key: _as_space(key, one) for key, one in spaces.items()}
+    folder, wanted = place("folder", folder), {key: _as_space(key, one) for key, one in spaces.items()}
     if fixed := [key for key in wanted if key in ("evaluate", "seed", *EXECUTION)]:
         raise InputError(f"{fixed[0]} cannot be searched: every trial is judged on the validation split, alike")
     if not wanted:
         raise InputError("nothing to search: give a range such as receiver.C=0.01:10:log")
+    base = base.with_(evaluate="validation")
     for key, one in wanted.items():
         for value in one.ends():
             base.with_(**{key: value})  # what no trial could take is refused before the first
-    base = base.with_(evaluate="validation")
+    if not (folder / RESULT).exists():
+        check_writable(folder)
+        with enough_memory():
+            build(base)  # data, device, model: whatever is missing is found before anything is made
     header = {"experiment": base.id(), "rounds": base.rounds, "trials": trials, "seeds": seeds}
     header |= {key: str(one) for key, one in wanted.items()}
     _refuse_another(folder, header)
@@ -301,8 +311,10 @@ def _refuse_another(folder: Path, header: dict[str, Any]) -> None:
     path = folder / RESULT
     if path.exists():
         try:
-            there = dict(json.loads(path.read_text())["search"])
-        except (ValueError, KeyError, TypeError) as error:
+            there = dict(json.loads(read_plain(path))["search"])
+        except InputError:
+            raise
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise InputError(f"{path} is corrupted ({type(error).__name__}); delete it", hint="folder") from None
         if different := [key for key in header | there if header.get(key) != there.get(key)]:
             text = f"{folder} holds another search, with another {', '.join(different)}"

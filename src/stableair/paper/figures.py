@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure as Picture
 
-from stableair.checks import InputError, Note, choice, count, whole
+from stableair.checks import InputError, Note, choice, count, place, typed, whole
 from stableair.data import hub
 from stableair.data.table import IMAGE_SETS
 from stableair.experiment import EXECUTION, PRESETS, Experiment, components_of_record
@@ -100,6 +100,7 @@ class Plan(NamedTuple):
     own: dict[str, Any]  # settings that are not the figure's
 
 
+@typed
 def figure(
     name: str,
     out: str | Path | None = None,
@@ -125,19 +126,20 @@ def figure(
     of fig4a or fig4b has a threshold of its own. published=True computes nothing: it draws the runs that come with the
     package, and lays runs of one's own over them: own="runs/mine". `stableair figure` is this.
     """
-    folder = Path(out or default_folder(smoke=smoke, published=published))
+    folder = place("out", default_folder(smoke=smoke, published=published) if out is None else out)
     given = {
         "rounds": rounds, "seeds": seeds != 1, "settings": settings, "thresholds": thresholds,
         "search_each": search_each, "trials": trials, "search_rounds": search_rounds,
     }  # fmt: skip
+    given_runs = not (isinstance(own, list | tuple) and not own)
     if name in DRAWINGS:
-        refuse(f"{name} is drawn without runs", given | {"published": published, "own": own})
+        refuse(f"{name} is drawn without runs", given | {"published": published, "own": given_runs})
         picture = drawing(name)
     elif published:
         refuse("published runs are drawn as they are", given | {"smoke": smoke})
         picture = draw_published(name, own)
     else:
-        refuse("runs of one's own are laid over published ones, with published=True", {"own": own})
+        refuse("runs of one's own are laid over published ones, with published=True", {"own": given_runs})
         own = (settings or {}) | ({} if rounds is None else {"rounds": rounds})
         made = plan(name, own, smoke=smoke, seeds=seeds, given=thresholds, search_each=search_each, trials=trials,
                     search_rounds=search_rounds)  # fmt: skip
