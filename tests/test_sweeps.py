@@ -275,6 +275,12 @@ def test_a_longer_run_that_is_there_is_cut(tmp_path):
     assert len(run) == 2
 
 
+@pytest.mark.parametrize("folder", ["/proc/x", "/proc"])
+def test_a_folder_in_which_nothing_can_be_made_is_refused_at_once(folder):
+    with pytest.raises(sa.InputError, match="cannot write to"), locked(Path(folder)):
+        pass
+
+
 def test_without_locks_there_is_one_process(tmp_path, monkeypatch):
     def refuse(*_):
         raise OSError(37, "No locks available")
