@@ -36,6 +36,7 @@ EXAMPLES = {
         "cifar100()",
         "femnist(test=5)",
         "hf(name='someone/images', writer=who)",
+        "remote()",
     ],
     "servers": ["sgd()", "momentum()"],
     "participations": ["all()"],

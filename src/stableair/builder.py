@@ -2,7 +2,7 @@
 
 import copy
 import warnings
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -12,7 +12,7 @@ from stableair.algorithm import Simulation
 from stableair.channels.kinds import channel, fading, noise, power
 from stableair.channels.power import Power
 from stableair.checks import InputError, Note, nearest
-from stableair.contracts import Dataset, Work, as_update
+from stableair.contracts import Channel, Dataset, Receiver, Update, Work, as_update
 from stableair.data.partitions import divide, labels, partition
 from stableair.data.sets import dataset, hold_out
 from stableair.evaluation import Evaluate, calibration_sample, norm_layers
@@ -23,6 +23,7 @@ from stableair.participants import participants, participation
 from stableair.receivers import assemble, receiver
 from stableair.servers import server
 from stableair.streams import generator
+from stableair.vector import Layout
 
 VALIDATION = 0.2  # share of the training data that evaluate="validation" holds out
 
@@ -92,6 +93,30 @@ def build(experiment: Experiment) -> Simulation:
         seed=e.seed,
         augment=e.augment,
     )
+    return Simulation(
+        n=e.clients,
+        seed=e.seed,
+        start=vector.state(module),
+        layout=layout,
+        train=Reference(work, e.chunk or CHUNK),
+        **receiving_side(e, layout, work.norms)._asdict(),
+        evaluate=Evaluate(module, data, e.evaluate, e.norm_stats, calibration_sample(samples, e.seed).to(place)),
+        participants=participants(participation.one(e.participation)(), work.sizes, e.seed),
+        labels=labels(parts, data.train, data.classes),
+        files=dict(data.files),
+    )
+
+
+class ReceivingSide(NamedTuple):
+    """What happens to the payloads once they are sent: Eqs. (3) to (8)."""
+
+    channel: Channel
+    receive: Receiver
+    update: Update
+
+
+def receiving_side(e: Experiment, layout: Layout, norms: Layout) -> ReceivingSide:
+    """The channel, the receiver and the server's step of an experiment, for a model of that layout."""
     receive = assemble(e.receiver, layout, e.blocks)
     asked = [call.full().arguments.get("pilot", 0) for call in receiver.parse(e.receiver)]  # by name, as in mac
     wanted = [number for number in asked if isinstance(number, int)]
@@ -101,23 +126,14 @@ def build(experiment: Experiment) -> Simulation:
     update = server.one(e.server)
     if "lr" in update.parameters and update.full().arguments["lr"] is None:
         update = update.with_("lr", e.lr if e.payload == "gradient" else 1.0)
-    return Simulation(
-        n=e.clients,
-        seed=e.seed,
-        start=vector.state(module),
-        layout=layout,
-        train=Reference(work, e.chunk or CHUNK),
+    return ReceivingSide(
         channel=channel.one(e.channel)()(
             fading=fading.one(e.fading)(),
             noise=noise.one(e.noise)(),
             power=rule,
             pilots=max(receive.pilots, 0, *wanted),
-            norms=work.norms,
+            norms=norms,
         ),
         receive=receive,
         update=as_update(update()),
-        evaluate=Evaluate(module, data, e.evaluate, e.norm_stats, calibration_sample(samples, e.seed).to(place)),
-        participants=participants(participation.one(e.participation)(), work.sizes, e.seed),
-        labels=labels(parts, data.train, data.classes),
-        files=dict(data.files),
     )
