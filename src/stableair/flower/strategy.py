@@ -5,6 +5,7 @@ the round down, and what the air and the receiver leave of all replies is the on
 """
 
 import itertools
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -16,7 +17,7 @@ from typing import Any, NamedTuple
 
 import flwr
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedYogi, Result, Strategy
@@ -45,6 +46,7 @@ MEANS = (
     FedYogi,
 )  # all that they aggregate is the mean of the replies
 MEMORY = "m_t", "v_t", "momentum_vector"  # what these keep between rounds
+LONGEST = 300  # characters of a node's own words
 CLIENT = "client"  # the metric in which a client may tell its number
 
 Evaluation = Callable[[int, ArrayRecord], MetricRecord | None]
@@ -291,7 +293,7 @@ class OverTheAir(Strategy):
     def _read(self, node: int, message: Message) -> Reply:
         """A reply as an upload; what is wrong with it is an error of one line."""
         if message.has_error():
-            raise InputError(message.error.reason or f"error {message.error.code}")
+            raise InputError(_said(message.error))
         if len(message.content.array_records) != 1 or len(message.content.metric_records) != 1:
             raise InputError("a reply holds one record of arrays and one of metrics")
         (name, arrays), metrics = next(iter(message.content.array_records.items())), _metrics(message)
@@ -431,6 +433,14 @@ def _shifted(found: Result, first: int, last: ArrayRecord) -> Result:
     kinds = "train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp"
     moved = {kind: {first + k: metrics for k, metrics in getattr(found, kind).items()} for kind in kinds}
     return Result(arrays=last, **moved)
+
+
+def _said(error: Error) -> str:
+    """What went wrong at a node, in one line: Flower sends <class 'module.Kind'>:<'text'>."""
+    text = " ".join((error.reason or f"error {error.code}").split())
+    if raised := re.fullmatch(r"<class '(?:.*\.)?(\w+)'>:<'(.*)'>", text):
+        text = raised[2] if raised[1] == "InputError" else f"{raised[1]}: {raised[2]}"
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
 
 
 def _metrics(message: Message) -> MetricRecord:

@@ -1,0 +1,122 @@
+"""Flower with real processes: a simulation on Ray, and a deployment with TLS and keys on loopback."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import stableair as sa
+from stableair.algorithm import simulate
+
+pytestmark = pytest.mark.slow
+
+DEPLOY = Path(__file__).parent.parent / "examples/flower/deploy.sh"
+PATIENCE = 240  # seconds on a busy machine; alone it takes a quarter of that
+
+
+@contextmanager
+def started(words, folder, **more):
+    """A command in a session of its own; whatever is left of it at the end is killed and is a failure."""
+    package = str(Path(sa.__file__).resolve().parents[1])
+    env = os.environ | {
+        "PYTHONPATH": package, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1",
+        "FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0", "FLWR_HOME": str(folder / "home"), **more,
+    }  # fmt: skip
+    log = folder / "output.log"
+    with log.open("wb") as file:
+        process = subprocess.Popen(words, cwd=folder, env=env, stdout=file, stderr=file, start_new_session=True)
+        try:
+            yield process, log
+        finally:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+                process.wait(30)
+            mine = [pid for pid, text in alive() if str(folder) in text]
+            for pid in mine:
+                os.kill(pid, signal.SIGKILL)
+            assert not mine, "something was left running"
+
+
+def alive():
+    """Every process that can be seen: its number, its command and its environment."""
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            yield int(path.name), (path / "cmdline").read_text().replace("\0", " ") + (path / "environ").read_text()
+        except OSError:
+            continue
+
+
+# -------------------------------------------------------------------------------------------------------- simulation
+
+SIMULATION = """
+from flwr.app import Array, ArrayRecord, ConfigRecord
+from flwr.serverapp import ServerApp
+from flwr.serverapp.strategy import FedAvg
+from flwr.simulation import run_simulation
+import stableair as sa
+from stableair.flower import OverTheAir, client_app
+
+e = sa.Experiment.read("experiment.toml")
+
+def faulty(message, context, call_next):
+    reply = call_next(message, context)
+    n = context.node_config["partition-id"]
+    if not message.content["config"].get("faulty"):
+        return reply
+    if n == 0:
+        raise RuntimeError("client 0 broke")
+    arrays = reply.content["payload"]
+    name = next(iter(arrays))
+    if n == 1:
+        reply.content["payload"] = ArrayRecord(dict(arrays) | {name: Array(arrays[name].numpy()[:1])})
+    if n == 2:
+        reply.content["payload"] = ArrayRecord(dict(arrays) | {name: Array(arrays[name].numpy() * float("nan"))})
+    return reply
+
+server = ServerApp()
+
+@server.main()
+def main(grid, context):
+    for name in ("good", "faulty"):
+        air = OverTheAir(FedAvg(fraction_evaluate=0.0, min_train_nodes=1), e, f"runs/{name}")
+        air.start(grid, num_rounds=2, timeout=100, train_config=ConfigRecord({"faulty": name == "faulty"}))
+        for fault in air.left_out:
+            print("LEFT OUT", fault, flush=True)
+
+resources = {"init_args": {"num_cpus": 2, "include_dashboard": False}, "client_resources": {"num_cpus": 1}}
+run_simulation(server, client_app(e, mods=[faulty]), num_supernodes=5, backend_config=resources)
+"""
+
+
+def expected(experiment, heard):
+    """The state after two rounds of a plain run in which only some clients take part."""
+    sim = sa.build(experiment)
+
+    def some(k):
+        return torch.tensor([n for n in sim.participants(k).tolist() if n in heard(k)])
+
+    chosen = replace(sim, participants=some)
+    *_, last = simulate(chosen, sim.start, 2)
+    return last.state
+
+
+def test_a_simulation_has_the_bits_of_a_plain_run_with_faulty_clients_too(tmp_path):
+    e = sa.Experiment(partition="dirichlet_by_class(beta=2.0)", model="logistic()", clients=5, rounds=2, local_epochs=1,
+                      receiver="mac(C=auto)", device="cpu", engine="reference")  # fmt: skip
+    (tmp_path / "experiment.toml").write_text(e.to_toml())
+    with started([sys.executable, "-W", "ignore", "-c", SIMULATION], tmp_path) as (process, log):
+        assert process.wait(PATIENCE) == 0, log.read_text()
+    good, faulty = (sa.load(tmp_path / "runs" / name) for name in ("good", "faulty"))
+    assert torch.equal(good.state.w, sa.run(e).state.w)
+    assert torch.equal(faulty.state.w, expected(e, lambda k: (3, 4)).w)
+    assert (good["channel/senders"], faulty["channel/senders"]) == ([5, 5], [2, 2])
+    assert len(re.findall("LEFT OUT", log.read_text())) == 6
+    for why in ("RuntimeError: client 0 broke", "has shape (1, 64) where (10, 64) belongs", "weights are not finite"):
+        assert why in log.read_text()
