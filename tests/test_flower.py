@@ -313,6 +313,18 @@ def test_a_node_that_never_answers_is_named():
     assert over.left_out == [(0, 44, "no reply within 5 s")]
 
 
+def test_a_node_that_the_superlink_gives_up_is_named_with_its_reason():
+    def answer(message):
+        if message.metadata.dst_node_id != 44:
+            return reply(message)
+        gone = Message(Error(code=3, reason="Node Unavailable"), reply_to=message)
+        gone.metadata.__dict__["_src_node_id"] = 1  # it is the SuperLink that says so
+        return gone
+
+    over, _ = air(answer, rounds=1)
+    assert over.left_out == [(0, 44, "Node Unavailable")]
+
+
 def test_with_too_few_replies_the_model_stays(tmp_path):
     def answer(message):
         late = message.content["config"]["server-round"] == 2 and message.metadata.dst_node_id != 17

@@ -1,11 +1,14 @@
 """Flower with real processes: a simulation on Ray, and a deployment with TLS and keys on loopback."""
 
+import contextlib
+import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
-from contextlib import contextmanager
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +24,7 @@ DEPLOY = Path(__file__).parent.parent / "examples/flower/deploy.sh"
 PATIENCE = 240  # seconds on a busy machine; alone it takes a quarter of that
 
 
-@contextmanager
+@contextlib.contextmanager
 def started(words, folder, **more):
     """A command in a session of its own; whatever is left of it at the end is killed and is a failure."""
     package = str(Path(sa.__file__).resolve().parents[1])
@@ -118,5 +121,55 @@ def test_a_simulation_has_the_bits_of_a_plain_run_with_faulty_clients_too(tmp_pa
     assert torch.equal(faulty.state.w, expected(e, lambda k: (3, 4)).w)
     assert (good["channel/senders"], faulty["channel/senders"]) == ([5, 5], [2, 2])
     assert len(re.findall("LEFT OUT", log.read_text())) == 6
-    for why in ("RuntimeError: client 0 broke", "has shape (1, 64) where (10, 64) belongs", "weights are not finite"):
+    for why in ("why='client 0 broke'", "has shape (1, 64) where (10, 64) belongs", "weights are not finite"):
         assert why in log.read_text()
+
+
+# --------------------------------------------------------------------------------------------------------- deployment
+
+
+def free_ports():
+    """The first of four ports in a row that nobody listens on."""
+    for first in range(21000 + os.getpid() % 5000, 60000, 4):
+        with contextlib.ExitStack() as stack:
+            try:
+                for port in range(first, first + 4):
+                    stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return first
+
+
+def waited(condition, process, log):
+    end = time.monotonic() + PATIENCE
+    while not (found := condition()):
+        assert process.poll() is None and time.monotonic() < end, log.read_text()
+        time.sleep(0.1)
+    return found
+
+
+def test_a_deployment_goes_on_without_a_node_that_is_killed_and_refuses_a_strangers_key(tmp_path):
+    e = sa.Experiment(partition="dirichlet_by_class(beta=2.0)", model="logistic()", clients=3, rounds=2, local_epochs=1,
+                      receiver="mac(C=auto)", device="cpu", engine="reference")  # fmt: skip
+    settings = {"partition": e.partition, "model": e.model, "rounds": 2, "local_epochs": 1, "receiver": e.receiver}
+    (tmp_path / "settings.toml").write_text("".join(f"{key} = {json.dumps(v)}\n" for key, v in settings.items()))
+    run, port = tmp_path / "run", free_ports()
+    rounds, keys = run / "rounds.jsonl", run / "flower"
+    with started([DEPLOY, run, tmp_path / "settings.toml"], tmp_path, PORT=str(port)) as (process, log):
+        waited(lambda: rounds.exists() and rounds.read_text().count("\n") == 1, process, log)
+        third = "flower-supernode", "--auth-supernode-private-key node2", str(keys)
+        for pid in [pid for pid, text in alive() if all(word in text for word in third)]:
+            os.kill(pid, signal.SIGKILL)  # the second round has just begun
+        make = ["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", "stranger"]
+        subprocess.run(make, cwd=tmp_path, check=True)
+        words = ["flower-supernode", "--superlink", f"127.0.0.1:{port}", "--root-certificates", keys / "ca.crt",
+                 "--auth-supernode-private-key", tmp_path / "stranger", "--port", str(port + 5)]  # fmt: skip
+        with (tmp_path / "stranger.log").open("w") as file:  # no pipe: a child of it would hold that open
+            stranger = subprocess.run(words, stdout=file, stderr=file, timeout=PATIENCE, check=False)
+        assert stranger.returncode != 0
+        assert "Failed to initialize the connection" in (tmp_path / "stranger.log").read_text()
+        assert process.wait(PATIENCE) == 0, log.read_text()
+    found = sa.load(run)
+    assert found["channel/senders"] == [3, 2]
+    assert torch.equal(found.state.w, expected(e, lambda k: (0, 1, 2) if k == 0 else (0, 1)).w)
+    assert "is left out" in log.read_text()

@@ -79,11 +79,12 @@ for i in $(seq 0 $((nodes - 1))); do
         flwr supernode register node$i.pub air >register.log 2>&1 || fail "node $i: $(tail -n 1 register.log)"
         touch node$i.registered
     fi
-    # A node that dies is started again. The SuperLink takes it for connected for up to a minute, and no other till then.
+    # A node that dies is started again, after a minute: so long it takes the SuperLink to give it up. Before that it would
+    # be refused, or be taken back without the round's message, for which the round would then wait in vain.
     (while true; do
         flower-supernode --superlink "127.0.0.1:$port" --root-certificates ca.crt --auth-supernode-private-key node$i \
             --host 127.0.0.1 --port $((port + 1 + i)) --node-config "partition-id=$i" >>node$i.log 2>&1 || true
-        sleep 5
+        sleep 60
     done) &
     jobs_started+=($!) && disown
 done

@@ -285,7 +285,9 @@ class OverTheAir(Strategy):
                 others = f"{count(claims[reply.client], 'node')} say that they are client {reply.client}"
                 faults[reply.message.metadata.src_node_id] = others
         replied = {message.metadata.src_node_id for message in replies}
-        faults |= {node: f"no reply within {self.timeout:g} s" for node in self.asked if node not in replied}
+        for_others = [faults.pop(node) for node in sorted(faults) if node not in self.asked]  # by the SuperLink
+        silent = for_others[0] if for_others else f"no reply within {self.timeout:g} s"
+        faults |= {node: silent for node in self.asked if node not in replied}
         self.left_out += [LeftOut(self.k, node, faults[node]) for node in sorted(faults)]
         good = [reply for reply in found if reply.message.metadata.src_node_id not in faults]
         return sorted(good, key=lambda reply: (-reply.samples, reply.client))
@@ -436,10 +438,9 @@ def _shifted(found: Result, first: int, last: ArrayRecord) -> Result:
 
 
 def _said(error: Error) -> str:
-    """What went wrong at a node, in one line: Flower sends <class 'module.Kind'>:<'text'>."""
-    text = " ".join((error.reason or f"error {error.code}").split())
-    if raised := re.fullmatch(r"<class '(?:.*\.)?(\w+)'>:<'(.*)'>", text):
-        text = raised[2] if raised[1] == "InputError" else f"{raised[1]}: {raised[2]}"
+    """What went wrong at a node, in one line: Flower wraps it as <class 'module.Kind'>:<'text'>, in Ray's own twice."""
+    text = " ".join((error.reason or f"error {error.code}").split()).removesuffix("'>")
+    text = re.sub(r"^<class '(?:[\w.]*\.)?(\w+)'>:<'", r"\1: ", text).rpartition(" occurred. Message: ")[2]
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
 
 
