@@ -167,7 +167,8 @@ def small(registries):
 
     return sa.Experiment(
         data="digits", partition="dirichlet_by_class(beta=2.0)", model="normed()", clients=4, rounds=3, local_epochs=1,
-        batch_size=40, receiver="mac(C=auto)", server="momentum(beta=0.5)", device="cpu", engine="reference",
+        batch_size=40, receiver="mac(C=auto)", server="momentum(beta=0.5)", average=0.5, device="cpu",
+        engine="reference",
     )  # fmt: skip
 
 

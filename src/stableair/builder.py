@@ -15,11 +15,11 @@ from stableair.checks import InputError, Note, nearest
 from stableair.contracts import Channel, Dataset, Receiver, Update, Work, as_update
 from stableair.data.partitions import divide, labels, partition
 from stableair.data.sets import dataset, hold_out
-from stableair.evaluation import Evaluate, calibration_sample, norm_layers
+from stableair.evaluation import Averaged, Evaluate, calibration_sample, norm_layers
 from stableair.experiment import Experiment
 from stableair.local import CHUNK, Reference
 from stableair.models import model
-from stableair.participants import participants, participation
+from stableair.participants import divisor, participants, participation
 from stableair.receivers import assemble, receiver
 from stableair.servers import server
 from stableair.streams import generator
@@ -93,17 +93,22 @@ def build(experiment: Experiment) -> Simulation:
         seed=e.seed,
         augment=e.augment,
     )
+    who = participation.one(e.participation)()
+    of_round = participants(who, work.sizes, e.seed)
+    of_round(0)  # a rule that asks for more clients than there are says so before anything is computed
+    evaluate = Evaluate(module, data, e.evaluate, e.norm_stats, calibration_sample(samples, e.seed).to(place))
     return Simulation(
         n=e.clients,
         seed=e.seed,
         start=vector.state(module),
         layout=layout,
         train=Reference(work, e.chunk or CHUNK),
-        **receiving_side(e, layout, work.norms)._asdict(),
-        evaluate=Evaluate(module, data, e.evaluate, e.norm_stats, calibration_sample(samples, e.seed).to(place)),
-        participants=participants(participation.one(e.participation)(), work.sizes, e.seed),
+        **receiving_side(e, layout, work.norms, divisor(who, e.clients))._asdict(),
+        evaluate=Averaged(evaluate, e.average) if e.average else evaluate,
+        participants=of_round,
         labels=labels(parts, data.train, data.classes),
         files=dict(data.files),
+        snr_blocks=vector.NOTHING if e.snr_blocks == "none" else layout.merge(e.snr_blocks),
     )
 
 
@@ -115,7 +120,7 @@ class ReceivingSide(NamedTuple):
     update: Update
 
 
-def receiving_side(e: Experiment, layout: Layout, norms: Layout) -> ReceivingSide:
+def receiving_side(e: Experiment, layout: Layout, norms: Layout, divisor: float | None = None) -> ReceivingSide:
     """The channel, the receiver and the server's step of an experiment, for a model of that layout."""
     receive = assemble(e.receiver, layout, e.blocks)
     asked = [call.full().arguments.get("pilot", 0) for call in receiver.parse(e.receiver)]  # by name, as in mac
@@ -133,6 +138,7 @@ def receiving_side(e: Experiment, layout: Layout, norms: Layout) -> ReceivingSid
             power=rule,
             pilots=max(receive.pilots, 0, *wanted),
             norms=norms,
+            divisor=divisor,
         ),
         receive=receive,
         update=as_update(update()),

@@ -129,7 +129,6 @@ class OverTheAir(Strategy):
             raise InputError(f"participation={self.experiment.participation}: {why}")
         if experiment is not None:
             self.clients = self.clients or self.experiment.clients
-        self.own_evaluation: Evaluation | None = None
         self.left_out: list[LeftOut] = []
         self.numbers: dict[int, int] = {}  # of the nodes, for those that do not tell their client's
         self.over = False  # the model is no longer finite
@@ -156,7 +155,7 @@ class OverTheAir(Strategy):
             begin = resume_point(self.folder, e, resume=True) if self.folder else ResumePoint([], None)
             self.first, self.k, self.timeout = begin.rounds, begin.rounds, timeout
             sim = self._simulation(e, initial_arrays)
-            self.evaluate_fn = evaluate_fn or self.own_evaluation
+            self.evaluate_fn = evaluate_fn
             about = self._circumstances(e, sim, begin)
             state = restored(sim.start, about.rules, begin.checkpoint, self.folder)
             self.sent, self.over = self._record(state), begin.diverged
@@ -177,7 +176,6 @@ class OverTheAir(Strategy):
         """Algorithm 1, whose uploads are the nodes' replies and whose server is the strategy."""
         if e.data != REMOTE:
             sim = build(e)
-            self.own_evaluation = self._evaluation_of(sim)
             assert isinstance(sim.train, Reference)
             self.layout, self.norms = sim.layout, sim.train.work.norms
             self.model = record_of(sim.start, self.layout, self.norms)
@@ -195,11 +193,13 @@ class OverTheAir(Strategy):
                 layout=self.layout,
                 train=self._uploads,
                 **receiving_side(e, self.layout, self.norms)._asdict(),
-                evaluate=self._evaluate,
+                evaluate=lambda state: {},
                 participants=lambda k: everybody,
             )
         self.scale, self.device, self.n = payload_scale(e.payload, e.lr), sim.start.w.device, e.clients
+        self.own_evaluation = sim.evaluate
         step = Step(sim.update, self.strategy, self._by_the_strategy)
+        self.rules = sim.rules | {"server": step}
         return replace(sim, train=self._uploads, update=step, evaluate=self._evaluate)
 
     def _circumstances(self, e: Experiment, sim: Simulation, begin: ResumePoint) -> Circumstances:
@@ -211,7 +211,7 @@ class OverTheAir(Strategy):
         how = {"engine": "reference", "precision": "fp32", "chunk": 1, "why": "the clients are Flower's"}
         here = environment(self.device) | {"data": sim.files, "flwr": flwr.__version__, "strategy": strategy} | how
         labels = None if sim.labels is None else sim.labels.tolist()
-        return Circumstances(e, here, labels, {"receiver": sim.receive, "server": sim.update})
+        return Circumstances(e, here, labels, self.rules)
 
     def _told(self, rounds: Iterable[Round], before: dict[str, Any]) -> Iterator[Round]:
         """The rounds, each with a name for all that an earlier one told; None where there is nothing to tell."""
@@ -358,19 +358,14 @@ class OverTheAir(Strategy):
     # -------------------------------------------------------------------------------------------------- the evaluation
 
     def _evaluate(self, state: State) -> Metrics:
-        """What the server's evaluation says of a model; a name without a group is one of test/..."""
-        self.evaluation = self.evaluate_fn(self.k + 1, self._record(state)) if self.evaluate_fn else None
-        numbers = {name: v for name, v in (self.evaluation or {}).items() if isinstance(v, int | float)}
-        return {name if "/" in name else f"test/{name}": value for name, value in numbers.items()}
-
-    def _evaluation_of(self, sim: Simulation) -> Evaluation:
-        """The evaluation of an experiment, as Flower asks for one."""
-
-        def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
-            state = State(flat(arrays, self.layout).to(self.device), flat(arrays, self.norms).to(self.device))
-            return MetricRecord({name: value for name, value in sim.evaluate(state).items() if value is not None})
-
-        return evaluate
+        """The experiment's own evaluation, and the server's: a name without a group is one of test/..."""
+        own, found = self.own_evaluation(state), None
+        if self.evaluate_fn:
+            found = self.evaluate_fn(self.k + 1, self._record(state))
+        told = {name: value for name, value in (found or {}).items() if isinstance(value, int | float)}
+        both: dict[str, Any] = {name: value for name, value in own.items() if value is not None} | told
+        self.evaluation = MetricRecord(both) if both else None
+        return own | {name if "/" in name else f"test/{name}": value for name, value in told.items()}
 
     def _evaluated(self, server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
         """For Flower: the evaluation of a round has been done with it, that of the model it starts from has not."""
