@@ -18,12 +18,11 @@ x, net, client, server = x.float() / 16, torch.nn.Linear(64, 10), ClientApp(), S
 def train(message: Message, context: Context) -> Message:
     net.load_state_dict(message.content["arrays"].to_torch_state_dict())
     mine = slice(context.node_config["partition-id"], 1400, context.node_config["num-partitions"])
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     for _ in range(5):
         loss = torch.nn.functional.cross_entropy(net(x[mine]), y[mine])
         net.zero_grad()
         loss.backward()
-        optimizer.step()
+        torch.optim.SGD(net.parameters(), lr=0.1).step()
     told = MetricRecord({"train_loss": loss.item(), "num-examples": len(y[mine])})
     return Message(RecordDict({"arrays": ArrayRecord(net.state_dict()), "metrics": told}), reply_to=message)
 
@@ -32,9 +31,9 @@ def train(message: Message, context: Context) -> Message:
 def main(grid: Grid, context: Context) -> None:
     for receiver in ("mac(C=auto)", "none()"):
         air = OverTheAir(FedAvg(fraction_evaluate=0.0), noise="sas(alpha=1.2, tau=0.2)", receiver=receiver, lr=0.1)
-        net.load_state_dict(air.start(grid, ArrayRecord(net.state_dict()), 20).arrays.to_torch_state_dict())
+        start = ArrayRecord(torch.nn.Linear(64, 10).state_dict())
+        net.load_state_dict(air.start(grid, start, num_rounds=20).arrays.to_torch_state_dict())
         print(f"{receiver:12} {(net(x[1400:]).argmax(1) == y[1400:]).float().mean():.3f}")
-        net.reset_parameters()
 
 
 run_simulation(server, client, num_supernodes=10)

@@ -4,6 +4,8 @@ import importlib
 import itertools
 import re
 import sys
+import tomllib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -33,9 +35,11 @@ from stableair.builder import receiving_side
 from stableair.checks import InputError, Note
 from stableair.contracts import Upload
 from stableair.flower import OverTheAir, client_app, limited
+from stableair.flower.app import OPTIONS, experiment_of
 from stableair.flower.arrays import flat, layouts
 from stableair.vector import State, moments
 
+EXAMPLE = Path(__file__).parent.parent / "examples/flower"
 NODES = [901, 17, 560, 44]  # as they come; in order they are 17, 44, 560, 901
 
 
@@ -516,3 +520,20 @@ def test_the_mod_limits_payloads_too(small):
     assert 0.1 < found.train_metrics_clientapp[1]["gradient/norm"] <= 0.5
     free = OverTheAir(averaging(), quiet).start(ours(quiet), num_rounds=1)
     assert free.train_metrics_clientapp[1]["gradient/norm"] > 1
+
+
+def test_the_app_for_flwr_run_knows_the_settings_and_their_defaults():
+    config = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
+    assert config["components"] == {
+        "serverapp": "stableair.flower.app:server",
+        "clientapp": "stableair.flower.app:client",
+    }
+    e = experiment_of(config["config"])
+    assert e.with_(clients=50, rounds=100) == sa.Experiment()
+    assert set(OPTIONS) <= set(config["config"])
+    given = tomllib.loads((EXAMPLE / "settings.toml").read_text())
+    assert set(given) <= set(config["config"]), "Flower refuses a setting that the app does not name"
+
+
+def test_the_example_around_a_stock_client_is_short():
+    assert len((EXAMPLE.parent / "flower_stock.py").read_text().splitlines()) < 40

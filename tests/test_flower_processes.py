@@ -41,10 +41,12 @@ def started(words, folder, **more):
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
                 process.wait(30)
-            mine = [pid for pid, text in alive() if str(folder) in text]
-            for pid in mine:
+            end = time.monotonic() + 30  # what was told to end may take a moment on a busy machine
+            while (left := {pid: text for pid, text in alive() if str(folder) in text}) and time.monotonic() < end:
+                time.sleep(0.2)
+            for pid in left:
                 os.kill(pid, signal.SIGKILL)
-            assert not mine, "something was left running"
+            assert not left, "something was left running"
 
 
 def alive():
@@ -173,3 +175,26 @@ def test_a_deployment_goes_on_without_a_node_that_is_killed_and_refuses_a_strang
     assert found["channel/senders"] == [3, 2]
     assert torch.equal(found.state.w, expected(e, lambda k: (0, 1, 2) if k == 0 else (0, 1)).w)
     assert "is left out" in log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"), [("port", "is in use"), ("key", "did you mean 'noise'"), ("ca", "by ca.crt")]
+)
+def test_the_deployment_refuses_in_one_line(wrong, why, tmp_path):
+    port, run = free_ports(), tmp_path / "run"
+    settings = tmp_path / "settings.toml"
+    settings.write_text('noize = "none()"' if wrong == "key" else "")
+    if wrong == "ca":
+        (run / "flower").mkdir(parents=True)
+        for name in ("ca.crt", "server.pem"):  # each signed by itself
+            make = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-384", "-nodes", "-subj",
+                    "/CN=localhost", "-keyout", "key", "-out", name]  # fmt: skip
+            subprocess.run(make, cwd=run / "flower", capture_output=True, check=True)
+    with socket.socket() as taken:
+        if wrong == "port":
+            taken.bind(("127.0.0.1", port + 2))
+            taken.listen()
+        with started([DEPLOY, run, settings], tmp_path, PORT=str(port)) as (process, log):
+            assert process.wait(PATIENCE) == 2
+    (line,) = log.read_text().splitlines()
+    assert why in line

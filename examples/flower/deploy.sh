@@ -15,6 +15,9 @@ settings=$(realpath "${2:-$app/settings.toml}")
 for program in openssl ssh-keygen flower-superlink flower-supernode flwr; do
     command -v $program >/dev/null || fail "$program is not there; for Flower's: pip install 'stableair[flower]'"
 done
+for i in $(seq 0 $nodes); do
+    (: </dev/tcp/127.0.0.1/$((port + i))) 2>/dev/null && fail "port $((port + i)) is in use; PORT=... takes others"
+done
 python - "$settings" <<'PYTHON' || exit 2
 import sys, tomllib
 from stableair.flower.app import experiment_of
@@ -23,9 +26,6 @@ try:
 except ValueError as error:  # what is wrong is one line
     sys.exit(f"deploy.sh: {sys.argv[1]}: {error}")
 PYTHON
-for i in $(seq 0 $nodes); do
-    (: </dev/tcp/127.0.0.1/$((port + i))) 2>/dev/null && fail "port $((port + i)) is in use; PORT=... takes others"
-done
 mkdir -p "$1" && folder=$(realpath "$1")
 state=$folder/flower # keys, certificates, database and logs
 mkdir -p "$state" && chmod 700 "$state" && cd "$state"
@@ -35,7 +35,7 @@ export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1 OMP_NUM_THREADS=1
 jobs_started=()
 finish() {
     for job in "${jobs_started[@]}"; do kill -TERM -- "-$job" 2>/dev/null || true; done
-    for _ in $(seq 50); do
+    for _ in $(seq 100); do
         alive=0
         for job in "${jobs_started[@]}"; do kill -0 -- "-$job" 2>/dev/null && alive=1; done
         [ $alive = 0 ] && return
