@@ -33,15 +33,16 @@ mkdir -p "$state" && chmod 700 "$state" && cd "$state"
 export FLWR_HOME=$state/home FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
 export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1 OMP_NUM_THREADS=1
 jobs_started=()
+ours() { grep -lsz "^FLWR_HOME=$FLWR_HOME\$" /proc/[0-9]*/environ | cut -d/ -f3; } # Flower starts sessions of its own, too
 finish() {
-    for job in "${jobs_started[@]}"; do kill -TERM -- "-$job" 2>/dev/null || true; done
-    for _ in $(seq 100); do
-        alive=0
-        for job in "${jobs_started[@]}"; do kill -0 -- "-$job" 2>/dev/null && alive=1; done
-        [ $alive = 0 ] && return
-        sleep 0.1
+    for signal in TERM KILL; do
+        for job in "${jobs_started[@]}"; do kill -$signal -- "-$job" 2>/dev/null || true; done
+        for process in $(ours); do kill -$signal "$process" 2>/dev/null || true; done
+        for _ in $(seq 100); do
+            kill -0 $(ours) 2>/dev/null || return 0 # nobody is left but the grep that looked
+            sleep 0.1
+        done
     done
-    for job in "${jobs_started[@]}"; do kill -KILL -- "-$job" 2>/dev/null || true; done
 }
 trap finish EXIT
 trap 'exit 130' INT TERM
