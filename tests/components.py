@@ -17,9 +17,19 @@ EXAMPLES = {
         "gaussian(std=2)",
         "student_t(df=3)",
         "middleton(A=0.1, gamma=0.1)",
+        "bursts(length=7)",
+        "field(density=0.1, exponent=3)",
+        "markov(good='sas(tau=0.1)', bad='sas(tau=3)', p=0.1, q=0.5)",
         "none()",
     ],
-    "fadings": ["rayleigh(mean=1)", "rician(K=2)", "nakagami(m=2)", "unit()"],
+    "fadings": [
+        "rayleigh(mean=1)",
+        "rician(K=2)",
+        "nakagami(m=2)",
+        "unit()",
+        "block(of='rician(K=2)', rounds=3, entries=5)",
+        "ar(a=0.9)",
+    ],
     "partitions": [
         "iid()",
         "dirichlet(beta=0.3)",
@@ -48,6 +58,6 @@ EXAMPLES = {
         "adam_ota()",
     ],
     "participations": ["all()", "sample(m=2)", "bernoulli(q=0.5, expected=True)", "dropout(p=0.5, of='sample(m=3)')"],
-    "powers": ["none()"],
+    "powers": ["none()", "limit(P=1)", "inversion(P=1, threshold=0.1, csi=0.9, phase=0.1, cfo=0.001)"],
     "channels": ["flat(noise_on=sum)"],
 }

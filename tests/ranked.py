@@ -19,19 +19,16 @@ TINY = sa.Experiment(
 )
 
 
-@sa.model("normed")
 def normed():
     """A model with norm buffers."""
     return lambda shape, classes: nn.Sequential(nn.Flatten(), nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, classes))
 
 
-@sa.participation("coming_and_going")
 def coming_and_going():
     """Nobody, then one, then four, then seven."""
     return lambda n, source: torch.arange((0, 1, 4, 7)[source.round])
 
 
-@sa.participation("mortal")
 def mortal():
     """Everybody; in round 2 the second rank is ended, in its first life, where that is wanted."""
 
@@ -43,7 +40,6 @@ def mortal():
     return draw
 
 
-@channel("whole")
 def whole():
     """A channel of somebody else: it needs the payloads whole."""
 
@@ -54,7 +50,6 @@ def whole():
     return lambda **parts: Whole(channel.one("flat()")()(**parts))
 
 
-@sa.model("poisoned")
 def poisoned():
     """A model that overflows on every rank but the first."""
 
@@ -69,18 +64,33 @@ def poisoned():
     return lambda shape, classes: Poisoned(classes)
 
 
-EXPERIMENTS = {
-    "plain": TINY.with_(engine="reference"),
-    "unequal": TINY.with_(engine="reference", partition="dirichlet_by_class(1)", receiver="mac(C=auto)"),
-    "buffers": TINY.with_(engine="reference", model="normed()", server="momentum()", fading="nakagami(m=2)"),
-    "coming and going": TINY.with_(engine="reference", participation="coming_and_going()"),
-    "averaged": TINY.with_(
-        engine="reference", average=0.8, participation="dropout(0.3, of='sample(5)')", server="adam_ota()"
-    ),
-    "whole payloads": TINY.with_(engine="reference", channel="whole()"),
-    "stacked": TINY.with_(engine="fast", chunk=2),
-    "mortal": TINY.with_(engine="reference", participation="mortal()", receiver="mac(C=auto)", server="momentum()"),
-}
+COMPONENTS = {sa.model: (normed, poisoned), sa.participation: (coming_and_going, mortal), channel: (whole,)}
+
+
+def experiments():
+    """By name; the components they are made of are registered."""
+    for register, factories in COMPONENTS.items():
+        for factory in factories:
+            register(factory.__name__)(factory)
+    return {
+        "plain": TINY.with_(engine="reference"),
+        "unequal": TINY.with_(engine="reference", partition="dirichlet_by_class(1)", receiver="mac(C=auto)"),
+        "buffers": TINY.with_(engine="reference", model="normed()", server="momentum()", fading="nakagami(m=2)"),
+        "coming and going": TINY.with_(engine="reference", participation="coming_and_going()"),
+        "averaged": TINY.with_(
+            engine="reference", average=0.8, participation="dropout(0.3, of='sample(5)')", server="adam_ota()"
+        ),
+        "turning": TINY.with_(
+            engine="reference",
+            channel="flat(noise_on=sum)",
+            power="inversion(P=1, threshold=0.1, csi=0.9, cfo=0.01)",
+            fading="rayleigh(power=1)",
+        ),
+        "in blocks": TINY.with_(engine="reference", fading="block(entries=5)", noise="bursts(length=4)"),
+        "whole payloads": TINY.with_(engine="reference", channel="whole()"),
+        "stacked": TINY.with_(engine="fast", chunk=2),
+        "mortal": TINY.with_(engine="reference", participation="mortal()", receiver="mac(C=auto)", server="momentum()"),
+    }
 
 
 def digest(run):
@@ -90,13 +100,13 @@ def digest(run):
 
 
 if __name__ == "__main__":
-    what, folder, *names = sys.argv[1:]
+    (what, folder, *names), known = sys.argv[1:], experiments()
     if what == "digests":
-        found = {name: digest(sa.run(EXPERIMENTS[name])) for name in names}
+        found = {name: digest(sa.run(known[name])) for name in names}
         if rank() == 0:
             Path(folder).write_text(json.dumps(found))
     if what == "rounds":  # so many of them, recorded
-        sa.run(EXPERIMENTS["mortal"].with_(rounds=int(names[0])), folder, resume=True)
+        sa.run(known["mortal"].with_(rounds=int(names[0])), folder, resume=True)
     if what == "disagree":
         sa.run(TINY.with_(seed=rank()))
     if what == "poisoned":

@@ -187,9 +187,7 @@ def test_the_deployment_refuses_in_one_line(wrong, why, tmp_path):
     if wrong == "ca":
         (run / "flower").mkdir(parents=True)
         for name in ("ca.crt", "server.pem"):  # each signed by itself
-            make = (
-                "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-384 -nodes -subj /CN=me -keyout key"
-            )
+            make = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-384 -nodes -subj /CN=me -keyout key"
             subprocess.run([*make.split(), "-out", name], cwd=run / "flower", capture_output=True, check=True)
     with socket.socket() as taken:
         if wrong == "port":

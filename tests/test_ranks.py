@@ -9,11 +9,22 @@ import pytest
 import torch
 
 import stableair as sa
-from ranked import EXPERIMENTS, digest
+from conftest import forgotten
+from ranked import digest, experiments
 from stableair.ranks import Ranks
 from stableair.results.run import load
 
-SAME = ["plain", "unequal", "buffers", "coming and going", "averaged", "whole payloads", "stacked"]
+SAME = [
+    "plain",
+    "unequal",
+    "buffers",
+    "coming and going",
+    "averaged",
+    "whole payloads",
+    "stacked",
+    "turning",
+    "in blocks",
+]
 
 
 def torchrun(ranks, *words, module=False, restarts=0, **environment):
@@ -32,8 +43,14 @@ RANKED = os.path.join(os.path.dirname(__file__), "ranked.py")
 
 
 @pytest.fixture(scope="module")
-def alone():
-    return {name: digest(sa.run(EXPERIMENTS[name])) for name in SAME}
+def known():
+    with forgotten():
+        yield experiments()
+
+
+@pytest.fixture(scope="module")
+def alone(known):
+    return {name: digest(sa.run(known[name])) for name in SAME}
 
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)])
@@ -45,8 +62,8 @@ def test_the_number_of_ranks_changes_no_bit(ranks, alone, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_is_stopped_with_two_ranks_and_resumed_with_three_and_with_one(tmp_path):
-    whole = sa.run(EXPERIMENTS["mortal"].with_(rounds=8))
+def test_a_run_is_stopped_with_two_ranks_and_resumed_with_three_and_with_one(known, tmp_path):
+    whole = sa.run(known["mortal"].with_(rounds=8))
     for ranks, rounds in ((2, 3), (3, 6), (1, 8)):
         assert ranked(ranks, "rounds", tmp_path / "a", rounds).returncode == 0
     assert digest(load(tmp_path / "a")) == digest(whole)
@@ -54,11 +71,11 @@ def test_a_run_is_stopped_with_two_ranks_and_resumed_with_three_and_with_one(tmp
 
 
 @pytest.mark.slow
-def test_a_rank_that_is_killed_is_started_again_and_the_run_goes_on(tmp_path):
+def test_a_rank_that_is_killed_is_started_again_and_the_run_goes_on(known, tmp_path):
     done = ranked(2, "rounds", tmp_path / "a", 6, restarts=3, MORTAL="0")
     assert done.returncode == 0, done.stderr
     assert [e["first_round"] for e in load(tmp_path / "a").environments] == [0, 2]
-    assert digest(load(tmp_path / "a")) == digest(sa.run(EXPERIMENTS["mortal"].with_(rounds=6)))
+    assert digest(load(tmp_path / "a")) == digest(sa.run(known["mortal"].with_(rounds=6)))
 
 
 @pytest.mark.slow

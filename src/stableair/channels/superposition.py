@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from stableair.contracts import Upload, check_finite
+from stableair.contracts import Gain, Upload, check_finite
 
 
 class Total(NamedTuple):
@@ -25,11 +25,11 @@ class Total(NamedTuple):
     dtype: torch.dtype  # the payloads' own
 
 
-def accumulate(uploads: Iterable[Upload], gains: dict[int, float], d: int, k: int, device: torch.device) -> Total:
+def accumulate(uploads: Iterable[Upload], gains: dict[int, Gain], d: int, k: int, device: torch.device) -> Total:
     """The sums of round k, client by client in the order they come in, so that chunks change no bit of them.
 
     faded = sum_n gains[n] u_n and clean = sum_n u_n, from chunks of payloads u (m, d): (d,) each. A client without a
-    gain is not heard.
+    gain is not heard; a gain that differs from entry to entry is made when its payload is here, (d,) at a time.
     """
     faded, clean = torch.zeros(2, d, dtype=torch.float64, device=device)
     stats = loss = torch.zeros((), dtype=torch.float64, device=device)
@@ -46,7 +46,11 @@ def accumulate(uploads: Iterable[Upload], gains: dict[int, float], d: int, k: in
         norms = whole.tolist()
         for i, client in enumerate(upload.clients.tolist()):
             if client in gains:
-                faded.add_(upload.update[i], alpha=gains[client])
+                gain = gains[client]
+                if callable(gain):
+                    faded.add_(gain(d, device).mul_(upload.update[i]))
+                else:
+                    faded.add_(upload.update[i], alpha=gain)
                 clean.add_(upload.update[i])
                 stats, loss = stats + upload.stats[i].double(), loss + upload.loss[i].double()
                 largest, senders = max(largest, norms[i]), senders + 1

@@ -1,4 +1,4 @@
-"""The commands to look something up: list, theory."""
+"""The commands to look something up: list, theory, air."""
 
 import math
 from pathlib import Path
@@ -56,6 +56,10 @@ def theory(
 ) -> None:
     """Lemma 1, Theorem 1 and the best threshold, as the paper prints them and corrected."""
     positive("tau", tau)
+    if plot:
+        from stableair.results.plot import check_picture
+
+        check_picture(plot)
     if check:
         from stableair.paper import theorem
 
@@ -89,3 +93,16 @@ def print_checks(checks: list["Check"]) -> None:
             f"{row.alpha:<5g} {row.tau:>5g} {row.C:>5g} {row.eta:>6g}    {row.measured:.5f} +- {row.error:.5f}"
             f"   {row.measured / row.printed:>9.3f}   {row.measured / row.corrected:>11.3f}{verdict}"
         )
+
+
+def air(
+    name: Annotated[str, typer.Argument(help='A component of the page "The air", such as bursts.')],
+    out: Annotated[
+        Path | None, typer.Option(help="The picture's file, as .png, .pdf or .svg (default: NAME.png).")
+    ] = None,
+) -> None:
+    """Draw what a part of the air does: power, interference, fading."""
+    from stableair.paper.air_plots import PICTURES
+    from stableair.results.plot import save
+
+    print(save(PICTURES[choice("picture", name, PICTURES)](), out or Path(f"{name}.png")))

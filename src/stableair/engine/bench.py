@@ -307,14 +307,20 @@ def _read_lines(path: str) -> list[str]:
 
 def check_record(path: Path) -> None:
     """Refuse a file that cannot be written, before minutes are spent on what goes into it."""
-    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise InputError(f"cannot write {path}; choose another file")
+    try:
+        there = path.exists()
+        with open(path, "a", encoding="utf-8"):
+            pass
+        if not there:
+            path.unlink()
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot write {path}: {getattr(error, 'strerror', error)}", hint="record") from None
 
 
 def append(path: Path, text: str) -> Path:
     """Add a run to the records."""
     try:
-        with open(path, "a") as file:
+        with open(path, "a", encoding="utf-8") as file:
             file.write(f"\n{text}\n")
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror}") from None
