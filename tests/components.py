@@ -46,6 +46,7 @@ EXAMPLES = {
         "cifar100()",
         "femnist(test=5)",
         "hf(name='someone/images', writer=who)",
+        "remote()",
     ],
     "servers": [
         "sgd(decay=inverse, over=2)",

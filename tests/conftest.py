@@ -14,6 +14,7 @@ from stableair.data import hub
 from stableair.experiment import Experiment
 from stableair.spec import REGISTRIES
 
+os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}  # tests call nobody
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # kernels are interpreted where there is no GPU; read when Triton is imported
 

@@ -22,6 +22,7 @@ ROWS = {  # what stands in the first column, the repaired run that must be above
         "clip_grad_mac_(C=0.3)", "noise, no repair",
     ),
     "own_receiver.py": (["mac(C=1)", "reset(C=1)", "reset(C=3)", "none()"], "reset(C=3)", "none()"),
+    "flower_stock.py": (["mac(C=auto)", "none()"], "mac(C=auto)", "none()"),
     "own_channel_noise.py": (["mac(C=1)", "mac(C=auto)", "none()"], "mac(C=auto)", "none()"),
 }  # fmt: skip
 

@@ -9,7 +9,7 @@ from stableair.data.sets import dataset, digits, hold_out, stored, synthetic
 from stableair.data.table import IMAGE_SETS
 
 
-@pytest.mark.parametrize("spec", EXAMPLES["data"])
+@pytest.mark.parametrize("spec", [spec for spec in EXAMPLES["data"] if spec != "remote()"])
 def test_every_set_is_a_set(spec):
     data = dataset.one(spec)()
     for split in (data.train, data.test):
@@ -21,6 +21,11 @@ def test_every_set_is_a_set(spec):
     x = data.inputs(data.train.x)
     assert x.dtype == torch.float32
     assert x.isfinite().all()
+
+
+def test_nothing_here_reads_the_data_of_real_clients():
+    with pytest.raises(InputError, match=r"stay with their clients.*stableair\.flower"):
+        dataset.one("remote()")()
 
 
 @pytest.mark.parametrize("name", IMAGE_SETS)

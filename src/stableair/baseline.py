@@ -44,6 +44,7 @@ BASELINE_ARGUMENTS: dict[str, dict[str, dict[str, Any]]] = {
         "cifar100": {"train": None, "test": None},
         "femnist": {"train": None, "test": None},
         "hf": {"image": "image", "label": "label", "writer": None, "config": None, "train": None, "test": None},
+        "remote": {},
     },
     "partition": {
         "iid": {},

@@ -4,7 +4,7 @@ import copy
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -14,7 +14,7 @@ from stableair.algorithm import Simulation
 from stableair.channels.kinds import channel, fading, noise, power
 from stableair.channels.power import Power
 from stableair.checks import InputError, Note, nearest, shown, typed
-from stableair.contracts import Dataset, Split, Work, as_update
+from stableair.contracts import Channel, Dataset, Receiver, Split, Update, Work, as_update
 from stableair.data.partitions import divide, labels, partition
 from stableair.data.sets import dataset, hold_out
 from stableair.evaluation import Averaged, Evaluate, calibration_sample, norm_layers
@@ -26,6 +26,7 @@ from stableair.receivers import assemble, receiver
 from stableair.servers import server
 from stableair.spec import line_of
 from stableair.streams import generator
+from stableair.vector import Layout
 
 VALIDATION = 0.2  # share of the training data that evaluate="validation" holds out
 
@@ -161,12 +162,38 @@ def _build(e: Experiment) -> Simulation:
         seed=e.seed,
         augment=e.augment,
     )
-    receive = assemble(e.receiver, layout, e.blocks)
-    asked = [call.full().arguments.get("pilot", 0) for call in receiver.parse(e.receiver)]  # by name, as in mac
-    wanted = [number for number in asked if isinstance(number, int)]
     who = participation.one(e.participation)()
     of_round = participants(who, work.sizes, e.seed)
     of_round(0)  # a rule that asks for more clients than there are says so before anything is computed
+    evaluate = Evaluate(module, data, e.evaluate, e.norm_stats, calibration_sample(samples, e.seed).to(place))
+    return Simulation(
+        n=e.clients,
+        seed=e.seed,
+        start=vector.state(module),
+        layout=layout,
+        train=Reference(work, e.chunk or CHUNK),
+        **receiving_side(e, layout, work.norms, divisor(who, e.clients))._asdict(),
+        evaluate=Averaged(evaluate, e.average) if e.average else evaluate,
+        participants=of_round,
+        labels=labels(parts, data.train, data.classes),
+        files=dict(data.files),
+        snr_blocks=vector.NOTHING if e.snr_blocks == "none" else layout.merge(e.snr_blocks),
+    )
+
+
+class ReceivingSide(NamedTuple):
+    """What happens to the payloads once they are sent: Eqs. (3) to (8)."""
+
+    channel: Channel
+    receive: Receiver
+    update: Update
+
+
+def receiving_side(e: Experiment, layout: Layout, norms: Layout, divisor: float | None = None) -> ReceivingSide:
+    """The channel, the receiver and the server's step of an experiment, for a model of that layout."""
+    receive = assemble(e.receiver, layout, e.blocks)
+    asked = [call.full().arguments.get("pilot", 0) for call in receiver.parse(e.receiver)]  # by name, as in mac
+    wanted = [number for number in asked if isinstance(number, int)]
     rule = power.one(e.power)()
     if not isinstance(rule, Power):
         raise InputError(f"power {e.power} must return a Power: got {type(rule).__name__}", part="power")
@@ -175,8 +202,8 @@ def _build(e: Experiment) -> Simulation:
         noise=noise.one(e.noise)(),
         power=rule,
         pilots=max(receive.pilots, 0, *wanted),
-        norms=work.norms,
-        divisor=divisor(who, e.clients),
+        norms=norms,
+        divisor=divisor,
     )
     if not all(callable(getattr(air, method, None)) for method in ("draw", "superpose")):
         text = f"channel {e.channel} must make what has draw and superpose: got {type(air).__name__}"
@@ -184,19 +211,4 @@ def _build(e: Experiment) -> Simulation:
     update = server.one(e.server)
     if "lr" in update.parameters and update.full().arguments["lr"] is None:
         update = update.with_("lr", e.lr if e.payload == "gradient" else 1.0)
-    evaluate = Evaluate(module, data, e.evaluate, e.norm_stats, calibration_sample(samples, e.seed).to(place))
-    return Simulation(
-        n=e.clients,
-        seed=e.seed,
-        start=vector.state(module),
-        layout=layout,
-        train=Reference(work, e.chunk or CHUNK),
-        channel=air,
-        receive=receive,
-        update=as_update(update()),
-        evaluate=Averaged(evaluate, e.average) if e.average else evaluate,
-        participants=of_round,
-        labels=labels(parts, data.train, data.classes),
-        files=dict(data.files),
-        snr_blocks=vector.NOTHING if e.snr_blocks == "none" else layout.merge(e.snr_blocks),
-    )
+    return ReceivingSide(air, receive, as_update(update()))

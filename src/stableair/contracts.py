@@ -72,6 +72,11 @@ def normalised(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
 # ------------------------------------------------------------------------------------------------------ local training
 
 
+def payload_scale(payload: str, lr: float) -> float:
+    """What a payload is of a difference of weights: 1 / eta times it, or with "delta" the difference itself."""
+    return 1 / lr if payload == "gradient" else 1.0
+
+
 @dataclass(frozen=True)
 class Work:
     """What the clients compute in a round, whoever computes it: E epochs of minibatch SGD on their own samples.
@@ -92,7 +97,7 @@ class Work:
     @property
     def scale(self) -> float:
         """What the payload is of a difference of weights."""
-        return 1 / self.lr if self.payload == "gradient" else 1.0
+        return payload_scale(self.payload, self.lr)
 
     @cached_property
     def sizes(self) -> list[int]:

@@ -28,13 +28,14 @@ class Layout(NamedTuple):
         if choice("blocks", blocks, BLOCKS) == "tensor":
             return self
         if blocks == "model":
-            return _layout([("model", (self.offsets[-1],))])
+            return layout_of([("model", (self.offsets[-1],))])
         sizes = zip(self.names, map(prod, self.shapes), strict=True)
         layers = groupby(sizes, lambda block: block[0].rpartition(".")[0])  # the module that owns the tensor
-        return _layout((name, (sum(size for _, size in rows),)) for name, rows in layers)
+        return layout_of((name, (sum(size for _, size in rows),)) for name, rows in layers)
 
 
-def _layout(blocks: Iterable[tuple[str, tuple[int, ...]]]) -> Layout:
+def layout_of(blocks: Iterable[tuple[str, tuple[int, ...]]]) -> Layout:
+    """The layout of a vector that is put together from blocks of these names and shapes."""
     blocks = tuple(blocks)
     names, shapes = tuple(name for name, _ in blocks), tuple(shape for _, shape in blocks)
     return Layout(names, shapes, tuple(accumulate(map(prod, shapes), initial=0)))
@@ -57,12 +58,12 @@ class State(NamedTuple):
 
 def parameters(module: nn.Module) -> Layout:
     """The blocks of a module's parameter vector, one per parameter tensor."""
-    return _layout((name, tuple(p.shape)) for name, p in module.named_parameters())
+    return layout_of((name, tuple(p.shape)) for name, p in module.named_parameters())
 
 
 def buffers(module: nn.Module) -> Layout:
     """The blocks of a module's vector of norm buffers."""
-    return _layout((name, tuple(b.shape)) for name, b in module.named_buffers() if b.is_floating_point())
+    return layout_of((name, tuple(b.shape)) for name, b in module.named_buffers() if b.is_floating_point())
 
 
 def _variances(norms: Layout) -> list[tuple[slice, slice]]:

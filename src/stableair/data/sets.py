@@ -141,6 +141,19 @@ def hf(
     return data._replace(mean=tuple(mean.tolist()), std=tuple(std.tolist()))
 
 
+@dataset("remote")
+def remote() -> Dataset:
+    """Data that stay with real clients, such as Flower's; the model and the local training are theirs as well.
+
+    Of an experiment with such data `partition`, `model`, `local_epochs`, `batch_size` and `augment` say nothing. They
+    cannot be read from here: `stableair.flower` asks their clients.
+
+    >>> str(dataset.one("remote"))
+    'remote'
+    """
+    raise InputError("data=remote() stay with their clients and are not read here; stableair.flower asks the clients")
+
+
 def stored(text: str) -> tuple[str, Source]:
     """The name of a set's data file and where it comes from, for a set of the hub: "cifar10", "hf('user/set')"."""
     call = dataset.one(text)

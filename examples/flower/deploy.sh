@@ -1,0 +1,95 @@
+#!/usr/bin/env bash
+# A deployment on this machine alone: a SuperLink with TLS, three SuperNodes with a key each, and a run of the app beside
+# this script. Whatever it starts it ends. Started again with the same folder it goes on where the last run ended.
+#   ./deploy.sh FOLDER [SETTINGS.toml]     FOLDER is the run's; PORT=18000 is the first of four ports
+set -euo pipefail
+set -m # every background job is a process group of its own, so that it can be ended with its children
+
+app=$(cd "$(dirname "$0")" && pwd)
+nodes=3
+port=${PORT:-18000}
+fail() { echo "deploy.sh: $*" >&2 && exit 2; }
+[ $# -ge 1 ] || fail "which folder? ./deploy.sh FOLDER [SETTINGS.toml]"
+settings=$(realpath "${2:-$app/settings.toml}")
+[ -f "$settings" ] || fail "$settings is not there"
+for program in openssl ssh-keygen flower-superlink flower-supernode flwr; do
+    command -v $program >/dev/null || fail "$program is not there; for Flower's: pip install 'stableair[flower]'"
+done
+for i in $(seq 0 $nodes); do
+    (: </dev/tcp/127.0.0.1/$((port + i))) 2>/dev/null && fail "port $((port + i)) is in use; PORT=... takes others"
+done
+python - "$settings" <<'PYTHON' || exit 2
+import sys, tomllib
+from stableair.flower.app import experiment_of
+try:
+    experiment_of(tomllib.load(open(sys.argv[1], "rb")))
+except ValueError as error:  # what is wrong is one line
+    sys.exit(f"deploy.sh: {sys.argv[1]}: {error}")
+PYTHON
+mkdir -p "$1" && folder=$(realpath "$1")
+state=$folder/flower # keys, certificates, database and logs
+mkdir -p "$state" && chmod 700 "$state" && cd "$state"
+
+export FLWR_HOME=$state/home FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
+export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1 OMP_NUM_THREADS=1
+jobs_started=()
+ours() { grep -lsz "^FLWR_HOME=$FLWR_HOME\$" /proc/[0-9]*/environ | cut -d/ -f3; } # Flower starts sessions of its own, too
+finish() {
+    for signal in TERM KILL; do
+        for job in "${jobs_started[@]}"; do kill -$signal -- "-$job" 2>/dev/null || true; done
+        for process in $(ours); do kill -$signal "$process" 2>/dev/null || true; done
+        for _ in $(seq 100); do
+            kill -0 $(ours) 2>/dev/null || return 0 # nobody is left but the grep that looked
+            sleep 0.1
+        done
+    done
+}
+trap finish EXIT
+trap 'exit 130' INT TERM
+
+# An authority of our own, a certificate of the SuperLink by it, and a key for each node.
+ec="ec -pkeyopt ec_paramgen_curve:P-384"
+if [ ! -f ca.crt ]; then
+    openssl req -x509 -newkey $ec -nodes -days 365 -subj "/CN=stableair" -keyout ca.key -out ca.crt 2>/dev/null
+fi
+if [ ! -f server.pem ]; then
+    printf 'subjectAltName=DNS:localhost,IP:127.0.0.1\nbasicConstraints=CA:FALSE\n' >server.ext
+    openssl req -newkey $ec -nodes -subj "/CN=localhost" -keyout server.key -out server.csr 2>/dev/null
+    openssl x509 -req -in server.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 365 -extfile server.ext \
+        -out server.pem 2>/dev/null
+fi
+openssl verify -CAfile ca.crt server.pem >/dev/null 2>&1 || fail "$state/server.pem is not a certificate by ca.crt there"
+for i in $(seq 0 $((nodes - 1))); do
+    [ -f node$i ] || ssh-keygen -q -t ecdsa -b 384 -N "" -C "" -f node$i
+done
+
+flower-superlink --host 127.0.0.1 --port "$port" --database state.db --disable-runtime-dependency-installation \
+    --ssl-ca-certfile ca.crt --ssl-certfile server.pem --ssl-keyfile server.key --enable-supernode-auth \
+    >>superlink.log 2>&1 &
+jobs_started+=($!) && disown
+for _ in $(seq 600); do # it listens within seconds
+    (: </dev/tcp/127.0.0.1/$port) 2>/dev/null && break
+    kill -0 "${jobs_started[0]}" 2>/dev/null || fail "the SuperLink did not start: $(tail -n 1 superlink.log)"
+    sleep 0.1
+done
+mkdir -p "$FLWR_HOME"
+printf '[superlink.air]\naddress = "127.0.0.1:%s"\nroot-certificates = "%s/ca.crt"\n' "$port" "$PWD" >"$FLWR_HOME/config.toml"
+
+for i in $(seq 0 $((nodes - 1))); do
+    if [ ! -f node$i.registered ]; then
+        flwr supernode register node$i.pub air >register.log 2>&1 || fail "node $i: $(tail -n 1 register.log)"
+        touch node$i.registered
+    fi
+    # A node that dies is started again, after a minute: so long it takes the SuperLink to give it up. Before that it would
+    # be refused, or be taken back without the round's message, for which the round would then wait in vain.
+    (while true; do
+        flower-supernode --superlink "127.0.0.1:$port" --root-certificates ca.crt --auth-supernode-private-key node$i \
+            --host 127.0.0.1 --port $((port + 1 + i)) --node-config "partition-id=$i" >>node$i.log 2>&1 || true
+        sleep 60
+    done) &
+    jobs_started+=($!) && disown
+done
+
+# Spaces round an equals sign in --run-config would drop a setting in silence, so the settings go in as a file.
+{ cat "$settings" && printf '\nfolder = "%s"\n' "$folder"; } >run.toml
+flwr run "$app" air --run-config run.toml --stream

@@ -1,0 +1,199 @@
+"""Flower with real processes: a simulation on Ray, and a deployment with TLS and keys on loopback."""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import stableair as sa
+from stableair.algorithm import simulate
+
+pytestmark = pytest.mark.slow
+
+DEPLOY = Path(__file__).parent.parent / "examples/flower/deploy.sh"
+PATIENCE = 240  # seconds on a busy machine; alone it takes a quarter of that
+
+
+@contextlib.contextmanager
+def started(words, folder, **more):
+    """A command in a session of its own; whatever is left of it at the end is killed and is a failure."""
+    package = str(Path(sa.__file__).resolve().parents[1])
+    env = os.environ | {
+        "PYTHONPATH": package, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1",
+        "FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0", "FLWR_HOME": str(folder / "home"), **more,
+    }  # fmt: skip
+    log = folder / "output.log"
+    with log.open("wb") as file:
+        process = subprocess.Popen(words, cwd=folder, env=env, stdout=file, stderr=file, start_new_session=True)
+        try:
+            yield process, log
+        finally:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+                process.wait(30)
+            end = time.monotonic() + 30  # what was told to end may take a moment on a busy machine
+            while (left := {pid: text for pid, text in alive() if str(folder) in text}) and time.monotonic() < end:
+                time.sleep(0.2)
+            for pid in left:
+                os.kill(pid, signal.SIGKILL)
+            assert not left, "something was left running"
+
+
+def alive():
+    """Every process that can be seen: its number, its command and its environment."""
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            yield int(path.name), (path / "cmdline").read_text().replace("\0", " ") + (path / "environ").read_text()
+        except OSError:
+            continue
+
+
+# -------------------------------------------------------------------------------------------------------- simulation
+
+SIMULATION = """
+from flwr.app import Array, ArrayRecord, ConfigRecord
+from flwr.serverapp import ServerApp
+from flwr.serverapp.strategy import FedAvg
+from flwr.simulation import run_simulation
+import stableair as sa
+from stableair.flower import OverTheAir, client_app
+
+e = sa.Experiment.read("experiment.toml")
+
+def faulty(message, context, call_next):
+    reply = call_next(message, context)
+    n = context.node_config["partition-id"]
+    if not message.content["config"].get("faulty"):
+        return reply
+    if n == 0:
+        raise RuntimeError("client 0 broke")
+    arrays = reply.content["payload"]
+    name = next(iter(arrays))
+    if n == 1:
+        reply.content["payload"] = ArrayRecord(dict(arrays) | {name: Array(arrays[name].numpy()[:1])})
+    if n == 2:
+        reply.content["payload"] = ArrayRecord(dict(arrays) | {name: Array(arrays[name].numpy() * float("nan"))})
+    return reply
+
+server = ServerApp()
+
+@server.main()
+def main(grid, context):
+    for name in ("good", "faulty"):
+        air = OverTheAir(FedAvg(fraction_evaluate=0.0, min_train_nodes=1), e, f"runs/{name}")
+        air.start(grid, num_rounds=2, timeout=100, train_config=ConfigRecord({"faulty": name == "faulty"}))
+        for fault in air.left_out:
+            print("LEFT OUT", fault, flush=True)
+
+resources = {"init_args": {"num_cpus": 2, "include_dashboard": False}, "client_resources": {"num_cpus": 1}}
+run_simulation(server, client_app(e, mods=[faulty]), num_supernodes=5, backend_config=resources)
+"""
+
+
+def expected(experiment, heard):
+    """The state after two rounds of a plain run in which only some clients take part."""
+    sim = sa.build(experiment)
+
+    def some(k):
+        return torch.tensor([n for n in sim.participants(k).tolist() if n in heard(k)])
+
+    chosen = replace(sim, participants=some)
+    *_, last = simulate(chosen, sim.start, 2)
+    return last.state
+
+
+def test_a_simulation_has_the_bits_of_a_plain_run_with_faulty_clients_too(tmp_path):
+    e = sa.Experiment(partition="dirichlet_by_class(beta=2.0)", model="logistic()", clients=5, rounds=2, local_epochs=1,
+                      receiver="mac(C=auto)", device="cpu", engine="reference")  # fmt: skip
+    (tmp_path / "experiment.toml").write_text(e.to_toml())
+    with started([sys.executable, "-W", "ignore", "-c", SIMULATION], tmp_path) as (process, log):
+        assert process.wait(PATIENCE) == 0, log.read_text()
+    good, faulty = (sa.load(tmp_path / "runs" / name) for name in ("good", "faulty"))
+    assert torch.equal(good.state.w, sa.run(e).state.w)
+    assert torch.equal(faulty.state.w, expected(e, lambda k: (3, 4)).w)
+    assert (good["channel/senders"], faulty["channel/senders"]) == ([5, 5], [2, 2])
+    assert len(re.findall("LEFT OUT", log.read_text())) == 6
+    for why in ("why='client 0 broke'", "has shape (1, 64) where (10, 64) belongs", "weights are not finite"):
+        assert why in log.read_text()
+
+
+# --------------------------------------------------------------------------------------------------------- deployment
+
+
+def free_ports():
+    """The first of four ports in a row that nobody listens on."""
+    for first in range(21000 + os.getpid() % 5000, 60000, 4):
+        with contextlib.ExitStack() as stack:
+            try:
+                for port in range(first, first + 4):
+                    stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return first
+
+
+def waited(condition, process, log):
+    end = time.monotonic() + PATIENCE
+    while not (found := condition()):
+        assert process.poll() is None and time.monotonic() < end, log.read_text()
+        time.sleep(0.1)
+    return found
+
+
+def test_a_deployment_goes_on_without_a_node_that_is_killed_and_refuses_a_strangers_key(tmp_path):
+    e = sa.Experiment(partition="dirichlet_by_class(beta=2.0)", model="logistic()", clients=3, rounds=2, local_epochs=1,
+                      receiver="mac(C=auto)", device="cpu", engine="reference")  # fmt: skip
+    settings = {"partition": e.partition, "model": e.model, "rounds": 2, "local_epochs": 1, "receiver": e.receiver}
+    (tmp_path / "settings.toml").write_text("".join(f"{key} = {json.dumps(v)}\n" for key, v in settings.items()))
+    run, port = tmp_path / "run", free_ports()
+    rounds, keys = run / "rounds.jsonl", run / "flower"
+    with started([DEPLOY, run, tmp_path / "settings.toml"], tmp_path, PORT=str(port)) as (process, log):
+        waited(lambda: rounds.exists() and rounds.read_text().count("\n") == 1, process, log)
+        third = "flower-supernode", "--auth-supernode-private-key node2", str(keys)
+        for pid in [pid for pid, text in alive() if all(word in text for word in third)]:
+            os.kill(pid, signal.SIGKILL)  # the second round has just begun
+        make = ["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", "stranger"]
+        subprocess.run(make, cwd=tmp_path, check=True)
+        words = ["flower-supernode", "--superlink", f"127.0.0.1:{port}", "--root-certificates", keys / "ca.crt",
+                 "--auth-supernode-private-key", tmp_path / "stranger", "--port", str(port + 5)]  # fmt: skip
+        with (tmp_path / "stranger.log").open("w") as file:  # no pipe: a child of it would hold that open
+            stranger = subprocess.run(words, stdout=file, stderr=file, timeout=PATIENCE, check=False)
+        assert stranger.returncode != 0
+        assert "Failed to initialize the connection" in (tmp_path / "stranger.log").read_text()
+        assert process.wait(PATIENCE) == 0, log.read_text()
+    found = sa.load(run)
+    assert found["channel/senders"] == [3, 2]
+    assert torch.equal(found.state.w, expected(e, lambda k: (0, 1, 2) if k == 0 else (0, 1)).w)
+    assert "is left out" in log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"), [("port", "is in use"), ("key", "did you mean 'noise'"), ("ca", "by ca.crt")]
+)
+def test_the_deployment_refuses_in_one_line(wrong, why, tmp_path):
+    port, run = free_ports(), tmp_path / "run"
+    settings = tmp_path / "settings.toml"
+    settings.write_text('noize = "none()"' if wrong == "key" else "")
+    if wrong == "ca":
+        (run / "flower").mkdir(parents=True)
+        for name in ("ca.crt", "server.pem"):  # each signed by itself
+            make = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-384 -nodes -subj /CN=me -keyout key"
+            subprocess.run([*make.split(), "-out", name], cwd=run / "flower", capture_output=True, check=True)
+    with socket.socket() as taken:
+        if wrong == "port":
+            taken.bind(("127.0.0.1", port + 2))
+            taken.listen()
+        with started([DEPLOY, run, settings], tmp_path, PORT=str(port)) as (process, log):
+            assert process.wait(PATIENCE) == 2
+    (line,) = log.read_text().splitlines()
+    assert {"port": "is in use", "key": "did you mean 'noise'", "ca": "is not a certificate by ca.crt"}[wrong] in line
