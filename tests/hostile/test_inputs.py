@@ -10,7 +10,7 @@ import torch
 
 import stableair as sa
 from components import EXAMPLES
-from stableair.experiment import HOMES, TYPES, Experiment, registry
+from stableair.experiment import HOMES, PARTS, TYPES, Experiment, registry
 from stableair.spec import REGISTRIES
 
 pytestmark = pytest.mark.slow  # what an unlucky or a hostile user does; each test prints how often it tried
@@ -83,4 +83,4 @@ def test_every_public_function_takes_or_refuses_every_value(function, right, mon
 
 
 def test_every_kind_is_tried():
-    assert {registry(field).plural for field in HOMES} == set(REGISTRIES) & set(EXAMPLES)
+    assert {registry(field).plural for field in HOMES | PARTS} == set(REGISTRIES) & set(EXAMPLES)

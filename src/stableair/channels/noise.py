@@ -4,6 +4,7 @@ A noise draws the d entries of a round: (d, source) -> (d,) float32, on the sour
 """
 
 import math
+from dataclasses import dataclass
 
 import torch
 from scipy.special import pdtr
@@ -13,6 +14,18 @@ from stableair import stable
 from stableair.channels.kinds import Noise, noise
 from stableair.checks import number, positive
 from stableair.streams import Generator
+
+
+@dataclass(frozen=True)
+class Stable:
+    """Interference of a stable law, which has complex samples too: `stable.isotropic(n, alpha, tau, source)`."""
+
+    alpha: float
+    tau: float
+    draw: Noise
+
+    def __call__(self, d: int, source: Generator) -> Tensor:
+        return self.draw(d, source)
 
 
 @noise("sas")
@@ -27,7 +40,7 @@ def sas(alpha: float = 1.5, tau: float = 0.1) -> Noise:
     0.5
     """
     alpha, tau = stable.check(alpha, tau)
-    return lambda d, source: stable.sample(d, alpha, tau, source)
+    return Stable(alpha, tau, lambda d, source: stable.sample(d, alpha, tau, source))
 
 
 @noise("gaussian")
@@ -41,7 +54,7 @@ def gaussian(std: float) -> Noise:
     2.0
     """
     std = number("std", std, 0.0)
-    return lambda d, source: (std * source.normal(d)).float()
+    return Stable(2.0, std / math.sqrt(2), lambda d, source: (std * source.normal(d)).float())
 
 
 @noise("student_t")
@@ -100,4 +113,4 @@ def none() -> Noise:
     >>> none()(2, generator(0, "noise", 0)).tolist()
     [0.0, 0.0]
     """
-    return lambda d, source: torch.zeros(d, device=source.device)
+    return Stable(2.0, 0.0, lambda d, source: torch.zeros(d, device=source.device))

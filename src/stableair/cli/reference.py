@@ -7,13 +7,13 @@ import typer
 
 from stableair.checks import choice, positive
 from stableair.cli.options import Plugin, load_plugins
-from stableair.experiment import HOMES, PRESETS, Experiment, registry
+from stableair.experiment import HOMES, PARTS, PRESETS, Experiment, registry
 
 if TYPE_CHECKING:
     from stableair.paper.theorem import Check
 
-# What `stableair list` calls the components of each field of an experiment.
-KINDS = {"data" if field == "data" else f"{field}s": field for field in HOMES}
+# What `stableair list` calls the components of each field of an experiment, and those that stand in others' specs.
+KINDS = {{"data": "data", "basis": "bases"}.get(field, f"{field}s"): field for field in HOMES | PARTS}
 
 
 def list_components(
