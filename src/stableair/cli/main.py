@@ -29,6 +29,7 @@ COMMANDS: dict[str, Callable[..., None]] = {  # in the order of --help
     "report": results.report,
     "list": reference.list_components,
     "theory": reference.theory,
+    "air": reference.air,
     "bench": bench.bench,
     "demo": paper.demo,
 }

@@ -1,4 +1,4 @@
-"""The commands to look something up: list, theory."""
+"""The commands to look something up: list, theory, air."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -85,3 +85,14 @@ def print_checks(checks: list["Check"]) -> None:
             f"{row.alpha:<5g} {row.tau:>5g} {row.C:>5g} {row.eta:>6g}    {row.measured:.5f} +- {row.error:.5f}"
             f"   {row.printed:.5f}   {row.corrected:.5f}{verdict}"
         )
+
+
+def air(
+    name: Annotated[str, typer.Argument(help='A component of the page "The air", such as bursts.')],
+    out: Annotated[Path | None, typer.Option(help="The picture's file, as .png, .pdf or .svg (default: NAME.png).")] = None,
+) -> None:
+    """Draw what a part of the air does: power, interference, fading."""
+    from stableair.paper.air_plots import PICTURES
+    from stableair.results.plot import save
+
+    print(save(PICTURES[choice("picture", name, PICTURES)](), out or Path(f"{name}.png")))
