@@ -19,7 +19,8 @@ from stableair.contracts import Received, Upload
 from stableair.streams import Generator, generator
 from stableair.vector import NOTHING, Layout
 
-CODINGS = "plain", "elias"
+Coding = Literal["plain", "elias"]
+CODINGS: tuple[Coding, ...] = "plain", "elias"
 SLICE = 1 << 16  # entries of all clients that are floats at once
 SLICE_ELSEWHERE = 1 << 20
 
@@ -54,7 +55,7 @@ def none() -> Quantizer:
 
 
 @quantizer("qsgd")
-def qsgd(s: int, coding: Literal["plain", "elias"] = "plain") -> Quantizer:
+def qsgd(s: int, coding: Coding = "plain") -> Quantizer:
     """QSGD (Alistarh et al., 2017): each entry a multiple of norm(u) / s, rounded up or down at random, without bias.
 
     Q(u)_i = norm(u) sign(u_i) l_i / s with l_i = floor(s |u_i| / norm(u) + v_i), v_i uniform on (0, 1): E Q(u) = u and

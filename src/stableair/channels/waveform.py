@@ -74,7 +74,7 @@ class Waveform(Flat):
 
     def draw(self, n: int, who: Tensor, d: int, seed: int, k: int, device: torch.device | str = "cpu") -> Any:
         """The paths of the clients `who` (m,) and xi_k (d,) as `Signals`: functions of (seed, k) and of the client."""
-        gains, loudness = self._gains(n, who, seed, k)
+        gains, loudness = self.gains(n, who, seed, k)
         delays = (generator(seed, "timing", k).uniform(n) * (self.timing + 1)).long()
         turns = self.cfo * (2 * generator(seed, "cfo", k).uniform(n) - 1)
         echoes = torch.ones(n, 1, dtype=torch.complex128)
@@ -113,7 +113,7 @@ class Waveform(Flat):
             for late, echo in enumerate(path.echoes.tolist()):
                 air[start + late : start + late + len(x)].add_(x, alpha=path.gain * echo)
 
-    def _gains(self, n: int, who: Tensor, seed: int, k: int) -> tuple[Tensor, float]:
+    def gains(self, n: int, who: Tensor, seed: int, k: int) -> tuple[Tensor, float]:
         """The complex gains of the clients `who` (m,), and what the interference is multiplied by."""
         if not self.antennas:
             h = check_shape("fading", self.fading(n, generator(seed, "fading", k)), n).double()

@@ -89,10 +89,13 @@ def print_checks(checks: list["Check"]) -> None:
 
 def air(
     name: Annotated[str, typer.Argument(help='A component of the page "The air", such as bursts.')],
-    out: Annotated[Path | None, typer.Option(help="The picture's file, as .png, .pdf or .svg (default: NAME.png).")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The picture's file, as .png, .pdf or .svg (default: NAME.png).")
+    ] = None,
 ) -> None:
-    """Draw what a part of the air does: power, interference, fading."""
-    from stableair.paper.air_plots import PICTURES
+    """Draw what a part of the air does: power, interference, fading, signals."""
+    from stableair.paper import air_plots, signal_plots
     from stableair.results.plot import save
 
-    print(save(PICTURES[choice("picture", name, PICTURES)](), out or Path(f"{name}.png")))
+    pictures = air_plots.PICTURES | signal_plots.PICTURES
+    print(save(pictures[choice("picture", name, pictures)](), out or Path(f"{name}.png")))
