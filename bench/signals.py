@@ -81,9 +81,7 @@ def drawn(table: dict[str, dict[str, list[float]]]):
         for place, values in zip(places, found, strict=True):
             axes.plot([place] * len(values), values, ".", color="black", markersize=4)
     axes.set_xticks(range(len(table)), table)
-    axes.set(
-        ylim=(0, 100), ylabel="test accuracy, %", title="Digits, noise in time of alpha 1.5 and tau 0.5"
-    )
+    axes.set(ylim=(0, 100), ylabel="test accuracy, %", title="Digits, noise in time of alpha 1.5 and tau 0.5")
     axes.grid(alpha=0.3, axis="y")
     axes.legend(fontsize="small", ncols=4, loc="lower center")
     return figure

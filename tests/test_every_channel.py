@@ -101,3 +101,15 @@ def test_a_stopped_run_goes_on_bit_for_bit(spec, tiny, tmp_path):
         assert straight[name] == resumed[name]
     assert straight["channel/senders"] == [5] * 4
     assert sa.Experiment.from_json(experiment.to_json()) == experiment
+
+
+@pytest.mark.gpu
+def test_a_gpu_hears_what_a_cpu_hears(make, cuda):
+    link, who, d = make(), torch.arange(5), 40_001
+    update = torch.randn(5, d)
+    here, there = (
+        link.superpose(uploads(who, update.to(place)), link.draw(5, who, d, 0, 0, place)) for place in ("cpu", cuda)
+    )
+    assert there.g.device.type == "cuda"
+    torch.testing.assert_close(there.g.cpu(), here.g, rtol=1e-4, atol=1e-4)
+    assert there.uses == here.uses
