@@ -37,8 +37,16 @@ EXAMPLES = {
         "femnist(test=5)",
         "hf(name='someone/images', writer=who)",
     ],
-    "servers": ["sgd()", "momentum()"],
-    "participations": ["all()"],
+    "servers": [
+        "sgd(decay=inverse, over=2)",
+        "sgd(decay=cosine, over=3)",
+        "sgd()",
+        "momentum()",
+        "fedavgm(nesterov=True)",
+        "adagrad_ota()",
+        "adam_ota()",
+    ],
+    "participations": ["all()", "sample(m=2)", "bernoulli(q=0.5, expected=True)", "dropout(p=0.5, of='sample(m=3)')"],
     "powers": ["none()"],
     "channels": [
         "flat(noise_on=sum)",

@@ -7,13 +7,14 @@ from torch import nn
 from torch.nn import functional as F
 
 import stableair as sa
-from stableair.algorithm import observe, simulate
+from stableair.algorithm import observe, simulate, snr
 from stableair.builder import build
 from stableair.checks import InputError, Note
 from stableair.contracts import Received, Upload, as_receiver, as_update, check_finite
 from stableair.data.sets import synthetic
 from stableair.participants import participation
 from stableair.runner import run
+from stableair.vector import powers
 
 IDEAL = {"fading": "unit()", "noise": "none()", "receiver": "none()"}
 
@@ -207,3 +208,51 @@ def test_a_round_in_which_nobody_is_heard_changes_nothing(tiny, engine, registri
     assert (silent["channel/senders"], loud["channel/senders"]) == (0, 5)
     assert silent["test/loss"] == result.rounds[1]["test/loss"] != loud["test/loss"]
     assert silent["receiver/tau"] == result.rounds[1]["receiver/tau"] != loud["receiver/tau"]
+
+
+def test_the_powers_of_the_blocks_add_up_to_the_whole(tiny):
+    """Also where the squares of impulses overflow float32."""
+    layout, g = build(tiny).layout, torch.Generator().manual_seed(0)
+    v = torch.randn(layout.offsets[-1], generator=g)
+    v[5] = 1e30
+    whole = v.double().square().sum()
+    for blocks in ("tensor", "layer", "model"):
+        parts = powers(v, layout.merge(blocks))
+        assert parts.dtype == torch.float64
+        assert len(parts) == len(layout.merge(blocks).names)
+        torch.testing.assert_close(parts.sum(), whole, rtol=1e-12, atol=0)
+    first, second = powers(v, layout.merge("layer")).tolist()
+    assert first == pytest.approx(1e60, rel=1e-6)
+    assert second == pytest.approx(layout.merge("layer").split(v)[1].double().norm().item() ** 2)
+
+
+@pytest.mark.parametrize("blocks", ["tensor", "layer"])
+def test_the_snr_of_each_block_is_recorded_on_request(tiny, blocks):
+    sim = build(tiny.with_(snr_blocks=blocks))
+    (first,) = simulate(sim, sim.start, 1)
+    fade = sim.channel.draw(5, torch.arange(5), len(sim.start.w), 0, 0)
+    clean = sim.channel.superpose(sim.train(sim.start, 0, sim.participants(0)), fade).clean
+    parts = sim.layout.merge(blocks)
+    recorded = {name: value for name, value in first.metrics.items() if name.startswith("channel/snr_db/")}
+    assert list(recorded) == [f"channel/snr_db/{name}" for name in parts.names]
+    for ratio, signal, noise in zip(recorded.values(), parts.split(clean), parts.split(fade.xi), strict=True):
+        assert ratio == pytest.approx(20 * math.log10(signal.norm() / noise.double().norm()), rel=1e-6)
+    noise = {name: powers(fade.xi, parts)[i].item() for i, name in enumerate(parts.names)}
+    signal = sum(noise[name] * 10 ** (recorded[f"channel/snr_db/{name}"] / 10) for name in parts.names)
+    assert 10 * math.log10(signal / sum(noise.values())) == pytest.approx(first.metrics["channel/snr_db"])
+    plain = build(tiny)
+    assert next(simulate(plain, plain.start, 1)).metrics == {
+        k: v for k, v in first.metrics.items() if k not in recorded
+    }
+
+
+def test_a_block_without_signal_or_noise_has_no_ratio(tiny):
+    layout = build(tiny).layout.merge("layer")
+    clean, noise = torch.ones(2, layout.offsets[-1])
+    noise[: layout.offsets[1]] = 0
+    assert list(snr(clean, noise, layout).values()) == [None, 0.0]
+    noise[:] = math.inf
+    assert set(snr(clean, noise, layout).values()) == {None}
+    with pytest.warns(Note, match="nobody was heard"):
+        silent = run(tiny.with_(participation="bernoulli(1e-9)", snr_blocks="layer", rounds=1)).rounds[0]
+    assert [value for name, value in silent.items() if name.startswith("channel/snr_db")] == [None] * 3

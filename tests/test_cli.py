@@ -285,8 +285,10 @@ def test_search_says_what_it_found_and_the_command_that_runs_it(command, small, 
 def test_theory_prints_every_form_and_draws(command, tmp_path):
     code, out, _ = command("theory", "--G", 0.1, "--plot", "t.png")
     assert code == 0
-    names = ["p_C printed", "p_C corrected", "p_C exact", "bound printed", "bound corrected", "C* weak signal"]
-    assert [line[:16].strip() for line in out.splitlines()] == [*names, "t.png"]
+    names = ["p_C printed", "p_C corrected", "p_C exact", "p_C at most", "bound printed", "bound corrected"]
+    assert [line[:16].strip() for line in out.splitlines()] == [*names, "C* weak signal", "t.png"]
+    least, most = (float(line.split()[2 + ("most" in line)]) for line in out.splitlines()[2:4])
+    assert least < most
     assert (tmp_path / "t.png").stat().st_size > 1000
     _, out, _ = command("theory", "--C", 1, "--G", 1)
     assert "C > sqrt2 G is broken" in out

@@ -1,4 +1,5 @@
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,7 +11,10 @@ from stableair.algorithm import simulate
 from stableair.builder import build
 from stableair.checks import InputError, Note
 from stableair.choices import NORM_STATS
-from stableair.evaluation import Evaluate, calibration_sample
+from stableair.contracts import Dataset
+from stableair.engine import EngineChoice, accelerate
+from stableair.evaluation import Averaged, Evaluate, calibration_sample
+from stableair.results.checkpoint import read_checkpoint, save_checkpoint
 from stableair.vector import state
 
 
@@ -76,7 +80,8 @@ def test_recalibration_averages_its_batches_evenly(normed, monkeypatch):
     batches = sample.tensor_split(-(-len(sample) // 7))
     assert len(batches) > 3
     assert max(map(len, batches)) - min(map(len, batches)) <= 1
-    stats = sim.evaluate._recalibrated(sim.start).stats
+    data = sim.train.work.data
+    stats = sim.evaluate._recalibrated(sim.start, data.scaling("cpu")).stats
     expected = torch.stack([torch.stack([b.mean(), b.var()]) for b in batches]).mean(0)
     torch.testing.assert_close(stats, expected, rtol=1e-5, atol=1e-6)
 
@@ -126,3 +131,141 @@ def test_test_batches_never_hold_a_single_sample(normed):
     odd = Evaluate(sim.train.work.module, sim.train.work.data, "test", "batch", sim.evaluate.calibration, batch=11)
     assert len(sim.train.work.data.test.y) % 11 == 1, "plain batches of 11 would leave one sample over"
     assert odd(state(sim.train.work.module))["test/accuracy"] >= 0
+
+
+def test_the_host_waits_once(normed, monkeypatch):
+    """Neither a batch nor a layer asks for a number or sends one: on a GPU each would empty its queue."""
+    monkeypatch.setattr("stableair.evaluation.BATCH", 7)
+    evaluate, at = replace(build(normed).evaluate, batch=4), build(normed).start
+    asked = []
+
+    def counted(owner, name):
+        real = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *given, **by_name: asked.append(name) or real(*given, **by_name))
+
+    for name in ("__float__", "__int__", "__bool__", "item", "tolist"):
+        counted(torch.Tensor, name)
+    counted(Dataset, "scaling")
+    evaluate(at)
+    assert asked == ["scaling", "tolist"]
+
+
+@pytest.mark.gpu
+def test_the_host_waits_once_on_a_gpu(cuda):
+    e = sa.Experiment(data="cifar10", model="resnet18()", clients=5, device=cuda, norm_stats="recalibrated")
+    sim = build(e)
+    evaluate, scaling = sim.evaluate.at("bf16"), sim.train.work.data.scaling(cuda)
+    evaluate(sim.start)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        with torch.no_grad(), evaluate._arithmetic():
+            for treatment in NORM_STATS:
+                evaluate._score(sim.start, treatment, scaling)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+# ------------------------------------------------------------------------------------------------------------- average
+
+
+def numbers(run):
+    return [{name: value for name, value in row.items() if name != "seconds"} for row in run.rounds]
+
+
+@pytest.mark.parametrize("treatment", NORM_STATS)
+def test_the_averaged_model_is_its_formula_and_is_judged_as_named(normed, treatment):
+    sim = build(normed.with_(average=0.7, norm_stats=treatment))
+    plain, w, stats = build(normed.with_(norm_stats=treatment)), None, None
+    for k, new, metrics in simulate(sim, sim.start, 4):
+        w = new.w.double() if w is None else 0.7 * w + 0.3 * new.w.double()
+        stats = new.stats.double() if stats is None else 0.7 * stats + 0.3 * new.stats.double()
+        torch.testing.assert_close(sim.evaluate.model.w, w.float(), msg=f"round {k}")
+        torch.testing.assert_close(sim.evaluate.model.stats, stats.float())
+        of_average = plain.evaluate(sim.evaluate.model)
+        assert (
+            metrics["test/accuracy_averaged"] == of_average["test/accuracy"] == of_average[f"test/accuracy_{treatment}"]
+        )
+    assert not torch.allclose(sim.evaluate.model.w, new.w)
+
+
+def test_the_average_touches_the_evaluation_alone(tiny):
+    one, other = sa.run(tiny), sa.run(tiny.with_(average=0.9))
+    assert torch.equal(one.state.w, other.state.w)
+    assert "test/accuracy_averaged" not in one.rounds[0]
+    assert numbers(one) == [{k: v for k, v in row.items() if "averaged" not in k} for row in numbers(other)]
+    assert sa.run(tiny.with_(average=1e-12))["test/accuracy_averaged"] == one["test/accuracy"]
+    assert "validation/accuracy_averaged" in sa.run(tiny.with_(average=0.5, evaluate="validation", rounds=1)).rounds[0]
+
+
+@pytest.mark.filterwarnings("ignore:round")
+@pytest.mark.parametrize("engine", ["reference", "fast"])
+@pytest.mark.parametrize("participation", ["all()", "bernoulli(0.3)"])
+def test_an_average_is_resumed_bit_for_bit(normed, tmp_path, engine, participation):
+    model = "normed()" if engine == "reference" else "mlp(width=4)"
+    e = normed.with_(average=0.8, norm_stats="recalibrated", engine=engine, participation=participation, rounds=6)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Note)
+        e = e.with_(model=model)
+        whole = sa.run(e, tmp_path / "whole")
+        sa.run(e.with_(rounds=3), tmp_path / "a")
+        resumed = sa.run(e, tmp_path / "a", resume=True)
+    assert numbers(resumed) == numbers(whole)
+    saved = [read_checkpoint(tmp_path / name).average for name in ("whole", "a")]
+    assert torch.equal(saved[0]["w"], saved[1]["w"])
+    assert torch.equal(saved[0]["stats"], saved[1]["stats"])
+
+
+@pytest.mark.parametrize(
+    "average",
+    [
+        {},
+        {"w": torch.zeros(3), "stats": torch.zeros(0)},
+        {"w": None, "stats": torch.zeros(0)},
+        {"w": "w"},
+        {"w": torch.zeros(35), "stats": torch.zeros(0), "more": 1},
+        {"w": torch.zeros(35, dtype=torch.float64), "stats": torch.zeros(0)},
+        [],
+    ],
+)
+def test_an_averaged_model_made_by_hand_is_held_to_its_form(tiny, tmp_path, average):
+    e = tiny.with_(average=0.8, rounds=2)
+    sa.run(e, tmp_path / "a")
+    good = read_checkpoint(tmp_path / "a")
+    assert good.average["w"].shape == (35,)
+    save_checkpoint(tmp_path / "a", good._replace(average=average), check=False)
+    (tmp_path / "a" / "checkpoint.previous.pt").unlink()
+    with pytest.raises(InputError, match=r"checkpoint\.pt is corrupted") as told:
+        sa.run(e.with_(rounds=3), tmp_path / "a", resume=True)
+    assert "\n" not in str(told.value)
+
+
+def test_an_averaged_model_that_nobody_asked_for_is_refused(tiny, tmp_path):
+    sa.run(tiny.with_(rounds=2), tmp_path / "a")
+    good = read_checkpoint(tmp_path / "a")
+    assert good.average == {}
+    save_checkpoint(tmp_path / "a", good._replace(average={"w": good.w, "stats": good.stats}), check=False)
+    with pytest.raises(InputError, match=r"the memory of the average: .* remembers nothing: got w, stats"):
+        sa.run(tiny, tmp_path / "a", resume=True)
+
+
+def test_a_checkpoint_from_before_there_was_an_average_is_read(tiny, tmp_path):
+    sa.run(tiny.with_(rounds=2), tmp_path / "a")
+    content = read_checkpoint(tmp_path / "a")._asdict()
+    content.pop("average")
+    older = type("Older", (), {"_asdict": lambda self: content})()
+    save_checkpoint(tmp_path / "a", older, check=False)
+    assert numbers(sa.run(tiny, tmp_path / "a", resume=True)) == numbers(sa.run(tiny))
+
+
+def test_a_run_that_diverges_ends_with_its_average(tiny, tmp_path):
+    e = tiny.with_(average=0.8, server="sgd(lr=1e30)", receiver="none()")
+    run = sa.run(e, tmp_path / "a")
+    assert run.diverged is not None
+    assert run.rounds[-1]["test/accuracy_averaged"] is None
+    assert len(sa.run(e, tmp_path / "a", resume=True)) == len(run)
+
+
+def test_an_average_is_evaluated_in_the_engines_precision(tiny):
+    fast = accelerate(build(tiny.with_(average=0.8)), EngineChoice("stacked", "tf32", 5, ""))
+    assert isinstance(fast.evaluate, Averaged)
+    assert (fast.evaluate.keep, fast.evaluate.evaluate.precision) == (0.8, "tf32")

@@ -75,7 +75,7 @@ def test_accuracy_and_loss_are_of_the_same_runs(tmp_path, no_data, monkeypatch):
     monkeypatch.setattr(record, "build", lambda *_: pytest.fail("computed again"))
     plan, runs, notes = made("fig3d", tmp_path)
     picture = figures.draw(plan, runs, notes)
-    assert picture.axes[0].get_ylabel() == "test loss"
+    assert (picture.axes[0].get_ylabel(), picture.axes[0].get_yscale()) == ("test loss", "log")
     assert picture.axes[0].lines[1].get_ydata().tolist() == runs["MAC"][0]["test/loss"]
 
 
@@ -99,8 +99,10 @@ def test_one_thing_is_varied(name, key, field, tmp_path, no_data):
 def test_the_measured_snr_stands_beside_the_papers(tmp_path, no_data):
     plan, runs, notes = made("fig4b", tmp_path, SMALL | {"clients": 3}, seeds=2)
     labels = texts(figures.draw(plan, runs, notes))
-    half, whole = (np.mean([one["channel/snr_db"][0] for one in each]) for each in list(runs.values())[:2])
-    assert labels[1] == f"τ = 0.1, SNR {whole:.1f} dB (paper: -41 dB) (2 seeds)"
+    found = [[one["channel/snr_db"][0] for one in each] for each in list(runs.values())[:2]]
+    half, whole = map(np.mean, found)
+    ratio = 10 * np.log10(np.mean(10 ** (np.array(found[1]) / 10)))
+    assert labels[1] == f"τ = 0.1, SNR {whole:.1f} dB, linear mean {ratio:.1f} dB (paper: -41 dB) (2 seeds)"
     assert half - whole == pytest.approx(20 * math.log10(2), abs=0.01)
 
 

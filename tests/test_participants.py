@@ -1,10 +1,15 @@
+import math
+
 import pytest
 import torch
 
 import stableair as sa
+from components import EXAMPLES
 from stableair.builder import build
+from stableair.channels.flat import Flat
+from stableair.contracts import Upload
 from stableair.engine import accelerate, choose
-from stableair.participants import everybody, participants, participation
+from stableair.participants import bernoulli, divisor, dropout, everybody, participants, participation, sample
 from stableair.streams import generator
 
 
@@ -111,3 +116,185 @@ def test_neither_a_chunk_nor_processes_change_a_bit_of_any_sum(tiny, normed):
 def test_what_a_rule_returns_is_held_to_its_contract(who, said):
     with pytest.raises(sa.InputError, match=said):
         participants(lambda n, source: who, [1, 1, 1, 1], seed=0)(3)
+
+
+def numbers(run):
+    return [{name: value for name, value in row.items() if name != "seconds"} for row in run.rounds]
+
+
+@pytest.mark.filterwarnings("ignore:round")
+@pytest.mark.parametrize("spec", EXAMPLES["participations"])
+@pytest.mark.parametrize("engine", ["reference", "fast"])
+def test_every_rule_is_resumed_bit_for_bit(tiny, tmp_path, spec, engine):
+    e = tiny.with_(participation=spec, receiver="mac(C=auto)", server="momentum()", blocks="layer", rounds=6)
+    e = e.with_(partition="dirichlet_by_class(1)", engine=engine)
+    whole = sa.run(e)
+    sa.run(e.with_(rounds=3), tmp_path / "a")
+    resumed = sa.run(e, tmp_path / "a", resume=True)
+    assert torch.equal(resumed.state.w, whole.state.w)
+    assert numbers(resumed) == numbers(whole)
+    senders = [len(build(e).participants(k)) for k in range(6)]
+    assert whole["channel/senders"] == senders
+
+
+@pytest.mark.parametrize("spec", EXAMPLES["participations"])
+def test_what_a_client_meets_does_not_depend_on_the_rule(tiny, spec):
+    """The same fading, interference and batches as with everybody."""
+    everyone, some = build(tiny), build(tiny.with_(participation=spec))
+    for k in range(4):
+        who = some.participants(k)
+        d = len(some.start.w)
+        all_of_them, fade = (sim.channel.draw(5, sim.participants(k), d, 0, k) for sim in (everyone, some))
+        assert torch.equal(fade.xi, all_of_them.xi)
+        assert torch.equal(fade.h, all_of_them.h[who]), "everybody's order is by number: the clients are of one size"
+        updates = torch.cat([u.update for u in everyone.train(everyone.start, k, torch.arange(5))])
+        for upload in some.train(some.start, k, who) if len(who) else ():
+            assert torch.equal(upload.update, updates[upload.clients])
+
+
+@pytest.mark.parametrize("of", ["sample(5)", "bernoulli(1)", "bernoulli(1, expected=true)", "dropout(0)"])
+def test_a_rule_that_takes_all_is_all(tiny, of):
+    e = tiny.with_(partition="dirichlet_by_class(1)")
+    one, other = sa.run(e), sa.run(e.with_(participation=of))
+    assert torch.equal(one.state.w, other.state.w)
+    assert numbers(one) == numbers(other)
+
+
+def drawn(rule, n, rounds):
+    """Who takes part: (rounds, n), 1 or 0."""
+    taken = torch.zeros(rounds, n, dtype=torch.float64)
+    for k in range(rounds):
+        who = rule(n, generator(0, "participation", k))
+        assert len(who.unique()) == len(who)
+        taken[k, who] = 1
+    return taken
+
+
+def near(values, expected, variance, rounds, errors=5):
+    """Whether means over so many rounds are what is expected, within five standard errors."""
+    return bool(((values - expected).abs() < errors * math.sqrt(variance / rounds)).all())
+
+
+def test_a_sample_takes_each_client_and_each_pair_equally_often():
+    m, n, rounds = 3, 7, 3000
+    taken = drawn(sample(m), n, rounds)
+    assert (taken.sum(1) == m).all()
+    share, pair = m / n, m * (m - 1) / (n * (n - 1))
+    assert near(taken.mean(0), share, share * (1 - share), rounds)
+    together = (taken.T @ taken / rounds)[~torch.eye(n, dtype=torch.bool)]
+    assert near(together, pair, pair * (1 - pair), rounds), "without replacement: less often than by chance"
+    assert not near(together, share**2, pair * (1 - pair), rounds)
+    assert (drawn(sample(4), n, 50) >= taken[:50]).all(), "a larger sample has the smaller one in it"
+
+
+@pytest.mark.parametrize(("rule", "share"), [(bernoulli(0.3), 0.3), (dropout(0.7), 0.3)])
+def test_clients_come_and_are_lost_independently(rule, share):
+    n, rounds = 6, 3000
+    taken = drawn(rule, n, rounds)
+    assert near(taken.mean(0), share, share * (1 - share), rounds)
+    together = (taken.T @ taken / rounds)[~torch.eye(n, dtype=torch.bool)]
+    assert near(together, share**2, share**2, rounds)
+    again = (taken[1:] * taken[:-1]).mean(0)
+    assert near(again, share**2, share**2, rounds), "from round to round too"
+
+
+def test_those_that_are_lost_do_not_depend_on_those_that_were_named():
+    lost = [drawn(dropout(0.4, of=of), 6, 200) for of in ("all()", "sample(3)", "bernoulli(0.5)")]
+    for of, taken in zip((sample(3), bernoulli(0.5)), lost[1:], strict=True):
+        assert torch.equal(taken, drawn(of, 6, 200) * lost[0])
+
+
+@pytest.mark.parametrize(
+    ("spec", "wanted"),
+    [
+        ("bernoulli(0.2, expected=true)", 1.0),
+        ("dropout(0.5, of='bernoulli(0.4, expected=true)')", 1.0),
+        ("bernoulli(0.2)", 1 - 0.8**4),  # nothing is received where nobody comes: a shorter step on average
+    ],
+)
+def test_division_by_the_expected_number_is_unbiased(spec, wanted):
+    """The mean of what is received over many rounds, against the clients' own mean."""
+    n, rounds, rule = 4, 1000, participation.one(spec)()
+    unit, silent = lambda n, source: torch.ones(n), lambda d, source: torch.zeros(d)
+    channel = Flat(unit, silent, divisor=divisor(rule, n))
+    updates = torch.tensor([[1.0, -3.0], [2.0, 0.0], [5.0, 1.0], [0.0, -2.0]])
+    received = torch.zeros(rounds, 2, dtype=torch.float64)
+    for k in range(rounds):
+        who = rule(n, generator(1, "participation", k))
+        upload = Upload(who, updates[who], torch.zeros(len(who), 0), torch.zeros(len(who)))
+        received[k] = channel.superpose([upload], channel.draw(n, who, 2, 1, k)).g
+    assert near(received.mean(0), wanted * updates.mean(0), received.var(0).max().item(), rounds)
+    assert (rounds**-0.5 * received.std(0) < 0.1).all(), "close enough to tell the two divisions apart"
+
+
+@pytest.mark.parametrize("engine", ["reference", "fast"])
+def test_the_stated_divisor_reaches_the_channel(tiny, engine):
+    """One step from the same model, with the same clients: it is as long as those who came to those expected."""
+    e = tiny.with_(fading="unit()", noise="none()", receiver="none()", rounds=1, engine=engine)
+    specs = "bernoulli(0.5)", "bernoulli(0.5, expected=true)"
+    paths, start = [sa.run(e.with_(participation=spec)) for spec in specs], build(e).start.w
+    came = paths[0]["channel/senders"][0]
+    assert came == paths[1]["channel/senders"][0]
+    torch.testing.assert_close(paths[1].state.w - start, (paths[0].state.w - start) * came / 2.5, rtol=1e-3, atol=1e-6)
+    assert paths[1]["gradient/norm"][0] == pytest.approx(paths[0]["gradient/norm"][0] * came / 2.5, rel=1e-5)
+    assert paths[1]["train/loss"] == paths[0]["train/loss"], "the loss is the mean over those who came"
+
+
+def test_a_rule_states_its_divisor_or_none():
+    assert divisor(everybody(), 5) is divisor(sample(2), 5) is divisor(bernoulli(0.5), 5) is None
+    assert divisor(bernoulli(0.5, expected=True), 5) == 2.5
+    assert divisor(dropout(0.2, of="bernoulli(0.5, expected=true)"), 5) == 2.0
+    assert divisor(dropout(0.2), 5) is None
+    odd = type("Odd", (), {"divisor": lambda self, n: 0})()
+    with pytest.raises(sa.InputError, match="the divisor of the participation must be positive"):
+        divisor(odd, 5)
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ("sample(0)", "m must be at least 1: got 0"),
+        ("sample(2.5)", "m must be a whole number: got 2.5"),
+        ("bernoulli(0)", "q must be positive"),
+        ("bernoulli(1.5)", "q must be at most 1: got 1.5"),
+        ("bernoulli(0.5, expected=1)", "expected must be true or false: got 1"),
+        ("dropout(1)", "p must be at least 0 and below 1: got 1"),
+        ("dropout(-0.1)", "p must be at least 0 and below 1: got -0.1"),
+        ("dropout(nan)", "p must be"),
+        ("dropout(0.1, of='some()')", "dropout.*'some' is unknown; did you mean 'sample'"),
+        ("dropout(0.1, of='sample(n=3)')", "sample has no argument 'n'"),
+        ("dropout(0.1, of='sample(0)')", "m must be at least 1"),
+        ("dropout(0.1, of=3)", "participation must be a spec such as"),
+        ("dropout(0.1, of='dropout(0.2)')", "of must be another rule than dropout"),
+        ("dropout(0.1, of=sample(3))", "is code"),
+    ],
+)
+def test_bad_rules_are_refused_when_the_experiment_is_made(spec, said):
+    with pytest.raises(sa.InputError, match=said) as told:
+        sa.Experiment(participation=spec)
+    assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize("spec", ["sample(6)", "dropout(0.5, of='sample(6)')"])
+def test_more_samples_than_clients_are_seen_when_it_is_built(tiny, spec, tmp_path):
+    with pytest.raises(sa.InputError, match=r"sample\(m=6\): m must be at most the number of clients, 5"):
+        sa.run(tiny.with_(participation=spec), tmp_path / "a")
+    assert not (tmp_path / "a").exists()
+    build(tiny.with_(participation=spec, clients=6))
+
+
+def test_a_rule_within_a_rule_is_written_as_text_and_read_again():
+    e = sa.Experiment(participation="dropout(0.5, of='sample(3)')")
+    assert e.participation == "dropout(p=0.5, of='sample(3)')"
+    assert sa.Experiment.from_record(e.to_record()) == sa.Experiment.from_toml(e.to_toml()) == e
+    assert e.with_(**{"participation.of": "bernoulli(0.5)"}).participation == "dropout(p=0.5, of='bernoulli(0.5)')"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("spec", "ahead"), [("all()", 1), ("sample(2)", 0)])
+def test_batches_are_made_ready_for_the_next_round_where_its_clients_can_be_known(tiny, cuda, spec, ahead):
+    sim = accelerate(build(tiny.with_(participation=spec, device=cuda, seed=1)))  # no two samples in a row are the same
+    for k in range(4):
+        who = sim.participants(k)
+        list(sim.train(sim.start, k, who))
+        assert list(sim.train._prepared) == [(k + (ahead if k else 0), tuple(who.tolist()))]

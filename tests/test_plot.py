@@ -5,7 +5,7 @@ import pytest
 
 import stableair as sa
 from stableair.results import plot
-from stableair.results.run import Run, find, group, with_metric
+from stableair.results.run import Run, find, group, linear_mean, snrs, with_metric
 
 
 def made(accuracy, **settings):
@@ -22,7 +22,7 @@ def test_runs_that_differ_in_the_seed_alone_are_one_line_with_a_band():
     assert {name: len(runs) for name, runs in groups.items()} == {"mac(C=1)": 2, "none()": 1}
     axes = plot.curves(groups).axes[0]
     np.testing.assert_allclose(axes.lines[0].get_ydata(), [0.2, 0.3])
-    assert list(axes.lines[0].get_xdata()) == [0, 1]
+    assert list(axes.lines[0].get_xdata()) == [1, 2], "the first round is 1"
     (band,) = axes.collections
     low, high = band.get_paths()[0].vertices[:, 1].min(), band.get_paths()[0].vertices[:, 1].max()
     assert (low, high) == (pytest.approx(0.2 - 0.02**0.5), pytest.approx(0.3 + 0.02**0.5))  # one standard deviation
@@ -42,10 +42,10 @@ def test_a_diverged_run_is_drawn_up_to_there_and_says_so():
     run = made([0.1, 0.2, math.nan])
     run.rounds[-1] |= {"test/accuracy": None, "diverged": True}
     axes = plot.curves({"noisy": [run]}).axes[0]
-    assert texts(axes.figure) == ["noisy, diverged at round 2"]
+    assert texts(axes.figure) == ["noisy, diverged at round 3"]
     line, cross = axes.lines
     assert np.isnan(line.get_ydata()[2])
-    assert (cross.get_xdata()[0], cross.get_ydata()[0]) == (1, 0.2), "at the last round that counts"
+    assert (cross.get_xdata()[0], cross.get_ydata()[0]) == (2, 0.2), "at the last round that counts"
 
 
 def test_runs_of_different_length_are_averaged_where_they_are():
@@ -81,6 +81,23 @@ def test_bad_input(tiny, tmp_path):
         plot.curves({"a": [made([])]})
     with pytest.raises(sa.InputError, match="cannot write"):
         plot.save(plot.curves({"a": [made([1])]}), tmp_path / "a.docx")
+
+
+def test_curves_are_told_apart_by_their_lines_as_well():
+    axes = plot.curves({str(n): [made([0.1, 0.2])] for n in range(20)}).axes[0]
+    looks = {(line.get_color(), line._unscaled_dash_pattern[1] or line.get_linestyle()) for line in axes.lines}
+    assert len(looks) == 20
+    assert len({dash for _, dash in looks}) == len(plot.LINES)
+    assert axes.get_xlim()[0] > 0, "there is no round 0"
+
+
+def test_the_mean_snr_in_db_and_of_the_linear_mean():
+    run = made([0.1, 0.2, 0.3])
+    for row, db in zip(run.rounds, (-10.0, -30.0, None), strict=True):
+        row["channel/snr_db"] = db
+    assert snrs([run]) == [-10, -30]
+    assert snrs([run, run], 1) == [-10, -10]
+    assert linear_mean([-10, -30]) == pytest.approx(10 * math.log10(0.0505))
 
 
 def test_runs_without_the_metric_are_told_apart():

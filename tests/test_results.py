@@ -720,3 +720,16 @@ def test_runs_that_differ_in_a_default_alone_are_two(finished, tmp_path):
     assert Run(plain, []).identity != Run(other, []).identity
     assert list(group([Run(plain, []), Run(other, [])])) == ["mac(C=auto)", "mac(C=auto) (2)"]
     assert Run(one, []).identity == Run(plain, []).identity, "the same thing said otherwise"
+
+
+def test_a_resumed_run_takes_as_many_threads_as_it_began_with(tiny, tmp_path):
+    """Their number changes the last bits of sums in a large model."""
+    before, seen = torch.get_num_threads(), []
+    try:
+        torch.set_num_threads(2)
+        run(tiny.with_(rounds=1), tmp_path / "a")
+        torch.set_num_threads(1)
+        run(tiny, tmp_path / "a", resume=True, on_start=lambda _: seen.append(torch.get_num_threads()))
+        assert (seen, torch.get_num_threads()) == ([2], 1)
+    finally:
+        torch.set_num_threads(before)

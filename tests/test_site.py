@@ -15,7 +15,17 @@ from test_report import browser  # noqa: F401
 pytestmark = pytest.mark.slow  # it builds the whole site
 
 ROOT = Path(__file__).parent.parent
-OPENED = "index", "theory", "choices", "auto", "extending", "figures/fig4a", "reference/receivers", "reference/channels"
+OPENED = (
+    "index",
+    "theory",
+    "choices",
+    "reproduction",
+    "auto",
+    "extending",
+    "figures/fig4a",
+    "reference/receivers",
+    "reference/channels",
+)
 PICTURES = "return [...document.images].every(image => image.complete && image.naturalWidth > 0)"
 OVERHANG = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
 

@@ -40,13 +40,42 @@ def test_the_forms_of_lemma_1():
 
 
 def test_a_form_outside_its_range_says_so():
-    for form in ("printed", "corrected"):
-        value, notes = unclipped(0.05, 1.5, 0.1, form=form)
-        assert value < 0
-        assert "no probability" in notes[0]
+    value, notes = unclipped(0.05, 1.5, 0.1, form="printed")
+    assert value < 0
+    assert "no probability" in notes[0]
     assert unclipped(0.05, 1.5, 0.1, form="exact").notes == ()
     value, notes = unclipped(1.0, 1.5, 0.1, G=1.0)
     assert (value, notes) == (0.0, ("C > sqrt2 G is broken: 1 <= 1.41421",))
+
+
+@pytest.mark.parametrize(("alpha", "ratio", "law", "leading"), [(2, 0.1, 0.056, "1"), (1.9, 1, 0.519, "0.904218")])
+def test_where_the_leading_order_is_wrong_the_corrected_form_is_the_law(alpha, ratio, law, leading):
+    value, (note,) = unclipped(0.1 * ratio, alpha, 0.1, form="corrected")
+    assert value == pytest.approx(law, abs=5e-4)
+    assert f"to leading order it would be {leading}," in note
+
+
+def test_the_corrected_form_is_never_far_off_and_far_out_it_is_the_leading_order():
+    for alpha in (0.7, 1, 1.3, 1.5, 1.9, 1.99, 2):
+        for ratio in (0.01, 0.3, 1, 2, 5, 9, 30, 1000):
+            (corrected, notes), exact = unclipped(ratio, alpha, 1, form="corrected"), unclipped(ratio, alpha, 1).value
+            assert abs(corrected - exact) <= theory.OFF * (1 - exact) + 1e-12
+            if not notes:
+                assert corrected == pytest.approx(1 - tail_constant(alpha) * ratio**-alpha, abs=1e-12)
+            if ratio >= 9 and alpha < 1.95:
+                assert notes == ()
+
+
+def test_the_exact_form_is_a_lower_bound_on_what_mac_keeps():
+    n, C, G, alpha, tau = 200_000, 1.0, 0.4, 1.5, 0.1
+    for gap in (0.0, G * math.sqrt(2)):  # how far the entries of the gradient lie apart
+        s = torch.zeros(n)
+        s[: n // 10] = gap  # the median stays at the others
+        g = s + stable.sample(n, alpha, tau, generator(3, "xi"))
+        kept = (mac(C)(g) == g)[: n // 10].double().mean().item()
+        least, most = unclipped(C, alpha, tau, G).value, unclipped(C + math.sqrt(2) * G, alpha, tau).value
+        assert least - 0.01 < kept < most + 0.01
+        assert kept > least + 0.01, "it may be kept beyond C - sqrt2 G"
 
 
 def test_theorem_1_term_by_term():
@@ -115,8 +144,13 @@ def test_the_pictures():
     curve = right.lines[4]  # alpha = 1.5: a line and a dot each for 1.1, 1.3, then 1.5
     peak = curve.get_xdata()[np.argmax(curve.get_ydata())]
     assert peak == pytest.approx(1.25, rel=0.1)
-    rows = [Check(1.5, 0.1, 1, 0.1, 2.0, 0.1, 1.0, 3.0)]
-    assert theory_plots.checks(rows).axes[0].get_yscale() == "log"
+    said = [text.get_text().rpartition(" ")[2] for text in left.get_legend().get_texts()]
+    low, high = (2 * stable.sf(torch.tensor(1 + end * 0.3 * 2**0.5), 1.5, 0.1).item() for end in (-1, 1))
+    assert said == [f"{p:.3g}" for p in (1 - low, low - high, high)], "the probabilities, since areas show none"
+    assert len({str(line._unscaled_dash_pattern) for line in right.lines if len(line.get_xdata()) > 2}) == 5
+    axes = theory_plots.checks([Check(1.5, 0.1, 1, 0.1, 2.0, 0.1, 1.0, 4.0)]).axes[0]
+    shares = [points.lines[0].get_ydata().item() for points in axes.containers]
+    assert (axes.get_yscale(), shares) == ("log", [2.0, 0.5]), "measured / bound"
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,8 @@ BASELINE_SETTINGS: dict[str, Any] = {
     "server": "sgd()",
     "evaluate": "test",
     "norm_stats": "clients",
+    "average": 0.0,
+    "snr_blocks": "none",
     "device": "auto",
     "engine": "auto",
     "precision": "auto",
@@ -60,6 +62,9 @@ BASELINE_ARGUMENTS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "participation": {
         "all": {},
+        "sample": {},
+        "bernoulli": {"expected": False},
+        "dropout": {"of": "all()"},
     },
     "power": {
         "none": {},
@@ -94,7 +99,10 @@ BASELINE_ARGUMENTS: dict[str, dict[str, dict[str, Any]]] = {
         "none": {},
     },
     "server": {
-        "sgd": {"lr": None},
+        "sgd": {"lr": None, "decay": "constant", "over": 100, "floor": 0.01},
         "momentum": {"lr": None, "beta": 0.9},
+        "fedavgm": {"lr": None, "beta": 0.9, "nesterov": False},
+        "adagrad_ota": {"lr": 0.01, "b1": 0.9, "alpha": 1.5, "eps": 1e-8},
+        "adam_ota": {"lr": 0.01, "b1": 0.9, "b2": 0.9, "alpha": 1.5, "eps": 1e-8},
     },
 }

@@ -15,11 +15,11 @@ from stableair.checks import InputError, Note, nearest
 from stableair.contracts import Dataset, Work, as_update
 from stableair.data.partitions import divide, labels, partition
 from stableair.data.sets import dataset, hold_out
-from stableair.evaluation import Evaluate, calibration_sample, norm_layers
+from stableair.evaluation import Averaged, Evaluate, calibration_sample, norm_layers
 from stableair.experiment import Experiment
 from stableair.local import CHUNK, Reference
 from stableair.models import model
-from stableair.participants import participants, participation
+from stableair.participants import divisor, participants, participation
 from stableair.receivers import assemble, receiver
 from stableair.servers import server
 from stableair.streams import generator
@@ -95,12 +95,16 @@ def build(experiment: Experiment) -> Simulation:
     receive = assemble(e.receiver, layout, e.blocks)
     asked = [call.full().arguments.get("pilot", 0) for call in receiver.parse(e.receiver)]  # by name, as in mac
     wanted = [number for number in asked if isinstance(number, int)]
+    who = participation.one(e.participation)()
+    of_round = participants(who, work.sizes, e.seed)
+    of_round(0)  # a rule that asks for more clients than there are says so before anything is computed
     rule = power.one(e.power)()
     if not isinstance(rule, Power):
         raise InputError(f"power {e.power} must return a Power: got {type(rule).__name__}")
     update = server.one(e.server)
     if "lr" in update.parameters and update.full().arguments["lr"] is None:
         update = update.with_("lr", e.lr if e.payload == "gradient" else 1.0)
+    evaluate = Evaluate(module, data, e.evaluate, e.norm_stats, calibration_sample(samples, e.seed).to(place))
     return Simulation(
         n=e.clients,
         seed=e.seed,
@@ -113,11 +117,13 @@ def build(experiment: Experiment) -> Simulation:
             power=rule,
             pilots=max(receive.pilots, 0, *wanted),
             norms=work.norms,
+            divisor=divisor(who, e.clients),
         ),
         receive=receive,
         update=as_update(update()),
-        evaluate=Evaluate(module, data, e.evaluate, e.norm_stats, calibration_sample(samples, e.seed).to(place)),
-        participants=participants(participation.one(e.participation)(), work.sizes, e.seed),
+        evaluate=Averaged(evaluate, e.average) if e.average else evaluate,
+        participants=of_round,
         labels=labels(parts, data.train, data.classes),
         files=dict(data.files),
+        snr_blocks=vector.NOTHING if e.snr_blocks == "none" else layout.merge(e.snr_blocks),
     )

@@ -77,6 +77,14 @@ def number(name: str, value: object, low: float = -math.inf, high: float = math.
     return value
 
 
+def fraction(name: str, value: object) -> float:
+    """`value` as a float in [0, 1)."""
+    share = float(value) if isinstance(value, float) else number(name, value)  # NaN is told the same
+    if not 0 <= share < 1:
+        raise InputError(f"{name} must be at least 0 and below 1: got {share:g}")
+    return share
+
+
 def positive(name: str, value: object, finite: bool = True, otherwise: str = "") -> float:
     """`value` as a float above zero."""
     nan = isinstance(value, float) and math.isnan(value)

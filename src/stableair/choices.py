@@ -3,6 +3,7 @@
 PAYLOADS = "gradient", "delta"
 AUGMENTS = "none", "crop_flip"
 BLOCKS = "tensor", "layer", "model"
+SNR_BLOCKS = "none", "tensor", "layer"
 NORM_STATS = "clients", "recalibrated", "batch"
 SPLITS = "test", "validation"
 ENGINES = "auto", "reference", "fast"

@@ -159,6 +159,7 @@ class Upload(NamedTuple):
     update: Tensor  # (m, d), the payload that goes over the air
     stats: Tensor  # (m, b) float64, the `moments` of the norm buffers, on the noiseless side link
     loss: Tensor  # (m,), mean loss over the client's local steps
+    norm: Tensor | None = None  # (m,) float64, of the payloads, where `update` is but a part of them
 
 
 class Trainer(Protocol):
@@ -220,12 +221,16 @@ class Overflow(InputError):
     def __init__(self, k: int, client: int, what: str):
         why = "its data are not finite, or its local training overflowed"
         super().__init__(f"round {k}: client {client} uploaded a non-finite {what}: {why}")
-        self.k = k
+        self.k, self.client, self.what = k, client, what
+
+    def __reduce__(self) -> tuple[type, tuple[int, int, str]]:
+        """So that one process can tell another of it."""
+        return Overflow, (self.k, self.client, self.what)
 
 
 def check_finite(upload: Upload, k: int) -> None:
     """Refuse an upload of round k that is not finite; the error names its client."""
-    for what, rows in zip(("update", "norm buffer", "loss"), upload[1:], strict=True):
+    for what, rows in zip(("update", "norm buffer", "loss"), upload[1:4], strict=True):
         rows = rows.reshape(len(upload.clients), -1)
         good = torch.linalg.vector_norm(rows, math.inf, dim=1).isfinite() if rows.numel() else rows.new_ones(1)
         if not good.all():
@@ -248,10 +253,12 @@ def check_shape(what: str, out: Any, length: int) -> Tensor:
 class Rule:
     """What a receiver or a server may do besides its work; by default nothing.
 
-    A rule that keeps something between rounds returns it from `state_dict`, as tensors, numbers, text, lists and dicts.
+    A rule that keeps something between rounds names its attributes in `remembered`, or returns it from `state_dict`, as
+    tensors, numbers, text, lists and dicts.
     """
 
     pilots: int = 0  # noise-only symbols a round that it wants to hear
+    remembered: tuple[str, ...] = ()  # the attributes that it keeps between rounds
 
     def observe(self, g: Tensor) -> None:
         """See the whole vector of a round, once, before it is applied to blocks of it."""
@@ -265,12 +272,15 @@ class Rule:
 
     def state_dict(self) -> dict[str, Any]:
         """What it remembers."""
-        return {}
+        return {name: getattr(self, name) for name in self.remembered}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Remember this instead."""
-        if state:
-            raise InputError(f"{type(self).__name__} remembers nothing: got {', '.join(map(str, state))}")
+        if set(state) != set(self.remembered):
+            mine, given = (", ".join(map(str, names)) or "nothing" for names in (self.remembered, state))
+            raise InputError(f"{type(self).__name__} remembers {mine}: got {given}")
+        for name, value in state.items():
+            setattr(self, name, value)
 
 
 class Receiver(Rule):

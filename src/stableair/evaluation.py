@@ -4,25 +4,33 @@ The clients measure the running means and variances of batch norm before the int
 weights can be judged in three ways, which touch the evaluation alone: with the `clients`' statistics, as averaged over
 the side link; with statistics `recalibrated` for the new weights on a sample of the clients' training data; and with
 the statistics of the test `batch` itself.
+
+On a GPU nothing here waits for the device until all of it has been asked for: the many small steps of a recalibration
+are sent while the test data are still at work.
 """
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from stableair import vector
+from stableair.checks import InputError
 from stableair.choices import NORM_STATS
-from stableair.contracts import Dataset, Metrics
+from stableair.contracts import Dataset, Metrics, Rule, normalised
 from stableair.local import float32_matmul
 from stableair.streams import generator
 from stableair.vector import State, attach
 
 SAMPLES = 40  # of each client, to recalibrate on
 BATCH = 200  # in each forward pass over them
+
+Scaling = tuple[Tensor, Tensor]  # of the inputs: see Dataset
 
 
 def norm_layers(module: nn.Module) -> list[_BatchNorm]:
@@ -49,49 +57,68 @@ class Evaluate:
     batch: int = 1000
     precision: str = "fp32"  # of the products on a GPU
 
+    @property
+    def treatments(self) -> tuple[str, ...]:
+        """Those that can be told apart."""
+        return NORM_STATS if self.calibration is not None and norm_layers(self.module) else NORM_STATS[:1]
+
+    @property
+    def named(self) -> str:
+        """The treatment that the plain accuracy and loss are taken with."""
+        return self.norm_stats if self.norm_stats in self.treatments else "clients"
+
+    def at(self, precision: str) -> "Evaluate":
+        """The same evaluation in another precision."""
+        return replace(self, precision=precision)
+
     def __call__(self, state: State) -> Metrics:
-        treatments = NORM_STATS if self.calibration is not None and norm_layers(self.module) else NORM_STATS[:1]
-        with torch.no_grad(), self._arithmetic(), _restored(self.module):
-            seen = torch.stack([self._score(state, treatment) for treatment in treatments])  # fetched once, at the end
-        scores = dict(zip(treatments, (seen / len(self.data.test.y)).tolist(), strict=True))
-        accuracy, loss = scores.get(self.norm_stats, scores["clients"])
+        scores = self.scores(state, self.treatments)
+        accuracy, loss = scores[self.named]
         found: Metrics = {f"{self.name}/accuracy": accuracy, f"{self.name}/loss": loss}
         if len(scores) > 1:
             found |= {f"{self.name}/accuracy_{treatment}": score[0] for treatment, score in scores.items()}
         return found
 
-    def _score(self, state: State, treatment: str) -> Tensor:
+    def scores(self, state: State, treatments: Sequence[str]) -> dict[str, tuple[float, float]]:
+        """Accuracy and mean loss under each of these treatments."""
+        scaling = self.data.scaling(state.w.device)
+        with torch.no_grad(), self._arithmetic(), _restored(self.module):
+            seen = torch.stack([self._score(state, treatment, scaling) for treatment in treatments])
+        shares = (seen / len(self.data.test.y)).tolist()  # here alone the host waits
+        return {treatment: (accuracy, loss) for treatment, (accuracy, loss) in zip(treatments, shares, strict=True)}
+
+    def _score(self, state: State, treatment: str, scaling: Scaling) -> Tensor:
         """The hits and the summed loss on the test split, with the norm statistics of a treatment: (2,)."""
-        state = self._recalibrated(state) if treatment == "recalibrated" else state._replace(stats=state.stats.clone())
+        recalibrated = treatment == "recalibrated"
+        state = self._recalibrated(state, scaling) if recalibrated else state._replace(stats=state.stats.clone())
         attach(self.module, state)
         self.module.eval()
         if treatment == "batch":
-            for layer in norm_layers(self.module):
-                layer.train()
+            _train(norm_layers(self.module), 0.0)
         test = self.data.test
         seen = torch.zeros(2, dtype=torch.float64, device=state.w.device)
         for x, y in zip(_evenly(test.x, self.batch), _evenly(test.y, self.batch), strict=True):
-            output = self._output(x)
+            output = self._output(x, scaling)
             loss = F.cross_entropy(output.double(), y, reduction="sum")
             seen += torch.stack([(output.argmax(1) == y).sum(), loss])
         return seen
 
-    def _recalibrated(self, state: State) -> State:
+    def _recalibrated(self, state: State, scaling: Scaling) -> State:
         """The state with norm statistics of its own weights: the plain mean over batches of the calibration sample."""
         state = State(state.w, state.stats.clone())
         attach(self.module, state)
         self.module.eval()
-        for layer in norm_layers(self.module):
+        layers = norm_layers(self.module)
+        for layer in layers:
             layer.reset_running_stats()
-            layer.momentum = None  # a cumulative average
-            layer.train()
         assert self.calibration is not None, "without a sample nothing is recalibrated"
-        for index in _evenly(self.calibration, BATCH):
-            self._output(self.data.train.x[index])
+        for i, index in enumerate(_evenly(self.calibration, BATCH)):
+            _train(layers, 1 / (i + 1))  # a cumulative average; momentum=None is one too, and asks the device each time
+            self._output(self.data.train.x[index], scaling)
         return state
 
-    def _output(self, x: Tensor) -> Tensor:
-        x = self.data.inputs(x)
+    def _output(self, x: Tensor, scaling: Scaling) -> Tensor:
+        x = normalised(x, *scaling)
         return self.module(x if self.precision == "fp32" else x.contiguous(memory_format=torch.channels_last))
 
     @contextmanager
@@ -99,6 +126,49 @@ class Evaluate:
         lower = self.precision == "bf16"
         with float32_matmul(self.precision != "fp32"), torch.autocast("cuda", torch.bfloat16, enabled=lower):
             yield
+
+
+@dataclass
+class Averaged(Rule):
+    """An evaluation that also judges the average of the model over the rounds, which nothing is trained from.
+
+    a_k = keep a_{k-1} + (1 - keep) w_{k+1} from a_0 = w_1, and the norm buffers alike: (d,) and (b,). Its accuracy,
+    `test/accuracy_averaged`, is taken with the norm statistics that `norm_stats` names: `recalibrated` and `batch` ones
+    are its own. A round in which nobody was heard counts like any other: its model is the one before.
+    """
+
+    evaluate: Evaluate
+    keep: float
+    model: State | None = None
+
+    def at(self, precision: str) -> "Averaged":
+        """The same evaluation in another precision."""
+        return replace(self, evaluate=self.evaluate.at(precision))
+
+    def __call__(self, state: State) -> Metrics:
+        old = self.model or state
+        self.model = State(*(before.lerp(now, 1 - self.keep) for before, now in zip(old, state, strict=True)))
+        treatment = self.evaluate.named
+        accuracy, _ = self.evaluate.scores(self.model, [treatment])[treatment]
+        return self.evaluate(state) | {f"{self.evaluate.name}/accuracy_averaged": accuracy}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {} if self.model is None else self.model._asdict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        like = vector.state(self.evaluate.module)._asdict()
+        given = {name: (t.shape, t.dtype) for name, t in state.items() if isinstance(t, Tensor)}
+        if given != {name: (t.shape, t.dtype) for name, t in like.items()} or len(given) < len(state):
+            sizes = " and ".join(f"{name} of {len(t)} entries" for name, t in like.items())
+            raise InputError(f"the averaged model must be {sizes}")
+        self.model = State(**state)
+
+
+def _train(layers: list[_BatchNorm], momentum: float) -> None:
+    """Let norm layers take the statistics of a batch, and add that share of them to the running ones."""
+    for layer in layers:
+        layer.momentum = momentum
+        layer.train()
 
 
 def _evenly(rows: Tensor, most: int) -> tuple[Tensor, ...]:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from stableair.baseline import BASELINE_ARGUMENTS, BASELINE_SETTINGS
-from stableair.checks import InputError, choice, nearest, number, positive, whole
-from stableair.choices import AUGMENTS, BLOCKS, ENGINES, NORM_STATS, PAYLOADS, PRECISIONS, SPLITS
+from stableair.checks import InputError, choice, fraction, nearest, number, positive, whole
+from stableair.choices import AUGMENTS, BLOCKS, ENGINES, NORM_STATS, PAYLOADS, PRECISIONS, SNR_BLOCKS, SPLITS
 from stableair.spec import Call, Registry, equal, literal, parse_words, spell, written
 
 HOMES = {  # which registry a spec is looked up in; a component's module is imported when it is asked for
@@ -120,6 +120,8 @@ class Experiment:
     server: str = "sgd()"
     evaluate: str = "test"  # or "validation": a fifth of the training data is held out and the test data stay unseen
     norm_stats: str = "clients"  # batch norm's statistics in the evaluation: the "clients'", "recalibrated", or "batch"
+    average: float = 0.0  # of the model over the rounds, for the evaluation alone: 0.8 keeps so much of the old one
+    snr_blocks: str = "none"  # or "tensor", "layer": record the SNR of each of them too
     device: str = "auto"  # a GPU where there is one
     engine: str = "auto"  # or "reference", or "fast"
     precision: str = "auto"  # or "fp32", "tf32", "bf16", with the fast engine
@@ -136,6 +138,8 @@ class Experiment:
         choice("blocks", self.blocks, BLOCKS)
         choice("evaluate", self.evaluate, SPLITS)
         choice("norm_stats", self.norm_stats, NORM_STATS)
+        self._set("average", fraction("average", self.average))
+        choice("snr_blocks", self.snr_blocks, SNR_BLOCKS)
         choice("engine", self.engine, ENGINES)
         choice("precision", self.precision, ["auto", *PRECISIONS])
         if not isinstance(self.device, str):

@@ -90,8 +90,15 @@ def float32_matmul(tf32: bool = False) -> Iterator[None]:
 @contextmanager
 def threads_for(entries: int) -> Iterator[None]:
     """One thread while the work is small: starting a second takes longer than its share of it."""
+    with threads(1 if entries < SMALL else None):
+        yield
+
+
+@contextmanager
+def threads(number: int | None) -> Iterator[None]:
+    """So many threads, or as many as before: in large models their number changes the last bits of a sum."""
     before = torch.get_num_threads()
-    torch.set_num_threads(1 if entries < SMALL else before)
+    torch.set_num_threads(number or before)
     try:
         yield
     finally:

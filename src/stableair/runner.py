@@ -3,16 +3,19 @@
 import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from stableair import __version__
 from stableair.algorithm import Simulation, simulate
 from stableair.builder import build
 from stableair.checks import InputError, whole
-from stableair.contracts import Rule
 from stableair.experiment import Experiment
+from stableair.local import Reference, threads
+from stableair.ranks import joined
 from stableair.results.folder import (
     Circumstances,
     ResumePoint,
@@ -25,7 +28,8 @@ from stableair.results.folder import (
 from stableair.results.run import Row, Run, load
 from stableair.results.sealed import read_environments
 
-Engine = dict[str, Any]  # how a run is computed: engine, precision, chunk, why
+Engine = dict[str, Any]  # how a run is computed: engine, precision, chunk, why, ranks
+QUARTERS = 4  # chunks in which the clients are dealt out to several ranks, whatever their number
 
 __all__ = ["resume_point", "run"]
 
@@ -49,39 +53,50 @@ def run(
     whole("checkpoint_every", checkpoint_every, 1)
     folder = None if folder is None else Path(folder)
     with ExitStack() as stack, enough_memory():
-        begin = ResumePoint([], None)
-        if folder:
+        ranks = stack.enter_context(joined(experiment.id(), __version__))  # one process, or those of torchrun
+
+        def open_folder() -> tuple[ResumePoint, list[dict[str, Any]]]:
+            if folder is None:
+                return ResumePoint([], None), []
             stack.enter_context(locked(folder))
             begin = resume_point(folder, experiment, resume)
-            if begin.rounds >= experiment.rounds or begin.diverged:
-                return load(folder)
-        past = read_environments(folder) if folder and begin.rounds else []
-        sim, engine = _with_engine(build(experiment), experiment, past)
+            return begin, read_environments(folder) if begin.rounds else []
+
+        begin, past = ranks.first(open_folder)
+        if folder and (begin.rounds >= experiment.rounds or begin.diverged):
+            return ranks.first(lambda: load(folder))
+        if past:
+            stack.enter_context(threads(past[-1].get("threads")))
+        sim, engine = _with_engine(build(experiment), experiment, past, ranks.size)
+        engine |= {"ranks": ranks.size}
         if past and past[-1].get("data", sim.files) != sim.files:
             raise InputError(f"{folder} was begun with other data files: {past[-1]['data']}, now {sim.files}")
-        if on_start:
+        if on_start and ranks.rank == 0:
             on_start(engine)
-        rules: dict[str, Rule] = {"receiver": sim.receive, "server": sim.update}
-        start = restored(sim.start, rules, begin.checkpoint, folder)
+        start = restored(sim.start, sim.rules, begin.checkpoint, folder)
+        sim = ranks.share(sim)
         about = Circumstances(
             experiment,
             environment(start.w.device) | {"data": sim.files} | engine,
             None if sim.labels is None else sim.labels.tolist(),
-            rules,
+            sim.rules,
             lambda: getattr(sim.train, "chunk", None),
         )
         rows, final = begin.rows[: begin.rounds], begin.checkpoint.state if begin.checkpoint else None
         path = simulate(sim, start, experiment.rounds, start=begin.rounds)
-        with closing(recorded(path, folder, about, begin, checkpoint_every)) as rounds:
+        kept = folder if ranks.rank == 0 else None
+        with closing(recorded(path, kept, about, begin, checkpoint_every)) as rounds:
             try:
                 for _, state, row in rounds:
                     rows.append(row)
                     final = final if row.get("diverged") else state
-                    if on_round:
+                    if on_round and ranks.rank == 0:
                         on_round(row)
             except torch.cuda.OutOfMemoryError:
                 fewer = max(1, engine["chunk"] // 2)
                 raise InputError(f"the device is out of memory; chunk={fewer} needs less, or take device=cpu") from None
+        rows = ranks.first(lambda: rows)  # only the first has evaluated
+        ranks.tell(len(rows) - begin.rounds)
     return Run(experiment.to_record(), rows, folder, final)
 
 
@@ -98,13 +113,18 @@ def enough_memory() -> Iterator[None]:
         raise InputError("there is not enough memory for an experiment of this size") from None
 
 
-def _with_engine(sim: Simulation, experiment: Experiment, past: list[dict[str, Any]]) -> tuple[Simulation, Engine]:
+def _with_engine(
+    sim: Simulation, experiment: Experiment, past: list[dict[str, Any]], ranks: int = 1
+) -> tuple[Simulation, Engine]:
     """The simulation as the engine of choice computes it; a run that has begun goes on as it began."""
     e = experiment
     plain = {"engine": "reference", "precision": "fp32", "chunk": getattr(sim.train, "chunk", sim.n)}
     if e.engine == "reference":
         if e.precision not in ("auto", "fp32"):
             raise InputError(f"engine=reference computes in fp32: leave out precision={e.precision}")
+        if ranks > 1 and isinstance(sim.train, Reference):
+            chunk = _equal_chunks(sim, ranks)
+            sim, plain = replace(sim, train=replace(sim.train, chunk=chunk)), plain | {"chunk": chunk}
         return sim, plain | {"why": "as asked for"}
     try:
         from stableair.engine import EngineChoice, accelerate, choose
@@ -121,7 +141,18 @@ def _with_engine(sim: Simulation, experiment: Experiment, past: list[dict[str, A
         chosen = EngineChoice(before["engine"], before["precision"], chunk, "as the rounds before")
     else:
         chosen = choose(sim, e.engine, e.precision, e.chunk, e.rounds)
+        if ranks > 1 and not e.chunk:  # one that does not depend on their number: it may change the last bits
+            chosen = chosen._replace(chunk=min(chosen.chunk, -(-sim.n // QUARTERS)))
+    if ranks > 1 and chosen.engine in ("reference", "processes"):  # where it changes none
+        chosen = chosen._replace(engine="reference", chunk=_equal_chunks(sim, ranks))
     return accelerate(sim, chosen), chosen._asdict()
+
+
+def _equal_chunks(sim: Simulation, ranks: int) -> int:
+    """How many clients each rank trains at a time, so that all have about the same to do."""
+    most = getattr(sim.train, "chunk", sim.n)
+    share = -(-sim.n // ranks)
+    return -(-share // -(-share // most))
 
 
 def _allows(e: Experiment, engine: str, precision: str) -> bool:

@@ -73,6 +73,16 @@ class Generator:
         seed, stream, (_, *rest) = self._named()
         return generator(seed, stream, k, *rest, device=self.device)
 
+    def beside(self, word: str) -> "Generator":
+        """A stream of its own for the same rounds and clients: what is drawn from one moves nothing in the other.
+
+        >>> source = generator(0, "participation", 7)
+        >>> source.beside("dropout").uniform(2).equal(source.uniform(2))
+        False
+        """
+        seed, stream, index = self._named()
+        return generator(seed, f"{stream}/{word}", *index, device=self.device)
+
     def _named(self) -> Name:
         if self.name is None or not self.name[2]:
             raise InputError("this generator belongs to no round: make it with generator(seed, stream, k)")

@@ -43,6 +43,11 @@ def _layout(blocks: Iterable[tuple[str, tuple[int, ...]]]) -> Layout:
 NOTHING = Layout((), (), (0,))  # a vector without entries
 
 
+def powers(v: Tensor, blocks: Layout) -> Tensor:
+    """The sum of squares in each of m blocks, in float64, since squares of impulses overflow float32: (d,) -> (m,)."""
+    return torch.stack([block.double().square().sum() for block in blocks.split(v)])
+
+
 class State(NamedTuple):
     """What the server broadcasts: parameters and norm buffers."""
 

@@ -46,7 +46,12 @@ def accumulate(
         if not len(upload.clients):
             continue
         check_finite(upload, k)
-        norms = torch.linalg.vector_norm(upload.update, dim=1, dtype=torch.float64).tolist()
+        whole = (
+            upload.norm
+            if upload.norm is not None
+            else torch.linalg.vector_norm(upload.update, dim=1, dtype=torch.float64)
+        )
+        norms = whole.tolist()
         for i, client in enumerate(upload.clients.tolist()):
             if client in gains:
                 if hear:

@@ -57,6 +57,7 @@ def print_line(line: str) -> None:
 def show_engine(choice: dict[str, Any]) -> None:
     """How the rounds are computed, and why so."""
     at_a_time = "" if choice["engine"] == "reference" else f", {count(choice['chunk'], 'client')} at a time"
+    at_a_time += f", {choice['ranks']} ranks" if choice["ranks"] > 1 else ""
     print_line(f"engine {choice['engine']}, {choice['precision']}{at_a_time}: {choice['why']}")
 
 
@@ -74,6 +75,6 @@ def describe_run(run: "Run", split: str) -> str:
     """How a run ended, in one line."""
     if run.diverged is not None:
         kept = "; the last good checkpoint is kept" if run.diverged else ""
-        return f"{run.folder}: diverged at round {run.diverged}{kept}"
+        return f"{run.folder}: diverged at round {run.diverged + 1}{kept}"
     accuracy = [value for value in run[f"{split}/accuracy"] if value is not None]
     return f"{run.folder}: {count(len(run), 'round')}, {split} accuracy {accuracy[-1]:.4f} (best {max(accuracy):.4f})"

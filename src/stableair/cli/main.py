@@ -54,6 +54,8 @@ def main() -> NoReturn:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # on a busy machine spinning threads stall each other
     signal.signal(signal.SIGTERM, on_sigterm)
     warnings.showwarning = print_note
+    if not speaks():
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (until the process ends)
     try:
         code = app(standalone_mode=False)
     except InputError as error:
@@ -78,8 +80,14 @@ def with_flag(error: InputError) -> str:
     return f"{error}; {flag}" if flag else str(error)
 
 
+def speaks() -> bool:
+    """Whether this process is the one that talks to the user: of those of torchrun the first."""
+    return "WORLD_SIZE" not in os.environ or os.environ.get("RANK", "0") == "0"
+
+
 def fail(message: str) -> NoReturn:
-    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    if speaks():  # what goes wrong on one rank is told to all of them
+        print(f"error: {' '.join(message.split())}", file=sys.stderr)
     sys.exit(2)
 
 
@@ -92,7 +100,7 @@ def print_note(
     line: str | None = None,
 ) -> None:
     """Our own warnings in one line; those of the libraries below are not for the user of a command."""
-    if issubclass(category, Note):
+    if issubclass(category, Note) and speaks():
         print(f"note: {message}", file=sys.stderr)
 
 

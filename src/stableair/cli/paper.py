@@ -20,7 +20,8 @@ def figure(
     name: Annotated[str, typer.Argument(help="fig2, fig3a to fig3f, fig4a to fig4c, interval.")],
     words: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings of your own.")] = None,
     out: Annotated[
-        Path | None, place("Where the picture and its runs go (default: runs, with --smoke runs/smoke).")
+        Path | None,
+        place("Where the picture and its runs go (default: runs, with --smoke or --published a folder in it)."),
     ] = None,
     smoke: Annotated[bool, typer.Option("--smoke", help="The same figure, very small: about a minute.")] = False,
     rounds: Annotated[int | None, typer.Option(min=1, help="Communication rounds.")] = None,
@@ -30,6 +31,12 @@ def figure(
     c: Annotated[float | None, typer.Option("--C", help="MAC's threshold, instead of searching it.")] = None,
     max_norm: Annotated[float | None, typer.Option(help="GNC's threshold, instead of searching it.")] = None,
     search_each: Annotated[bool, typer.Option("--search-each", help="Fig. 4: a searched C for every curve.")] = False,
+    published: Annotated[
+        bool, typer.Option("--published", help="Draw the runs that come with the package: no GPU, no data, at once.")
+    ] = False,
+    own: Annotated[
+        list[Path] | None, typer.Option(metavar="DIR", help="With --published: lay your own runs over them.")
+    ] = None,
     device: Device = None,
     data_dir: DataDir = None,
     plugin: Plugin = None,
@@ -41,11 +48,21 @@ def figure(
     from stableair.paper import figures
     from stableair.results import plot
 
-    out = out or Path("runs/smoke" if smoke else "runs")
+    out = out or Path(figures.default_folder(smoke, published))
+    if own and not published:
+        raise InputError("--own lays runs over published ones: give --published as well")
     if name in figures.DRAWINGS:
         if words:
             raise InputError(f"{name} takes no settings: got {' '.join(words)}")
+        figures.refuse(f"{name} is drawn without runs", {"--published": published})
         picture = figures.drawing(name)
+    elif published:
+        useless = {
+            "settings": words, "--rounds": rounds, "--seeds": seeds != 1, "--trials": trials, "--smoke": smoke,
+            "--search-rounds": search_rounds, "--C": c, "--max-norm": max_norm, "--search-each": search_each,
+        }  # fmt: skip
+        figures.refuse("published runs are drawn as they are", useless)
+        picture = figures.draw_published(name, own or ())
     else:
         plan = figures.plan(
             name,

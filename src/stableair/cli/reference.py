@@ -1,5 +1,6 @@
 """The commands to look something up: list, theory, air."""
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -61,10 +62,12 @@ def theory(
         checks = [theorem.check(*case) for case in theorem.CHECKS]
         print_checks(checks)
     else:
-        from stableair.theory import FORMS, best_threshold, bound, unclipped
+        from stableair.theory import FORMS, Stated, best_threshold, bound, unclipped
 
         best = best_threshold(alpha)
         lines = [(f"p_C {form}", unclipped(C, alpha, tau, G, form)) for form in FORMS]
+        most = unclipped(C + math.sqrt(2) * G, alpha, tau).value  # between C -+ sqrt2 G it depends on the gradient
+        lines.append(("p_C at most", Stated(most, ("the exact form is the least that it can be",))))
         lines += [(f"bound {form}", bound(rounds, C, alpha, tau, eta, L, G, d, gap, form)) for form in FORMS[:2]]
         for name, (value, notes) in lines:
             print(f"{name:<16} {value:<12.6g} {'; '.join(notes)}".rstrip())
@@ -77,13 +80,14 @@ def theory(
 
 
 def print_checks(checks: list["Check"]) -> None:
-    print("Theorem 1 on pseudo-Huber losses with L = G = 1: the mean over the rounds of |grad f(w_k)|^2")
-    print("alpha   tau     C    eta    measured            printed   corrected")
+    print("Theorem 1 on pseudo-Huber losses with L = G = 1: the mean over the rounds of |grad f(w_k)|^2,")
+    print("and what share of each bound it is")
+    print("alpha   tau     C    eta    measured            / printed   / corrected")
     for row in checks:
         verdict = "  the printed bound is broken" if row.measured > row.printed else ""
         print(
             f"{row.alpha:<5g} {row.tau:>5g} {row.C:>5g} {row.eta:>6g}    {row.measured:.5f} +- {row.error:.5f}"
-            f"   {row.printed:.5f}   {row.corrected:.5f}{verdict}"
+            f"   {row.measured / row.printed:>9.3f}   {row.measured / row.corrected:>11.3f}{verdict}"
         )
 
 

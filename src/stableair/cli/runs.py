@@ -37,6 +37,7 @@ def run(
     use_data_folder(data_dir)
     load_plugins(plugin)
     from stableair.experiment import from_words
+    from stableair.ranks import rank
     from stableair.results.track import check_installed
     from stableair.results.track import track as track_run
     from stableair.runner import resume_point
@@ -47,14 +48,14 @@ def run(
     base = from_words(words or []).with_(**given(device=device, engine=engine))
     experiments = over_seeds(base, seeds)
     folders = [run_folder(experiment, out, seeds) for experiment in experiments]
-    for experiment, folder in zip(experiments, folders, strict=True):
+    for experiment, folder in zip(experiments, folders, strict=True) if rank() == 0 else ():
         resume_point(folder, experiment, resume)  # none is begun where one would be refused
     for experiment, folder in zip(experiments, folders, strict=True):
         advice = f"{folder} holds every complete round, --resume goes on from there"
         with (
             stop_politely(advice),
             progress() as start_run,
-            track_run(track, experiment, folder) as track_round,
+            track_run(track if rank() == 0 else None, experiment, folder) as track_round,
         ):
             result = run_experiment(
                 experiment,

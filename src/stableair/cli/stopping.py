@@ -1,5 +1,6 @@
 """Ctrl-C and SIGTERM: a command ends in order, says how to go on, and has the exit code that shells expect."""
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,5 +31,6 @@ def stop_politely(advice: str) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as stop:
-        print(f"stopped; {advice}", file=sys.stderr)
+        if os.environ.get("RANK", "0") == "0":  # of the processes of torchrun the first
+            print(f"stopped; {advice}", file=sys.stderr)
         raise typer.Exit(exit_code(stop)) from None

@@ -19,7 +19,7 @@ from stableair.engine.processes import ProcessTrainer
 from stableair.engine.stacked import Stacked, Unsupported, stacked_layer
 from stableair.engine.trainer import StackedTrainer
 from stableair.engine.vmapped import Vmapped, check_samples_apart, perturbed
-from stableair.evaluation import Evaluate
+from stableair.evaluation import Averaged, Evaluate
 from stableair.local import SMALL, Reference, float32_matmul
 
 __all__ = ["KINDS", "EngineChoice", "Unsupported", "accelerate", "choose", "stacked_layer", "trainer_of"]
@@ -235,8 +235,8 @@ def accelerate(sim: Simulation, choice: EngineChoice | None = None) -> Simulatio
     else:
         program = _checked_program(Vmapped if kind == "vmapped" else Stacked, sim)
         fast = replace(sim, train=StackedTrainer(work, program, precision, chunk, kernels=kind == "kernels"))
-    if isinstance(sim.evaluate, Evaluate):
-        fast = replace(fast, evaluate=replace(sim.evaluate, precision=precision))
+    if isinstance(sim.evaluate, Evaluate | Averaged):
+        fast = replace(fast, evaluate=sim.evaluate.at(precision))
     return fast
 
 

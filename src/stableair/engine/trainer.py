@@ -24,6 +24,7 @@ class StackedTrainer:
     precision: str
     chunk: int
     kernels: bool = False  # whether the network has kernels of its own here
+    _before: list[int] = field(default_factory=list, repr=False)  # whom it trained the last time
     _worker: Worker | None = field(default=None, repr=False)
     _prepared: dict[tuple[int, tuple[int, ...]], Schedule] = field(default_factory=dict, repr=False)
 
@@ -33,6 +34,7 @@ class StackedTrainer:
 
     def __call__(self, state: State, k: int, clients: Tensor) -> Iterator[Upload]:
         everybody = left = clients.tolist()  # those with many samples come first: few wait for the others
+        as_before, self._before = everybody == self._before, everybody
         while left:
             mine = left[: self.chunk]
             upload = self._train(state, k, mine)
@@ -43,7 +45,7 @@ class StackedTrainer:
             if state.w.is_cuda:  # which is still at work: the host has time for the next batches
                 if left:
                     self._prepare(k, left)
-                else:
+                elif as_before:  # and so, it seems, in the next round
                     self._prepare(k + 1, everybody)
             yield upload
             del upload  # before the next is made

@@ -1,20 +1,22 @@
 """The paper's figures as data: which curves each shows, on which set-up, and what in it the paper does not give."""
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure as Picture
 
-from stableair.checks import InputError, choice, count, whole
+from stableair.checks import InputError, Note, choice, count, whole
 from stableair.data import hub
 from stableair.data.table import IMAGE_SETS
-from stableair.experiment import EXECUTION, PRESETS, Experiment
-from stableair.paper import theory_plots
+from stableair.experiment import EXECUTION, PRESETS, Experiment, components_of_record
+from stableair.paper import archive, theory_plots
 from stableair.paper.methods import LABELS, METHODS, experiments
 from stableair.results import plot
-from stableair.results.run import Row, Run
+from stableair.results.run import Row, Run, group, linear_mean, runs_of, snrs
 from stableair.runner import run
 from stableair.searches import Range, Result, search
 from stableair.sweeps import over_seeds
@@ -24,6 +26,16 @@ TRIALS, SEARCH_ROUNDS = 12, 20  # the budget of a threshold, the same for MAC an
 SEARCHED = {  # what is searched of each rule, and where
     "MAC": (METHODS["mac"].receiver.format(0.13), METHODS["mac"].key, Range(0.01, 10, log=True)),
     "GNC": (METHODS["gnc"].receiver.format(100), METHODS["gnc"].key, Range(1, 100_000, log=True)),
+}
+SAME_RUNS = {"fig3d": "fig3a", "fig3e": "fig3b", "fig3f": "fig3c"}  # the loss of the runs whose accuracy another shows
+AUTO, SCALED = "mac(C=auto)", "C = 1.3 τ"
+CHOICES: dict[str, dict[str, Any]] = {  # what the paper leaves open, each read the other way: docs/reproduction.md
+    "what is sent: the difference of the weights": {"payload": "delta"},
+    "fading of unit power, not of unit mean": {"fading": "rayleigh(power=1)"},
+    "group norm, not batch norm": {"model": "resnet18(norm=group)"},
+    "clients of unequal size": {"partition": "dirichlet_by_class(beta=0.3)"},
+    "interference added before the division by N": {"channel.noise_on": "sum"},
+    "He's initialisation, not torch's": {"model": "resnet18(init=he)"},
 }
 SNR = {0.05: -35, 0.1: -41, 0.2: -47, 0.3: -50}  # the paper's averages in dB, by tau
 
@@ -72,6 +84,7 @@ SMOKE_TEST, SMOKE_TRIALS = 60, 2
 
 Progress = Callable[[str, int], Callable[[Row], Any]]  # (title, rounds) -> what is shown each round
 Log = Callable[[str], Any]  # takes a line of text
+Given = Run | str | Path | Iterable[Run | str | Path]  # runs, or folders of runs
 
 
 class Plan(NamedTuple):
@@ -100,25 +113,32 @@ def figure(
     search_each: bool = False,
     trials: int | None = None,
     search_rounds: int | None = None,
+    published: bool = False,
+    own: Given = (),
 ) -> Picture:
     """Make a figure of the paper: compute the runs that are missing in `out`, draw, and write NAME.png and NAME.pdf.
 
-    name: fig2, fig3a to fig3f, fig4a to fig4c, or interval. out: by default the folder runs, with smoke runs/smoke.
+    name: fig2, fig3a to fig3f, fig4a to fig4c, or interval. out: by default the folder runs, with smoke runs/smoke
+    and with published runs/published.
     smoke: the same figure, very small. seeds: two or more give a band. settings: of an experiment, such as
     {"clients": 10, "noise.tau": 0.2}. The thresholds of MAC and GNC are searched, with so many `trials` of
     `search_rounds` each, unless `thresholds` gives them: {"MAC": 0.13, "GNC": 100}. With search_each=True every curve
-    of fig4a or fig4b has a threshold of its own. `stableair figure` is this.
+    of fig4a or fig4b has a threshold of its own. published=True computes nothing: it draws the runs that come with the
+    package, and lays runs of one's own over them: own="runs/mine". `stableair figure` is this.
     """
-    folder = Path(out or ("runs/smoke" if smoke else "runs"))
+    folder = Path(out or default_folder(smoke=smoke, published=published))
+    given = {
+        "rounds": rounds, "seeds": seeds != 1, "settings": settings, "thresholds": thresholds,
+        "search_each": search_each, "trials": trials, "search_rounds": search_rounds,
+    }  # fmt: skip
     if name in DRAWINGS:
-        given = {
-            "rounds": rounds, "seeds": seeds != 1, "settings": settings, "thresholds": thresholds,
-            "search_each": search_each, "trials": trials, "search_rounds": search_rounds,
-        }  # fmt: skip
-        if useless := [option for option, value in given.items() if value]:
-            raise InputError(f"{name} is drawn without runs: leave out {', '.join(useless)}")
+        refuse(f"{name} is drawn without runs", given | {"published": published, "own": own})
         picture = drawing(name)
+    elif published:
+        refuse("published runs are drawn as they are", given | {"smoke": smoke})
+        picture = draw_published(name, own)
     else:
+        refuse("runs of one's own are laid over published ones, with published=True", {"own": own})
         own = (settings or {}) | ({} if rounds is None else {"rounds": rounds})
         made = plan(name, own, smoke=smoke, seeds=seeds, given=thresholds, search_each=search_each, trials=trials,
                     search_rounds=search_rounds)  # fmt: skip
@@ -126,6 +146,17 @@ def figure(
     for ending in ("png", "pdf"):
         plot.save(picture, folder / f"{name}.{ending}")
     return picture
+
+
+def default_folder(smoke: bool = False, published: bool = False) -> str:
+    """Where a figure goes that nobody says a place for."""
+    return "runs/smoke" if smoke else "runs/published" if published else "runs"
+
+
+def refuse(why: str, options: dict[str, Any]) -> None:
+    """Refuse the options that were given a value."""
+    if useless := [option for option, value in options.items() if value]:
+        raise InputError(f"{why}: leave out {', '.join(useless)}")
 
 
 def plan(
@@ -201,36 +232,47 @@ def compute(plan: Plan, folder: Path, progress: Progress, log: Log) -> tuple[dic
     notes: list[str] = []
 
     def tuned(method: str, base: Experiment) -> Experiment:
-        spec, key, space = SEARCHED[method]
-        argument = key.partition(".")[2]
+        spec, key, _ = SEARCHED[method]
         if method in plan.given:
-            notes.append(f"{argument} = {plan.given[method]:g} was given, not searched")
+            notes.append(f"{key.partition('.')[2]} = {plan.given[method]:g} was given, not searched")
             return _at_threshold(method, base, plan.given[method])
         found = _searched(plan, method, base.with_(receiver=spec), folder, progress, log)
-        best = found.winner.values[key]
-        where = ", at the end of its range" if found.at_boundary else ""
-        notes.append(
-            f"{argument} = {best:g} is the best of {len(found.trials)} between {space.low:g} and {space.high:g} "
-            f"after {count(plan.search_rounds, 'round')} on a validation split, seed {base.seed}{where}"
-        )
-        return _at_threshold(method, base, best)
+        notes.append(describe_search(found))
+        return _at_threshold(method, base, found.winner.values[key])
 
+    wanted = curves(plan, tuned)
+    runs = {label: _runs(label, experiment, plan.seeds, folder, progress) for label, experiment in wanted.items()}
+    return runs, notes
+
+
+def curves(plan: Plan, tuned: Callable[[str, Experiment], Experiment]) -> dict[str, Experiment]:
+    """The experiment of every curve by its label; `tuned(method, base)` is the base with that method's threshold."""
     base, figure = plan.base, plan.figure
     if not figure.vary:
         four = experiments(base, lambda name: tuned(LABELS[name], base))
-        curves = {_capital(LABELS[name]): experiment for name, experiment in four.items()}
-    elif figure.vary == "receiver.C":
-        curves = {_label(figure.vary, v): base.with_(receiver=f"mac(C={v})") for v in figure.values}
-    elif plan.search_each:
-        curves = {}
-        for value in figure.values:
-            mine = tuned("MAC", base.with_(**{figure.vary: value}))
-            curves[f"{_label(figure.vary, value)}, C = {mine.receiver.partition('=')[2].rstrip(')')}"] = mine
-    else:
+        return {_capital(LABELS[name]): experiment for name, experiment in four.items()}
+    if figure.vary == "receiver.C":
+        return {_label(figure.vary, v): base.with_(receiver=f"mac(C={v})") for v in figure.values}
+    if not plan.search_each:
         common = tuned("MAC", base)
-        curves = {_label(figure.vary, v): common.with_(**{figure.vary: v}) for v in figure.values}
-    runs = {label: _runs(label, experiment, plan.seeds, folder, progress) for label, experiment in curves.items()}
-    return runs, notes
+        return {_label(figure.vary, v): common.with_(**{figure.vary: v}) for v in figure.values}
+    found = {}
+    for value in figure.values:
+        mine = tuned("MAC", base.with_(**{figure.vary: value}))
+        found[f"{_label(figure.vary, value)}, C = {mine.receiver.partition('=')[2].rstrip(')')}"] = mine
+    return found
+
+
+def describe_search(found: Result) -> str:
+    """The threshold that a search found, and how."""
+    ((key, space),) = found.spaces.items()
+    low, high = space.ends()
+    name, best = key.partition(".")[2], found.winner.values[key]
+    where = ", at the end of its range" if found.at_boundary else ""
+    return (
+        f"{name} = {best:g} is the best of {len(found.trials)} between {low:g} and "
+        f"{high:g} after {count(found.base.rounds, 'round')} on a validation split, seed {found.base.seed}{where}"
+    )
 
 
 def _searched(plan: Plan, method: str, base: Experiment, folder: Path, progress: Progress, log: Log) -> Result:
@@ -259,28 +301,41 @@ def _label(key: str, value: float) -> str:
     return f"{SYMBOL[key]} = {value:g}"
 
 
-def draw(plan: Plan, runs: dict[str, list[Run]], notes: list[str]) -> Picture:
+def draw(plan: Plan, runs: dict[str, list[Run]], notes: list[str], data: str = "") -> Picture:
     """The picture of a figure, with a caption that tells its set-up and what of it is not the paper's."""
-    if plan.figure.vary == "noise.tau":
-        runs = {_with_snr(label, value, runs[label]): runs[label] for label, value in
-                zip(runs, plan.figure.values, strict=True)}  # fmt: skip
     title = [plan.figure.title, *(["own settings"] if plan.own else []), *(["smoke test"] if plan.smoke else [])]
-    return plot.curves(runs, plan.figure.metric, ", ".join(title), caption=caption(plan, runs, notes))
+    log = plan.figure.metric.endswith("/loss")  # a noisy run's may be a hundred times the others'
+    text = _with_snr if plan.figure.vary == "noise.tau" else lambda label, runs: label
+    families = {"": runs} if plan.search_each else _families(plan.figure, runs)
+    return plot.panels(families, plan.figure.metric, ", ".join(title), caption(plan, runs, notes, data), log, text)
 
 
-def _with_snr(label: str, tau: float, runs: list[Run]) -> str:
-    measured = [v for one in runs for v in one["channel/snr_db"] if v is not None]
-    average = f"{sum(measured) / len(measured):.1f}" if measured else "no"
-    return f"{label}, SNR {average} dB (paper: {SNR[tau]} dB)"
+def _families(figure: Figure, runs: dict[str, list[Run]]) -> dict[str, dict[str, list[Run]]]:
+    """The curves of Fig. 4(a) and (b) by how their C was chosen: there is a panel for each way."""
+    found: dict[str, dict[str, list[Run]]] = {}
+    for label, each in runs.items():
+        point, _, C = label.partition(", C = ") if figure.vary.startswith("noise.") else (label, "", "")
+        found.setdefault({"": "one C", "auto": "C = auto"}.get(C, SCALED), {})[point] = each
+    if SCALED in found:  # at tau = 0.1 it is the one C
+        found[SCALED] = {point: found[SCALED].get(point, each) for point, each in found["one C"].items()}
+    return found if len(found) > 1 else {"": runs}
 
 
-def caption(plan: Plan, runs: dict[str, list[Run]], notes: list[str]) -> str:
+def _with_snr(label: str, runs: list[Run]) -> str:
+    """A label of Fig. 4(b) with the measured SNR, and the paper's at that tau."""
+    found, tau = snrs(runs), components_of_record(runs[0].record)["noise"][0][1].get("tau")
+    measured = f"{fmean(found):.1f} dB, linear mean {linear_mean(found):.1f} dB" if found else "none"
+    return f"{label}, SNR {measured}" + (f" (paper: {SNR[tau]} dB)" if tau in SNR else "")
+
+
+def caption(plan: Plan, runs: dict[str, list[Run]], notes: list[str], data: str = "") -> str:
+    """What the picture shows; `data` says which copy of the data it was, where it was not the set itself."""
     base, vary = plan.base, plan.figure.vary
     if plan.smoke:
         kind = "synthetic data of the same shape" if base.data.startswith("synthetic") else base.data
         first = f"Smoke test on {kind}: the figure's form, not its result."
     else:
-        first = f"Data: {base.data}{_samples(runs)}."
+        first = f"Data: {data or base.data + _samples(runs)}."
     normed = any("accuracy_clients" in key for each in runs.values() for one in each for key in one.rounds[0])
     setup = [
         f"{base.clients} clients by {base.partition}",
@@ -300,6 +355,75 @@ def _samples(runs: dict[str, list[Run]]) -> str:
     """How many training samples there were; a folder may hold a part of a set."""
     counts = [sum(map(sum, one.labels)) for each in runs.values() for one in each if one.labels]
     return f", {counts[0]:,} training samples" if counts else ""
+
+
+def published_curves(name: str) -> dict[str, Experiment]:
+    """The experiments whose runs are published for a figure, by label: the paper's, then those shown beside them.
+
+    `choices` stands for the paper's open choices, each read the other way.
+    """
+    if name == "choices":
+        base = Experiment(**PRESETS["cifar10-noniid"])
+        return {"as settled": base} | {label: base.with_(**settings) for label, settings in CHOICES.items()}
+    made = plan(name, {})
+    found = curves(made, lambda method, base: base.with_(receiver=SEARCHED[method][0]))
+    vary, beside = made.figure.vary, {}
+    if not vary:
+        beside = {"MAC, C = auto": made.base.with_(receiver=AUTO)}
+    if vary == "noise.tau":  # C in proportion, which at tau = 0.1 is what it was
+        scaled = {tau: found[_label(vary, tau)].with_(**{"receiver.C": round(1.3 * tau, 4)}) for tau in SNR}
+        beside |= {f"{_label(vary, tau)}, C = {1.3 * tau:g}": one for tau, one in scaled.items() if tau != 0.1}
+    if vary.startswith("noise."):
+        beside |= {f"{label}, C = auto": one.with_(receiver=AUTO) for label, one in found.items()}
+    return found | beside
+
+
+def published_runs(name: str) -> archive.Archive:
+    """What is published of a figure."""
+    there = [name for name in FIGURES if archive.is_published(SAME_RUNS.get(name, name))]
+    if choice("figure", name, FIGURES) not in there:
+        raise InputError(f"nothing is published of {name} yet; there are runs of {', '.join(there) or 'no figure'}")
+    source = SAME_RUNS.get(name, name)
+    return archive.read(source, published_curves(source))
+
+
+def own_runs(name: str, given: Given) -> tuple[dict[str, list[Run]], list[str]]:
+    """Runs of one's own that may be laid over a figure, by label; and why others may not.
+
+    They have the figure's set-up, with any receiver and any value of what the figure varies, or are one of its curves.
+    """
+    found, left_out = runs_of(given)
+    source, base, fitting = SAME_RUNS.get(name, name), plan(name, {}).base, []
+    for one in found:
+        unlike = archive.differences(one.record, base) - {"rounds", FIGURES[name].vary}
+        unlike = {key for key in unlike if key.partition(".")[0] != "receiver"}
+        if unlike and not archive.curve_of(source, one.record, published_curves(source)):
+            left_out.append(f"{one.folder}: not the set-up of {name}, it differs in {', '.join(sorted(unlike))}")
+        elif not one.rounds:
+            left_out.append(f"{one.folder}: no complete round")
+        else:
+            fitting.append(one)
+    return {f"yours: {label}": runs for label, runs in group(fitting).items()}, left_out
+
+
+def draw_published(name: str, own: Given = ()) -> Picture:
+    """A figure from its published runs, with runs of one's own laid over them; whatever is left out is said."""
+    found = published_runs(name)
+    mine, left_out = own_runs(name, own) if own else ({}, [])
+    for line in (*found.left_out, *left_out):
+        warnings.warn(f"left out: {line}", Note, stacklevel=2)
+    if not found.curves:
+        raise InputError(f"no published run of {name} can be drawn; the first: {found.left_out[0]}")
+    every = [one for each in found.curves.values() for one in each]
+    seeds = {one.settings["seed"] for one in every}
+    made = plan(name, {"rounds": max(map(len, every))}, seeds=len(seeds))
+    notes = [describe_search(archive.search_of(one, made.base)) for one in found.searches.values()]
+    if FIGURES[name].vary.startswith("noise."):
+        notes.append("the one C, 0.13, was given, not searched")
+    read = archive.data_files(one.environments for each in mine.values() for one in each)
+    if read - archive.data_files(found.environments.values()):
+        notes.append("yours read another copy of the data")
+    return draw(made, found.curves | mine, [*notes, archive.computed(found)], found.data)
 
 
 def drawing(name: str) -> Picture:

@@ -12,6 +12,7 @@ from stableair.builder import build
 from stableair.experiment import Experiment
 from stableair.paper.theorem import Check
 from stableair.receivers import clip, mac, median
+from stableair.results.plot import LINES
 
 
 def overview(alpha: float, tau: float, C: float, G: float) -> Figure:
@@ -37,27 +38,31 @@ def interval(axes: Axes, alpha: float, tau: float, C: float, G: float) -> None:
     x = np.linspace(0, 1.35 * high, 600)
     density = 2 * stable.pdf(torch.from_numpy(x), alpha, tau).numpy()
     axes.plot(x, density, color="black", linewidth=1.5)
+    beyond = [1.0, *(2 * stable.sf(torch.tensor([low, high], dtype=torch.float64), alpha, tau)).tolist(), 0.0]
     regions = [
-        (0, low, "tab:green", r"kept: $|\xi| \leq C - \sqrt{2}\,G$"),
-        (low, high, "tab:orange", "depends on the gradient; counted as clipped"),
-        (high, x[-1], "tab:red", r"clipped: $|\xi| > C + \sqrt{2}\,G$"),
+        (0, low, "tab:green", "", r"kept: $|\xi| \leq C - \sqrt{2}\,G$"),
+        (low, high, "tab:orange", "///", "depends on the gradient; counted as clipped"),
+        (high, x[-1], "tab:red", "xxx", r"clipped: $|\xi| > C + \sqrt{2}\,G$"),
     ]
-    for start, stop, colour, text in regions:
+    for (start, stop, colour, hatch, text), more, less in zip(regions, beyond, beyond[1:], strict=False):
         if stop > start:
             inside = (x >= start) & (x <= stop)
-            axes.fill_between(x[inside], density[inside], 1e-12, color=colour, alpha=0.35, linewidth=0, label=text)
+            axes.fill_between(
+                x[inside], density[inside], 1e-12, facecolor=colour, alpha=0.35, linewidth=0, hatch=hatch,
+                edgecolor="black", label=f"{text}: probability {more - less:.3g}",
+            )  # fmt: skip
     _mark(axes, C)
     axes.set(yscale="log", xlim=(0, x[-1]), ylim=(density.min() / 2, density.max() * 2))
     axes.set(xlabel=r"$|\xi|$", ylabel="density", title=f"Clipping decision interval, alpha = {alpha:g}, tau = {tau:g}")
-    axes.legend(fontsize="small", loc="upper right")
+    axes.legend(fontsize="small", loc="upper right", framealpha=1)
 
 
 def efficacies(axes: Axes, alpha: float, ratio: float) -> None:
     """Efficacy of clipping over C / tau as a share of the Fisher information, for several alpha; the best is marked."""
     grid = np.geomspace(0.05, 50, 80)
-    for a in sorted({1.1, 1.3, 1.5, 1.7, 1.9, alpha}):
+    for a, style in zip(sorted({1.1, 1.3, 1.5, 1.7, 1.9, alpha}), LINES, strict=False):
         share = [theory.efficacy(clip(C), a) / theory.fisher(a) for C in grid]
-        (line,) = axes.plot(grid, share, label=f"alpha = {a:g}", linewidth=2.4 if a == alpha else 1.3)
+        (line,) = axes.plot(grid, share, linestyle=style, label=f"alpha = {a:g}", linewidth=2.4 if a == alpha else 1.3)
         best = theory.best_threshold(a)
         if math.isfinite(best):
             axes.plot(
@@ -76,20 +81,24 @@ def _mark(axes: Axes, C: float) -> None:
 
 
 def checks(rows: list[Check]) -> Figure:
-    """What was measured against both bounds of Theorem 1."""
+    """What was measured as a share of both bounds of Theorem 1: a bound holds below 1."""
     figure = Figure(figsize=(9, 4.2), layout="constrained")
     axes = figure.subplots()
     place = np.arange(len(rows))
-    axes.errorbar(
-        place, [r.measured for r in rows], [2 * r.error for r in rows], fmt="o", color="black", label="measured"
-    )
-    axes.plot(place, [r.printed for r in rows], "v", color="tab:red", markersize=8, label="bound as printed")
-    axes.plot(place, [r.corrected for r in rows], "^", color="tab:green", markersize=8, label="bound corrected")
+    for form, marker, colour in (("printed", "v", "tab:red"), ("corrected", "o", "tab:green")):
+        bounds = np.array([getattr(row, form) for row in rows])
+        shares, errors = (np.array([getattr(row, what) for row in rows]) / bounds for what in ("measured", "error"))
+        name = f"measured / bound {'as printed' if form == 'printed' else form}"
+        axes.errorbar(place, shares, 2 * errors, fmt=marker, color=colour, markersize=8, capsize=3, label=name)
+    axes.axhline(1, color="black", linestyle="--", linewidth=1)
+    axes.annotate("above: the bound is broken", (0.01, 1), xycoords=("axes fraction", "data"), xytext=(0, 4),
+                  textcoords="offset points", fontsize="small")  # fmt: skip
     names = [f"$\\alpha$={r.alpha:g}\n$\\tau$={r.tau:g}\nC={r.C:g}\n$\\eta$={r.eta:g}" for r in rows]
     axes.set_xticks(place, names, fontsize="small")
-    axes.set(yscale="log", ylabel=r"mean of $\|\nabla f(w_k)\|^2$", title="Theorem 1 on pseudo-Huber losses, L = G = 1")
+    text = r"mean of $\|\nabla f(w_k)\|^2$, measured / bound"
+    axes.set(yscale="log", ylabel=text, title="Theorem 1 on pseudo-Huber losses, L = G = 1")
     axes.grid(alpha=0.3, axis="y")
-    axes.legend(fontsize="small")
+    axes.legend(fontsize="small", loc="lower right")
     return figure
 
 

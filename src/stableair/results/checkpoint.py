@@ -28,10 +28,14 @@ class Checkpoint(NamedTuple):
     stats: torch.Tensor
     receiver: dict[str, Any]
     server: dict[str, Any]
+    average: dict[str, Any]  # the averaged model, where there is one
 
     @property
     def state(self) -> State:
         return State(self.w, self.stats)
+
+
+REMEMBERED = Checkpoint._fields[-3:]
 
 
 def read_checkpoint(folder: Path) -> Checkpoint | None:
@@ -75,6 +79,8 @@ def parse_checkpoint(path: Path) -> Checkpoint:
 
 def _checked(content: Any) -> Checkpoint:
     """The checkpoint that a dict stands for, its names, types and shapes checked."""
+    if isinstance(content, dict) and tuple(content) == Checkpoint._fields[:-1]:
+        content["average"] = {}  # written before there was one
     if not isinstance(content, dict) or tuple(content) != Checkpoint._fields:
         raise ValueError(f"it does not hold {', '.join(Checkpoint._fields)}")
     found = Checkpoint(**content)
@@ -84,8 +90,9 @@ def _checked(content: Any) -> Checkpoint:
         tensor = getattr(found, name)
         if not isinstance(tensor, torch.Tensor) or tensor.ndim != 1 or not tensor.is_floating_point():
             raise ValueError(f"{name} is no vector")
-    if not isinstance(found.receiver, dict) or not isinstance(found.server, dict):
-        raise ValueError("the memory of the receiver or the server is no dict")
+    for name in REMEMBERED:
+        if not isinstance(getattr(found, name), dict):
+            raise ValueError(f"the memory of the {name} is no dict")
     return found
 
 

@@ -32,7 +32,14 @@ from stableair.checks import InputError, Note, whole
 from stableair.contracts import Overflow, Round, Rule
 from stableair.experiment import EXECUTION, Experiment, settings_of_record
 from stableair.files import write_whole
-from stableair.results.checkpoint import Checkpoint, is_sealed, parse_checkpoint, read_checkpoint, save_checkpoint
+from stableair.results.checkpoint import (
+    REMEMBERED,
+    Checkpoint,
+    is_sealed,
+    parse_checkpoint,
+    read_checkpoint,
+    save_checkpoint,
+)
 from stableair.results.run import Row, read_record, read_rounds
 from stableair.results.sealed import (
     CHECKPOINT,
@@ -73,7 +80,7 @@ class Circumstances:
     experiment: Experiment
     environment: dict[str, Any]  # of this process: see `environment`
     labels: list[list[int]] | None = None  # samples of each class at each client
-    rules: dict[str, Rule] = field(default_factory=dict)  # "receiver" and "server": what they remember is kept
+    rules: dict[str, Rule] = field(default_factory=dict)  # as a Simulation has them: what they remember is kept
     chunk: Callable[[], int | None] = lambda: None  # how many clients are computed at a time by now
 
 
@@ -147,7 +154,7 @@ def recorded(
                     return
                 row = recorder.add({"round": k} | metrics)
                 memory = {name: copy.deepcopy(rule.state_dict()) for name, rule in about.rules.items()}
-                recorder.keep(Checkpoint(k + 1, *state, memory.get("receiver", {}), memory.get("server", {})))
+                recorder.keep(Checkpoint(k + 1, *state, *(memory.get(name, {}) for name in REMEMBERED)))
                 done = k + 1
                 yield Round(k, state, row)
                 recorder.clock = time.perf_counter()

@@ -2,26 +2,31 @@
 
 import math
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from matplotlib import colormaps
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from stableair.checks import InputError
 from stableair.files import write_whole
 from stableair.results.run import Run, group, runs_of, with_metric
 
 FEW = 20  # classes that can be told apart by colour
+LINES: list[Any] = [  # ways to draw a line: curves are told apart without colours, too
+    "-", "--", "-.", ":", (0, (9, 2)), (0, (5, 1.5, 1, 1.5, 1, 1.5)),
+]  # fmt: skip
 AXES = {
     "test/accuracy": "test accuracy",
     "test/loss": "test loss",
     "test/accuracy_clients": "test accuracy, the clients' norm statistics",
     "test/accuracy_recalibrated": "test accuracy, norm statistics recalibrated",
     "test/accuracy_batch": "test accuracy, norm statistics of the test batch",
+    "test/accuracy_averaged": "test accuracy of the averaged model",
     "validation/accuracy": "validation accuracy",
     "validation/loss": "validation loss",
     "train/loss": "training loss",
@@ -56,49 +61,90 @@ def curves(
 
     A run that diverged is drawn up to where it did, and a cross marks the place.
     """
-    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
-    axes = figure.subplots()
-    widths = np.linspace(2.8, 1.4, len(groups))  # where two lines coincide, both are seen
-    longest = 1
-    for i, ((name, runs), width) in enumerate(zip(groups.items(), widths, strict=True)):
-        mean, spread = mean_and_spread(runs, metric)
-        rounds = np.arange(len(mean))
-        longest = max(longest, len(rounds))
-        style = ("-", "--", ":", "-.")[i // 10 % 4]  # after ten colours they come again
-        ended = [run.diverged for run in runs if run.diverged is not None]
-        seeds = {run.settings["seed"] for run in runs}
-        text = name + (f" ({len(seeds)} seeds)" if len(seeds) > 1 else "")
-        text += f", diverged at round {', '.join(map(str, sorted(set(ended))))}" if ended else ""
-        marker = "o" if len(rounds) == 1 else None
-        (line,) = axes.plot(rounds, mean, style, label=text, linewidth=width, marker=marker)
-        if len(runs) > 1:
-            axes.fill_between(rounds, mean - spread, mean + spread, color=line.get_color(), alpha=0.2, linewidth=0)
-        for k in ended:
-            if k:
-                axes.plot(k - 1, mean[k - 1], "x", color=line.get_color(), markersize=9, markeredgewidth=2.5)
-    axes.set_xlabel("communication round")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    if longest == 1:
-        axes.set_xlim(-0.9, 0.9)
-    axes.set_ylabel(AXES.get(metric, metric))
-    low, high = axes.dataLim.intervaly
+    return panels({"": groups}, metric, title, caption, log)
+
+
+def panels(
+    families: dict[str, dict[str, list[Run]]],
+    metric: str = "test/accuracy",
+    title: str = "",
+    caption: str = "",
+    log: bool = False,
+    text: Callable[[str, list[Run]], str] = lambda name, runs: name,
+) -> Figure:
+    """Curves as above, a panel for each family of them; a group of the same name looks the same in all of them.
+
+    `text(name, runs)` is what the legend says of a group.
+    """
+    names = list(dict.fromkeys(name for groups in families.values() for name in groups))
+    widths = np.linspace(2.8, 1.4, len(names))  # where two lines coincide, both are seen
+    looks = {name: (f"C{i % 10}", LINES[i % len(LINES)], widths[i]) for i, name in enumerate(names)}
+    figure = Figure(figsize=(6.4 if len(families) == 1 else 0.6 + 4.8 * len(families), 4.2), layout="constrained")
+    row = figure.subplots(1, len(families), sharey=True, squeeze=False)[0]
+    for axes, (family, groups) in zip(row, families.items(), strict=True):
+        for name, runs in groups.items():
+            _line(axes, text(name, runs), runs, metric, *looks[name])
+        longest = max(len(run) for runs in groups.values() for run in runs)
+        axes.set_xlabel("communication round")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+        axes.set_xlim(left=1 - min(0.9, 0.05 * longest), right=1.9 if longest == 1 else None)  # there is no round 0
+        axes.set_title(family or title)
+        axes.grid(alpha=0.3)
+    row[0].set_ylabel(AXES.get(metric, metric))
+    low, high = row[0].dataLim.intervaly
     blown_up = metric.endswith(("/loss", "/norm")) and 0 < low < high / 100  # must not flatten the others
     if log or blown_up:
-        axes.set_yscale("log")
-    axes.set_title(title)
-    axes.grid(alpha=0.3)
-    key: dict[str, Any] = {"fontsize": "small", "title": "band: one standard deviation" if axes.collections else None}
-    if len(groups) <= 6:
-        axes.legend(**key, title_fontsize="small")
-    else:
-        figure.legend(**key, title_fontsize="small", loc="outside lower center")
-        figure.set_figheight(4.2 + 0.2 * len(groups))
-        figure.set_figwidth(max(6.4, 1 + 0.075 * max(map(len, groups))))  # room for the longest name
+        _log_axis(row[0], low, high)
+    if len(families) > 1:
+        figure.suptitle(title)
+    for axes in row:
+        _key(figure, axes, bool(caption))
     if caption:
-        lines = textwrap.wrap(caption, 112)
+        lines = textwrap.wrap(caption, int(112 * figure.get_figwidth() / 6.4))
         figure.set_figheight(figure.get_figheight() + 0.13 * len(lines))
         figure.supxlabel("\n".join(lines), x=0.02, ha="left", fontsize=7, color="0.3")
     return figure
+
+
+def _line(axes: Axes, text: str, runs: list[Run], metric: str, colour: str, style: Any, width: float) -> None:
+    """The mean of a group, its band, and a cross where a run of it diverged."""
+    mean, spread = mean_and_spread(runs, metric)
+    rounds = np.arange(len(mean)) + 1  # people count from 1, records from 0
+    ended = [run.diverged for run in runs if run.diverged is not None]
+    seeds = {run.settings["seed"] for run in runs}
+    text += f" ({len(seeds)} seeds)" if len(seeds) > 1 else ""
+    text += f", diverged at round {', '.join(str(k + 1) for k in sorted(set(ended)))}" if ended else ""
+    marker = "o" if len(rounds) == 1 else None
+    axes.plot(rounds, mean, color=colour, linestyle=style, label=text, linewidth=width, marker=marker)
+    if len(runs) > 1:
+        axes.fill_between(rounds, mean - spread, mean + spread, color=colour, alpha=0.2, linewidth=0)
+    for k in filter(None, ended):
+        axes.plot(k, mean[k - 1], "x", color=colour, markersize=9, markeredgewidth=2.5)
+
+
+def _log_axis(axes: Axes, low: float, high: float) -> None:
+    axes.set_yscale("log")
+    if 0 < low < high < 1000 * low:  # then 0.5, 1 and 2, and not powers of ten
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high > 5 * low else range(1, 10)))
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def _key(figure: Figure, axes: Axes, caption: bool) -> None:
+    """The legend: within the axes for a few lines, beside or below them for many."""
+    _, texts = axes.get_legend_handles_labels()
+    title = "band: one standard deviation" if axes.collections else None
+    key: dict[str, Any] = {"fontsize": "small", "title": title, "title_fontsize": "small"}
+    room = 1 + 0.075 * max(map(len, texts))  # for the longest name
+    if len(texts) <= 6 or len(figure.axes) > 1:
+        axes.legend(**key)
+    elif caption:  # which stands below
+        figure.legend(**key, loc="outside right upper")
+        figure.set_figwidth(figure.get_figwidth() + room)
+    else:
+        figure.legend(**key, loc="outside lower center")
+        figure.set_figheight(4.2 + 0.2 * len(texts))
+        figure.set_figwidth(max(6.4, room))
 
 
 def labels(counts: np.ndarray, title: str = "") -> Figure:

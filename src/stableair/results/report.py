@@ -19,9 +19,10 @@ from stableair.checks import InputError, count
 from stableair.experiment import EXECUTION, TYPES
 from stableair.files import write_whole
 from stableair.results.plot import AXES, FEW, mean_and_spread
-from stableair.results.run import LAST, Run, group, runs_of
+from stableair.results.run import LAST, Run, group, linear_mean, runs_of, snrs
 
 CURVES = "{split}/accuracy", "{split}/loss", "channel/snr_db", "clip/fraction"
+DASHES = "solid", "dash", "dashdot", "dot", "longdash", "longdashdot"  # as plot.LINES
 COLOURS = [to_hex(colour) for colour in colormaps["tab10"](range(10))]
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 1100px; margin: 2rem auto; padding: 0 1rem; }
@@ -129,10 +130,14 @@ def _results(groups: dict[str, list[Run]], accuracy: str) -> str:
             len({run.settings["seed"] for run in runs}),
             " to ".join(map(str, sorted({min(map(len, runs)), max(map(len, runs))}))),
             *map(_spread, (finals, best, settled, [run.fluctuation(accuracy) for run in runs])),
-            f"at round {', '.join(map(str, ended))}" if ended else "no",
+            f"at round {', '.join(str(k + 1) for k in ended)}" if ended else "no",
+            *((f"{statistics.fmean(db):.1f}", f"{linear_mean(db):.1f}") if (db := snrs(runs)) else ("–", "–")),
         ]
 
-    head = "", "seeds", "rounds", f"final {AXES[accuracy]}", "best", "settled", "fluctuation", "diverged"
+    head = [
+        "", "seeds", "rounds", f"final {AXES[accuracy]}", "best", "settled", "fluctuation", "diverged",
+        "SNR in dB, mean", "of the linear mean",
+    ]  # fmt: skip
     note = (
         "Mean ± standard deviation over the seeds that did not diverge. Settled: the mean over a run's last "
         f"{LAST} rounds, or over half of them where there are fewer than {2 * LAST}. Fluctuation: the standard "
@@ -235,9 +240,9 @@ def _curves(groups: dict[str, list[Run]], metrics: Sequence[str]) -> str:
     for i, metric in enumerate(metrics):
         place = {"row": i // 2 + 1, "col": i % 2 + 1}
         values = []
-        for colour, (name, runs) in zip(cycle(COLOURS), groups.items(), strict=False):
+        for (name, runs), colour, dash in zip(groups.items(), cycle(COLOURS), cycle(DASHES), strict=False):
             if recorded := [run for run in runs if metric in run.rounds[0]]:
-                values += _line(figure, place, name, recorded, metric, colour)
+                values += _line(figure, place, name, recorded, metric, {"color": colour, "dash": dash})
         positive = [v for v in values if v > 0]
         if metric.endswith("/loss") and positive and max(positive) > 100 * min(positive):
             figure.update_yaxes(type="log", **place)  # a run that blew up must not flatten the others
@@ -254,24 +259,24 @@ def _curves(groups: dict[str, list[Run]], metrics: Sequence[str]) -> str:
     return _plot(figure, "curves")
 
 
-def _line(figure: Any, place: dict, name: str, runs: list[Run], metric: str, colour: str) -> list[float]:
+def _line(figure: Any, place: dict, name: str, runs: list[Run], metric: str, look: dict[str, str]) -> list[float]:
     """Draw a group's mean, its band and its crosses; returns the values of the line."""
     mean, spread = mean_and_spread(runs, metric)
     there = np.flatnonzero(~np.isnan(mean))
-    x, y = there.tolist(), mean[there].tolist()
+    x, y = (there + 1).tolist(), mean[there].tolist()  # people count rounds from 1
     if len(runs) > 1:
         floor = mean[there] / 10 if metric.endswith("/loss") else -np.inf  # a band below 0 has no place on a log axis
         low, high = np.maximum(mean[there] - spread[there], floor).tolist(), (mean[there] + spread[there]).tolist()
         figure.add_scatter(
-            x=x + x[::-1], y=high + low[::-1], fill="toself", fillcolor=colour, opacity=0.2, mode="lines",
+            x=x + x[::-1], y=high + low[::-1], fill="toself", fillcolor=look["color"], opacity=0.2, mode="lines",
             line={"width": 0}, hoverinfo="skip", legendgroup=name, **place,
         )  # fmt: skip
     mode = "lines+markers" if len(x) == 1 else "lines"
-    figure.add_scatter(x=x, y=y, name=name, legendgroup=name, mode=mode, line={"color": colour, "width": 2}, **place)
-    if ended := [run.diverged - 1 for run in runs if run.diverged and run.diverged - 1 in x]:
+    figure.add_scatter(x=x, y=y, name=name, legendgroup=name, mode=mode, line=look | {"width": 2}, **place)
+    if ended := [run.diverged for run in runs if run.diverged and run.diverged in x]:
         figure.add_scatter(
-            x=ended, y=[mean[k] for k in ended], mode="markers", legendgroup=name,
-            marker={"symbol": "x", "size": 10, "color": colour}, **place,
+            x=ended, y=[mean[k - 1] for k in ended], mode="markers", legendgroup=name,
+            marker={"symbol": "x", "size": 10, "color": look["color"]}, **place,
         )  # fmt: skip
     return y
 

@@ -1,5 +1,6 @@
 """What was recorded of a run: read from its folder, and from nothing else. Nothing here needs torch."""
 
+import math
 import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -47,7 +48,7 @@ class Run:
     final: "State | None" = None  # the model after the last complete round, where it is in memory
 
     def __getitem__(self, metric: str) -> list[Any]:
-        if not any(metric in row for row in self.rounds):
+        if self.rounds and not any(metric in row for row in self.rounds):
             there = dict.fromkeys(name for row in self.rounds for name in row)
             raise InputError(f"metric {metric!r} was not recorded; there are {', '.join(there)}")
         return [row.get(metric) for row in self.rounds]  # None in rounds of a version that did not record it
@@ -219,6 +220,20 @@ def runs_of(given: "Run | str | Path | Iterable[Run | str | Path]") -> tuple[lis
     folders = [one for one in each if not isinstance(one, Run)]
     found, left_out = find(folders) if folders else ([], [])
     return [*(one for one in each if isinstance(one, Run)), *found], left_out
+
+
+def snrs(runs: Iterable[Run], rounds: int | None = None) -> list[float]:
+    """The SNR in dB of every round of some runs, or of their first rounds; without interference there is none."""
+    return [db for run in runs for row in run.rounds[:rounds] if (db := row.get("channel/snr_db")) is not None]
+
+
+def linear_mean(decibels: list[float]) -> float:
+    """The mean of the ratios themselves, in dB: a few good rounds make it, where a few impulses make the mean in dB.
+
+    >>> round(linear_mean([-40, -60]), 1)
+    -43.0
+    """
+    return 10 * math.log10(statistics.fmean(10 ** (db / 10) for db in decibels))
 
 
 def with_metric(runs: list[Run], metric: str) -> tuple[list[Run], list[Run]]:

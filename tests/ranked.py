@@ -1,0 +1,106 @@
+"""What tests/test_ranks.py starts with torchrun: experiments by name, and what became of them."""
+
+import hashlib
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import stableair as sa
+from stableair.channels.kinds import channel
+from stableair.ranks import rank
+
+TINY = sa.Experiment(
+    data="synthetic(samples=70, classes=3, shape=(1, 2, 2))", model="mlp(width=4)", clients=7, rounds=4, device="cpu"
+)
+
+
+def normed():
+    """A model with norm buffers."""
+    return lambda shape, classes: nn.Sequential(nn.Flatten(), nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, classes))
+
+
+def coming_and_going():
+    """Nobody, then one, then four, then seven."""
+    return lambda n, source: torch.arange((0, 1, 4, 7)[source.round])
+
+
+def mortal():
+    """Everybody; in round 2 the second rank is ended, in its first life, where that is wanted."""
+
+    def draw(n, source):
+        if source.round == 2 and rank() == 1 and os.environ.get("MORTAL") == os.environ["TORCHELASTIC_RESTART_COUNT"]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return torch.arange(n)
+
+    return draw
+
+
+def whole():
+    """A channel of somebody else: it needs the payloads whole."""
+
+    class Whole:
+        def __init__(self, inner):
+            self.draw, self.superpose = inner.draw, inner.superpose
+
+    return lambda **parts: Whole(channel.one("flat()")()(**parts))
+
+
+def poisoned():
+    """A model that overflows on every rank but the first."""
+
+    class Poisoned(nn.Module):
+        def __init__(self, classes):
+            super().__init__()
+            self.linear = nn.Linear(4, classes)
+
+        def forward(self, x):
+            return self.linear(x.flatten(1)) * (1 if rank() == 0 else float("nan"))
+
+    return lambda shape, classes: Poisoned(classes)
+
+
+COMPONENTS = {sa.model: (normed, poisoned), sa.participation: (coming_and_going, mortal), channel: (whole,)}
+
+
+def experiments():
+    """By name; the components they are made of are registered."""
+    for register, factories in COMPONENTS.items():
+        for factory in factories:
+            register(factory.__name__)(factory)
+    return {
+        "plain": TINY.with_(engine="reference"),
+        "unequal": TINY.with_(engine="reference", partition="dirichlet_by_class(1)", receiver="mac(C=auto)"),
+        "buffers": TINY.with_(engine="reference", model="normed()", server="momentum()", fading="nakagami(m=2)"),
+        "coming and going": TINY.with_(engine="reference", participation="coming_and_going()"),
+        "averaged": TINY.with_(
+            engine="reference", average=0.8, participation="dropout(0.3, of='sample(5)')", server="adam_ota()"
+        ),
+        "whole payloads": TINY.with_(engine="reference", channel="whole()"),
+        "stacked": TINY.with_(engine="fast", chunk=2),
+        "mortal": TINY.with_(engine="reference", participation="mortal()", receiver="mac(C=auto)", server="momentum()"),
+    }
+
+
+def digest(run):
+    rows = [{k: v for k, v in row.items() if k not in ("seconds", "checksum")} for row in run.rounds]
+    state = b"".join(t.numpy().tobytes() for t in run.state)
+    return hashlib.sha256(state + repr(rows).encode()).hexdigest()
+
+
+if __name__ == "__main__":
+    (what, folder, *names), known = sys.argv[1:], experiments()
+    if what == "digests":
+        found = {name: digest(sa.run(known[name])) for name in names}
+        if rank() == 0:
+            Path(folder).write_text(json.dumps(found))
+    if what == "rounds":  # so many of them, recorded
+        sa.run(known["mortal"].with_(rounds=int(names[0])), folder, resume=True)
+    if what == "disagree":
+        sa.run(TINY.with_(seed=rank()))
+    if what == "poisoned":
+        sa.run(TINY.with_(model="poisoned()", engine="reference"), folder)

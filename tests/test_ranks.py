@@ -1,0 +1,116 @@
+"""One simulation in several processes, which torchrun starts: the result is that of one, bit for bit."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import stableair as sa
+from conftest import forgotten
+from ranked import digest, experiments
+from stableair.ranks import Ranks
+from stableair.results.run import load
+
+SAME = ["plain", "unequal", "buffers", "coming and going", "averaged", "whole payloads", "stacked"]
+
+
+def torchrun(ranks, *words, module=False, restarts=0, **environment):
+    """What a command started with torchrun gives; it may not take long."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    command += [f"--max-restarts={restarts}", *(["-m"] if module else []), *map(str, words)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"} | environment
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment, check=False)
+
+
+def ranked(ranks, what, folder, *words, **options):
+    return torchrun(ranks, RANKED, what, folder, *words, **options)
+
+
+RANKED = os.path.join(os.path.dirname(__file__), "ranked.py")
+
+
+@pytest.fixture(scope="module")
+def known():
+    with forgotten():
+        yield experiments()
+
+
+@pytest.fixture(scope="module")
+def alone(known):
+    return {name: digest(sa.run(known[name])) for name in SAME}
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)])
+def test_the_number_of_ranks_changes_no_bit(ranks, alone, tmp_path):
+    """The model, the norm buffers and every number of every round; seven clients divide evenly among none of them."""
+    done = ranked(ranks, "digests", tmp_path / "digests.json", *SAME)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "digests.json").read_text()) == alone
+
+
+@pytest.mark.slow
+def test_a_run_is_stopped_with_two_ranks_and_resumed_with_three_and_with_one(known, tmp_path):
+    whole = sa.run(known["mortal"].with_(rounds=8))
+    for ranks, rounds in ((2, 3), (3, 6), (1, 8)):
+        assert ranked(ranks, "rounds", tmp_path / "a", rounds).returncode == 0
+    assert digest(load(tmp_path / "a")) == digest(whole)
+    assert [e["ranks"] for e in load(tmp_path / "a").environments] == [2, 3, 1]
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_killed_is_started_again_and_the_run_goes_on(known, tmp_path):
+    done = ranked(2, "rounds", tmp_path / "a", 6, restarts=3, MORTAL="0")
+    assert done.returncode == 0, done.stderr
+    assert [e["first_round"] for e in load(tmp_path / "a").environments] == [0, 2]
+    assert digest(load(tmp_path / "a")) == digest(sa.run(known["mortal"].with_(rounds=6)))
+
+
+@pytest.mark.slow
+def test_the_error_of_one_rank_is_the_error_of_all(tmp_path):
+    done = ranked(3, "poisoned", tmp_path / "a")
+    assert done.returncode != 0
+    told = {line.partition("InputError: ")[2] or line.partition("Overflow: ")[2] for line in done.stderr.splitlines()
+            if "uploaded a non-finite" in line}  # fmt: skip
+    assert len(told) == 1, done.stderr
+    assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.slow
+def test_ranks_that_disagree_about_the_experiment_are_told_so():
+    done = ranked(2, "disagree", "-")
+    assert done.returncode != 0
+    assert "the ranks disagree" in done.stderr
+
+
+@pytest.mark.slow
+def test_the_command_speaks_with_one_voice(tmp_path):
+    words = "data=synthetic(samples=70,classes=3,shape=(1,2,2))", "model=mlp(4)", "clients=7", "rounds=2"
+    done = torchrun(3, "stableair", "run", *words, "--out", tmp_path / "a", module=True)
+    assert done.returncode == 0, done.stderr
+    assert "3 ranks" in done.stdout.splitlines()[0]
+    assert len(done.stdout.splitlines()) == 4
+    again = torchrun(3, "stableair", "run", *words, "--out", tmp_path / "a", module=True)
+    assert again.returncode != 0
+    assert [line for line in again.stderr.splitlines() if line.startswith("error:")] == [
+        f"error: {tmp_path / 'a'} already holds this run; resume=True goes on with it; "
+        "add --resume or choose another --out"
+    ]
+    assert len(load(tmp_path / "a")) == 2
+
+
+@pytest.mark.parametrize(("size", "d"), [(1, 5), (2, 5), (3, 10), (4, 3)])
+def test_the_slices_of_all_ranks_are_the_vector(size, d):
+    slices = [Ranks(rank, size, torch.device("cpu")).slice(d) for rank in range(size)]
+    assert torch.cat([torch.arange(d)[one] for one in slices]).tolist() == list(range(d))
+
+
+def test_an_error_about_an_upload_can_be_told_to_another_process():
+    import pickle
+
+    from stableair.contracts import Overflow
+
+    error = pickle.loads(pickle.dumps(Overflow(3, 5, "loss")))
+    assert (str(error), error.k) == (str(Overflow(3, 5, "loss")), 3)
