@@ -1,4 +1,7 @@
 import os
+import signal
+import sys
+import warnings
 from contextlib import contextmanager
 
 import numpy as np
@@ -6,6 +9,7 @@ import pytest
 import torch
 from hypothesis import settings
 
+from stableair.cli import main as cli
 from stableair.data import hub
 from stableair.experiment import Experiment
 from stableair.spec import REGISTRIES
@@ -65,3 +69,22 @@ def registries():
     """Whatever a test registers is forgotten after it."""
     with forgotten() as known:
         yield known
+
+
+@pytest.fixture
+def command(monkeypatch, capsys, tmp_path, registries):
+    """Run a command line in an empty folder: (exit code, output, errors)."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # main() sets its own
+    monkeypatch.setenv(cli.DEBUG, "0")
+    handlers = {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)}
+
+    def invoke(*words):
+        monkeypatch.setattr(sys, "argv", ["stableair", *map(str, words)])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        return stop.value.code, *capsys.readouterr()
+
+    yield invoke
+    for one, handler in handlers.items():
+        signal.signal(one, handler)

@@ -80,6 +80,13 @@ def experiments():
         "averaged": TINY.with_(
             engine="reference", average=0.8, participation="dropout(0.3, of='sample(5)')", server="adam_ota()"
         ),
+        "turning": TINY.with_(
+            engine="reference",
+            channel="flat(noise_on=sum)",
+            power="inversion(P=1, threshold=0.1, csi=0.9, cfo=0.01)",
+            fading="rayleigh(power=1)",
+        ),
+        "in blocks": TINY.with_(engine="reference", fading="block(entries=5)", noise="bursts(length=4)"),
         "whole payloads": TINY.with_(engine="reference", channel="whole()"),
         "stacked": TINY.with_(engine="fast", chunk=2),
         "mortal": TINY.with_(engine="reference", participation="mortal()", receiver="mac(C=auto)", server="momentum()"),

@@ -15,11 +15,11 @@ from stableair.streams import generator
 
 
 def amplitudes(spec, n=400_000):
-    return fading.one(spec)()(n, generator(0, "fading"))
+    return fading.one(spec)()(n, generator(0, "fading", 0))
 
 
 def noises(spec, d=400_000):
-    return noise.one(spec)()(d, generator(0, "noise"))
+    return noise.one(spec)()(d, generator(0, "noise", 0))
 
 
 def uploads(update, stats=None, chunk=2):
@@ -284,8 +284,8 @@ class Half(Power):
 def test_a_power_rule_changes_gains_interference_and_pilots():
     plain = Flat(fading.one("unit()")(), noise.one("gaussian(std=1)")(), pilots=4)
     half = Flat(plain.fading, plain.noise, Half(), pilots=4)
-    fade, update = plain.draw(3, torch.arange(3), 6, 0, 0), torch.randn(3, 6)
-    before, after = (channel.superpose(uploads(update), fade) for channel in (plain, half))
+    update, fade = torch.randn(3, 6), plain.draw(3, torch.arange(3), 6, 0, 0)
+    before, after = (c.superpose(uploads(update), c.draw(3, torch.arange(3), 6, 0, 0)) for c in (plain, half))
     torch.testing.assert_close(after.g, (update.double().mean(0) / 2 + 2 * fade.xi).float())
     torch.testing.assert_close(after.pilot, 2 * before.pilot)
     assert (after.g.dtype, after.noise.dtype) == (torch.float32, torch.float32)

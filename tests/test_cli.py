@@ -1,10 +1,9 @@
 import json
+import os
 import re
 import shlex
-import signal
 import subprocess
 import sys
-import warnings
 
 import pytest
 
@@ -13,23 +12,6 @@ from stableair.cli import main as cli
 from stableair.cli.display import describe_round, progress
 from stableair.cli.reference import KINDS
 from stableair.paper import demo, theorem
-
-
-@pytest.fixture
-def command(monkeypatch, capsys, tmp_path, registries):
-    """Run a command line in an empty folder: (exit code, output, errors)."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # main() sets its own
-    handler = signal.getsignal(signal.SIGTERM)
-
-    def invoke(*words):
-        monkeypatch.setattr(sys, "argv", ["stableair", *map(str, words)])
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        return stop.value.code, *capsys.readouterr()
-
-    yield invoke
-    signal.signal(signal.SIGTERM, handler)
 
 
 def but(words, *others):
@@ -146,9 +128,24 @@ def test_runs_without_the_metric_are_left_out_and_said(command, small):
         (["data", "show", "femnist", "--partition", "by_writer()"], "at most the number of"),
         (["theory", "--alpha", "3"], "alpha must be in [0.5, 2]: got 3"),
         (["theory", "--tau", "0", "--plot", "t.png"], "tau must be positive"),
+        (["theory", "--tau", "1e308"], "too large or too small to compute with"),
+        (["theory", "--d", "9" * 400], "d must be at most 9,223,372,036,854,775,807: got a number of 400 digits"),
+        (["theory", "--check", "--plot", "t.xyz"], "its ending must give the format"),
+        (["run", "model=mlp(2, depth=1000000000)"], "depth must be at most 1,000"),
+        (["run", "data=hf('')"], "needs a name such as 'user/set'"),
+        (["run", "data=hf('/proc')"], "/proc holds no images"),
+        (["plot", "a" * 300], "a path may have 4,095 bytes, and a name in it 255"),
+        (["report", "a" * 300], "a path may have 4,095 bytes, and a name in it 255"),
+        (["bench", "--record", "/dev/null/x"], "cannot write /dev/null/x: Not a directory; choose another --record"),
+        (["bench", "--record", "/proc/x"], "cannot write /proc/x"),
+        (["figure", "fig3a", "--max-norm", "0"], "max_norm must be positive"),
+        (["search", "digits", "receiver.C=0.1:1", "--device", "x"], "device 'x' is not there"),
+        (["search", "cifar10", "receiver.C=0.1:1", "--data-dir", "empty"], "cifar10.safetensors is not there"),
     ],
 )
-def test_bad_input_is_one_line_exit_code_2_and_nothing_written(command, tmp_path, words, said):
+def test_bad_input_is_one_line_exit_code_2_and_nothing_written(command, tmp_path, words, said, monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)  # nothing is fetched
+    monkeypatch.setenv("STABLEAIR_DATA", os.environ["STABLEAIR_DATA"])  # what a command changes is put back
     code, out, errors = command(*words)
     assert code == 2
     assert errors.startswith("error: ")
@@ -390,3 +387,44 @@ def test_another_data_folder(command, tmp_path, data_folder, monkeypatch):
     assert code == 2
     assert "r was begun with other data files" in errors
     assert "as its description tells" in command("data", "check", "cifar10", "--describe", "--data-dir", "d")[1]
+
+
+@pytest.mark.parametrize("words", [["--debug", "run", "rounds=0"], ["run", "rounds=0", "--debug"]])
+def test_debug_shows_the_whole_traceback_wherever_it_stands(command, words):
+    code, _, errors = command(*words)
+    assert code == 2
+    assert errors.startswith("Traceback (most recent call last):")
+    assert errors.endswith("\nerror: rounds must be at least 1: got 0\n")
+    assert "Traceback" in command("nothing")[2], "and so does the variable, which it has set"
+
+
+def test_a_mistake_of_our_own_is_one_line_and_another_exit_code(command, monkeypatch):
+    monkeypatch.setattr("stableair.paper.figures.plan", lambda *_, **__: {}["not there"])
+    code, out, errors = command("figure", "fig3a")
+    assert (code, out) == (1, "")
+    assert errors.startswith("error: KeyError: 'not there' (a mistake in stableair itself")
+    assert "--debug" in errors
+    assert errors.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [(["--device", "x"], "device 'x' is not there"), (["--data-dir", "empty"], "cifar10.safetensors is not there")],
+)
+def test_what_a_figure_lacks_is_found_before_its_search(command, tmp_path, words, said, monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)  # nothing is fetched
+    monkeypatch.setenv("STABLEAIR_DATA", os.environ["STABLEAIR_DATA"])
+    monkeypatch.setattr("stableair.searches.run", lambda *_, **__: pytest.fail("computed in vain"))
+    code, _, errors = command("figure", "fig3a", *words)
+    assert (code, said in errors, errors.count("\n")) == (2, True, 1)
+    assert not list(tmp_path.iterdir())
+
+
+def test_one_bad_folder_does_not_spoil_the_others(command, small, tmp_path):
+    command("run", *small, "--out", "good")
+    for words in (["plot"], ["report"]):
+        code, _, errors = command(*words, "missing", "a" * 300, "good")
+        assert code == 0
+        assert errors.count("left out: ") == errors.count("\n") == 2
+    with pytest.warns(sa.checks.Note, match="left out: missing: there is no such folder"):
+        sa.plot(["missing", "good"])

@@ -20,6 +20,7 @@ ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
 PLUGIN = "# my_rule.py\n"  # how a block begins that is to be saved under that name
+PLAN = "# plan.toml\n"  # likewise
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -65,6 +66,8 @@ def test_the_commands_run(page, monkeypatch, tmp_path, capsys, registries):
     monkeypatch.chdir(tmp_path)
     for rule in (text for text in blocks(page, "python") if text.startswith(PLUGIN)):
         (tmp_path / "my_rule.py").write_text(rule)
+    for plan in (text for text in blocks(page, "toml") if text.startswith(PLAN)):
+        (tmp_path / "plan.toml").write_text(plan)
     for line in commands(page):
         words = shlex.split(line, comments=True)
         if words[1] == "figure" and words[2] in figures.FIGURES and "--published" not in words:  # own tests: own size

@@ -397,3 +397,9 @@ def test_settings_nested_too_deeply_are_one_line():
     for read, text in ((Experiment.from_json, '{"a":' * 100_000), (Experiment.from_toml, "a = " + "[" * 100_000)):
         with pytest.raises(sa.InputError, match="it is nested too deeply"):
             read(text)
+
+
+def test_an_infinite_argument_is_recorded_and_read_again(tiny, tmp_path):
+    endless = tiny.with_(receiver="mac(C=inf)", rounds=1)
+    assert sa.run(endless, tmp_path / "a").experiment == sa.load(tmp_path / "a").experiment == endless
+    assert "Infinity" not in (tmp_path / "a" / "experiment.json").read_text()

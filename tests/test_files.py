@@ -3,7 +3,7 @@ import stat
 
 import pytest
 
-from stableair.files import write_whole
+from stableair.files import remove_leftovers, write_whole
 
 
 def test_the_old_content_stays_until_the_new_is_complete(tmp_path):
@@ -50,3 +50,23 @@ def test_a_new_file_is_as_readable_as_its_neighbours(tmp_path):
     (tmp_path / "plain").touch()
     write_whole(tmp_path / "a", b"x")
     assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == stat.S_IMODE((tmp_path / "plain").stat().st_mode)
+
+
+def test_an_error_names_the_file_and_not_the_temporary_one(tmp_path, monkeypatch):
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left on device") as told:
+        write_whole(tmp_path / "a", b"x")
+    assert told.value.filename == str(tmp_path / "a")
+    assert os.listdir(tmp_path) == []
+
+
+def test_what_a_killed_process_left_is_removed_and_nothing_else(tmp_path):
+    for name in (".a.0123abcd.tmp", ".mine.tmp", "a.0123abcd.tmp", "a"):
+        (tmp_path / name).touch()
+    remove_leftovers(tmp_path, older=60)
+    assert len(os.listdir(tmp_path)) == 4, "another process may be at work on it"
+    remove_leftovers(tmp_path)
+    assert sorted(os.listdir(tmp_path)) == [".mine.tmp", "a", "a.0123abcd.tmp"]

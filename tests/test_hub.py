@@ -305,3 +305,20 @@ def test_the_folder_is_the_variables_else_the_users_cache(monkeypatch, tmp_path)
     monkeypatch.delenv(hub.VARIABLE)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert hub.folder() == tmp_path / "stableair"
+
+
+def test_a_folder_without_images_is_refused_before_anything_goes_through_it(tmp_path, empty):
+    (tmp_path / "texts").mkdir()
+    for i in range(3):
+        (tmp_path / "texts" / f"{i}.json").write_text('[{"image": 1, "label": 2}]')
+    for repo in (tmp_path / "texts", "/proc"):
+        with pytest.raises(InputError, match=f"{repo} holds no images"):
+            dataset.one(f"hf('{repo}')")()
+
+
+def test_no_home_is_one_line_that_says_what_to_set(monkeypatch):
+    monkeypatch.delenv(hub.VARIABLE)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(hub.Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("no home")))
+    with pytest.raises(InputError, match="there is no home folder for the data: set STABLEAIR_DATA"):
+        hub.folder()

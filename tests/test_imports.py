@@ -19,7 +19,8 @@ import stableair
 LAYERS = (
     "checks", "choices", "files", "streams", "spec", "stable", "vector", "contracts", "data", "models", "participants",
     "local", "channels", "receivers", "servers", "evaluation", "algorithm", "baseline", "experiment", "builder",
-    "results", "ranks", "runner", "sweeps", "searches", "theory", "paper", "nn", "engine", "flower", "cli", "__main__",
+    "results", "ranks", "runner", "sweeps", "comparisons", "searches", "theory", "paper", "nn", "engine", "flower",
+    "cli", "__main__",
 )  # fmt: skip
 SEAMS = {"engine": {"runner", "cli"}, "flower": {"cli"}}  # the leaves, and who may know that they are there
 KNOWN: dict[tuple[str, str], str] = {  # imports that have to go, and why they are still there: none

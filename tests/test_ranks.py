@@ -14,7 +14,17 @@ from ranked import digest, experiments
 from stableair.ranks import Ranks
 from stableair.results.run import load
 
-SAME = ["plain", "unequal", "buffers", "coming and going", "averaged", "whole payloads", "stacked"]
+SAME = [
+    "plain",
+    "unequal",
+    "buffers",
+    "coming and going",
+    "averaged",
+    "whole payloads",
+    "stacked",
+    "turning",
+    "in blocks",
+]
 
 
 def torchrun(ranks, *words, module=False, restarts=0, **environment):

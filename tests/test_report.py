@@ -182,3 +182,27 @@ def test_in_a_real_browser(browser, page, tmp_path):
     picture = tmp_path / "report.png"
     assert browser.save_screenshot(str(picture))
     assert picture.stat().st_size > 50_000
+
+
+def test_of_many_pairs_the_best_and_the_nearest_are_shown_and_the_rest_on_demand():
+    runs = [made([0.001 * i] * 3, receiver=f"mac(C={i + 1})") for i in range(200)]
+    text = report.page(runs)
+    assert len(text.encode()) < 5_000_000
+    shown = re.sub(r"<script.*?</script>", "", text, flags=re.DOTALL)
+    comparison = shown.partition("<h2>Paired comparison</h2>")[2].partition("<h2>")[0]
+    assert comparison.count("<tr>") == 2 * report.SHOWN + 3
+    assert "<td>mac(C=200)</td><td>mac(C=199)</td><td class=n>1</td><td class=n>+0.10</td>" in comparison
+    assert "All 19,900 pairs" in comparison
+    packed = re.search(r"<details class=rest>.*?<script[^>]*>(.*?)</script>", text, flags=re.DOTALL)[1]
+    rows = json.loads(packed)["rows"]
+    assert len(rows) == 199 * 100
+    assert rows[0] == [199, 0, 1, "+19.90", "one seed", ""]
+
+
+def test_text_in_a_figure_cannot_end_its_script():
+    assert "</script><b>" not in report.page(
+        [made([0.5, 0.6], receiver="mac(C=1)", partition="iid()")], ["</script><b>"]
+    )
+    assert (
+        report._data('{"a": "</script>"}') == '<script type="application/json" class="">{"a": "<\\/script>"}</script>'
+    )

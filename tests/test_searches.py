@@ -91,7 +91,7 @@ def test_the_test_split_is_never_touched(tiny, tmp_path, registries):
 
     base = noisy(tiny, data="untouchable")
     found = search(base, {"receiver.C": Range(0.1, 10)}, tmp_path, trials=2)
-    with pytest.raises(AttributeError):
+    with pytest.raises(sa.InputError, match="test split must be"):
         sa.run(found.best)  # the test split itself cannot be used: whoever looks at it fails
     for folder in tmp_path.glob("untouchable*"):
         assert not any(key.startswith("test/") for key in sa.load(folder).rounds[0])

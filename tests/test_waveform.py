@@ -310,5 +310,7 @@ def test_a_basis_of_ones_own_must_be_one(registries):
 def test_what_it_cannot_honour_is_refused(tiny):
     with pytest.raises(InputError, match="knows complex samples of noise=sas, gaussian and none alone"):
         build(tiny.with_(channel="waveform()", noise="student_t(df=3)"))
+    with pytest.raises(InputError, match="no fading that changes along the vector"):
+        build(tiny.with_(channel="waveform()", fading="block(of='rayleigh()', entries=3)"))
     with pytest.raises(InputError, match="channel waveform knows no power rule"):
         replace(on("ofdm()"), power=type("Loud", (Power,), {})())

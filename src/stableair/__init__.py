@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # the same for editors and type checkers
     from stableair.channels.kinds import power as power
     from stableair.channels.kinds import quantizer as quantizer
     from stableair.checks import InputError as InputError
+    from stableair.comparisons import compare as compare
     from stableair.contracts import Receiver as Receiver
     from stableair.contracts import Rule as Rule
     from stableair.contracts import Update as Update
@@ -54,6 +55,7 @@ if TYPE_CHECKING:  # the same for editors and type checkers
     from stableair.searches import search as search
     from stableair.servers import server as server
     from stableair.spec import load_plugin as load_plugin
+    from stableair.sweeps.processes import sweep as sweep
 
 __version__ = "0.2.0"
 
@@ -62,6 +64,7 @@ _HOME = {
     "Experiment": "experiment", "InputError": "checks", "load_plugin": "spec",
     "build": "builder", "Simulation": "algorithm", "simulate": "algorithm", "accelerate": "engine",
     "run": "runner", "Run": "results.run", "load": "results.run", "search": "searches",
+    "sweep": "sweeps.processes", "compare": "comparisons",
     "recorded": "results.folder", "resume_point": "results.folder", "Circumstances": "results.folder",
     "figure": "paper.figures", "plot": "results.plot", "report": "results.report",
     "Rule": "contracts", "Receiver": "contracts", "Update": "contracts",

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from torch import Tensor
 
-from stableair.checks import Note
+from stableair.checks import InputError, Note, typed
 from stableair.contracts import Channel, Metrics, Received, Receiver, Round, Rule, Train, Update, check_shape
 from stableair.vector import NOTHING, Layout, State, powers
 
@@ -38,6 +38,7 @@ class Simulation:
         return {"receiver": self.receive, "server": self.update, "average": average}
 
 
+@typed
 def simulate(sim: Simulation, state: State, rounds: int, start: int = 0) -> Iterator[Round]:
     """Algorithm 1 from round `start` to `rounds`, a Round at a time."""
     for k in range(start, rounds):
@@ -89,5 +90,10 @@ def snr(clean: Tensor, noise: Tensor, blocks: Layout) -> Metrics:
 
 def reported(sim: Simulation) -> Metrics:
     """What the rules tell of themselves, as `receiver/...` and `server/...`."""
-    told = {f"{kind}/{name}": value for kind, rule in sim.rules.items() for name, value in rule.metrics().items()}
-    return {name: None if value is None else float(value) for name, value in told.items()}
+    told: Metrics = {}
+    for kind, rule in sim.rules.items():
+        try:
+            told |= {f"{kind}/{name}": None if v is None else float(v) for name, v in rule.metrics().items()}
+        except (AttributeError, TypeError, ValueError) as error:
+            raise InputError(f"the metrics of the {kind} must be numbers by name: {error}", part=kind) from error
+    return told

@@ -68,6 +68,8 @@ BASELINE_ARGUMENTS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "power": {
         "none": {},
+        "limit": {},
+        "inversion": {"csi": 1, "phase": 0, "phase_law": "uniform", "cfo": 0},
     },
     "channel": {
         "flat": {"noise_on": "mean"},
@@ -79,12 +81,17 @@ BASELINE_ARGUMENTS: dict[str, dict[str, dict[str, Any]]] = {
         "rician": {"mean": 1},
         "nakagami": {"mean": 1},
         "unit": {},
+        "block": {"of": "rayleigh()", "rounds": None, "entries": None},
+        "ar": {"of": "rayleigh()"},
     },
     "noise": {
         "sas": {"alpha": 1.5, "tau": 0.1},
         "gaussian": {},
         "student_t": {"scale": 1},
         "middleton": {"std": 1},
+        "bursts": {"alpha": 1.5, "tau": 0.1, "length": 100},
+        "field": {"exponent": 4, "hold": 1, "power": 1},
+        "markov": {"good": "sas(tau=0.1)", "bad": "sas(tau=3)", "p": 0.1, "q": 0.5},
         "none": {},
     },
     "receiver": {

@@ -1,20 +1,31 @@
 """Errors are part of the interface: each names the value, what is allowed and the nearest match."""
 
+import functools
+import inspect
 import math
-from collections.abc import Iterable
+import os
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from numbers import Integral, Real
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class InputError(ValueError):
     """Something the user gave is wrong; the message is one line and says what would be right.
 
-    `hint` is a word for what would help, such as "resume" or "folder": a command line knows its option for it.
+    `hint` is a word for what would help, such as "resume" or "folder": a command line knows its option for it. `part`
+    is the setting whose component broke its contract, such as "receiver": who knows where it is made can say so.
     """
 
-    def __init__(self, message: str, hint: str = ""):
+    def __init__(self, message: str, hint: str = "", part: str = ""):
         super().__init__(message)
         self.hint = hint
+        self.part = part
 
 
 class Note(UserWarning):
@@ -92,3 +103,65 @@ def positive(name: str, value: object, finite: bool = True, otherwise: str = "")
     if not size > 0 or (finite and math.isinf(size)):
         raise InputError(f"{name} must be positive{' and finite' if finite else ''}: got {size:g}")
     return size
+
+
+def place(name: str, value: object) -> Path:
+    """`value` as the path of a file or a folder; an empty text is none, though Python takes it for the current one."""
+    try:
+        if not isinstance(value, str | Path) or not str(value).strip() or "\0" in str(value):
+            raise InputError(f"{name} must be the path of a file or a folder: got {shown(value)}")
+        path = Path(value)
+        if len(os.fsencode(path)) > 4095 or any(len(os.fsencode(part)) > 255 for part in path.parts):
+            raise InputError(f"{name}: a path may have 4,095 bytes, and a name in it 255: got {shown(str(value))}")
+    except UnicodeEncodeError:
+        raise InputError(f"{name}: no file can have the name {shown(value)}") from None
+    return path
+
+
+def typed(function: Callable[P, T]) -> Callable[P, T]:
+    """Hold the arguments of a function to the types it declares: anything else is an InputError, before it begins.
+
+    >>> typed(lambda x: x)(1)
+    1
+    """
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def held(*args: P.args, **kwargs: P.kwargs) -> T:
+        kinds = _kinds(function)
+        for name, value in signature.bind(*args, **kwargs).arguments.items():
+            many = signature.parameters[name].kind == inspect.Parameter.VAR_POSITIONAL
+            for one in value if many else [value]:
+                if name in kinds and not _is_a(one, kinds[name]):
+                    raise InputError(f"{name} must be {in_words(kinds[name])}: got {shown(one)}")
+        return function(*args, **kwargs)
+
+    return held
+
+
+@functools.cache
+def _kinds(function: Callable[..., Any]) -> dict[str, Any]:
+    return get_type_hints(function)
+
+
+def _is_a(value: object, kind: Any) -> bool:
+    """Whether a value is of an annotated type; what stands in brackets is not looked at, and whole numbers are real."""
+    origin = get_origin(kind) or kind
+    if origin in (Union, UnionType):
+        return any(_is_a(value, one) for one in get_args(kind))
+    if origin is Literal:
+        return value in get_args(kind)
+    if origin in (int, float):
+        return isinstance(value, Integral if origin is int else Real) and not isinstance(value, bool)
+    if origin is tuple:
+        return isinstance(value, tuple | list)
+    return not isinstance(origin, type) or isinstance(value, origin)
+
+
+def in_words(kind: Any) -> str:
+    """A type as it is told: `float | auto`."""
+    if get_origin(kind) in (Union, UnionType):
+        return " | ".join(map(in_words, get_args(kind)))
+    if get_origin(kind) is Literal:
+        return " | ".join(map(str, get_args(kind)))
+    return "None" if kind is NoneType else kind.__name__ if type(kind) is type else str(kind).removeprefix("typing.")

@@ -179,6 +179,10 @@ Train = Callable[[State, int, Tensor], Iterable[Upload]]  # all that Algorithm 1
 # ------------------------------------------------------------------------------------------------------------- channel
 
 
+# With what a payload is heard: one number for all d entries, or a function (d, device) -> (d,) that makes theirs.
+Gain = float | Callable[[int, torch.device], Tensor]
+
+
 class Fade(NamedTuple):
     """What the channel does in round k."""
 
@@ -187,6 +191,7 @@ class Fade(NamedTuple):
     h: Tensor  # (m,) float64, on the host: their amplitudes
     xi: Tensor  # (d,), the interference
     pilot: Tensor | None = None  # noise-only symbols, where a receiver asked for them
+    gains: dict[int, Gain] | None = None  # with what each client is heard that is; None for all with their amplitudes
 
 
 class Received(NamedTuple):
@@ -241,9 +246,9 @@ def check_shape(what: str, out: Any, length: int) -> Tensor:
     """What a component returned, held to its contract: one tensor with `length` entries."""
     if not isinstance(out, Tensor) or out.shape != (length,):
         found = f"shape {tuple(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
-        raise InputError(f"the {what} must return a tensor of shape ({length},): got {found}")
+        raise InputError(f"the {what} must return a tensor of shape ({length},): got {found}", part=what)
     if not out.is_floating_point():
-        raise InputError(f"the {what} must return real numbers, such as float32: got {out.dtype}")
+        raise InputError(f"the {what} must return real numbers, such as float32: got {out.dtype}", part=what)
     return out
 
 
@@ -304,7 +309,7 @@ class Update(Rule):
 
     def __call__(self, w: Tensor, g: Tensor) -> Tensor:
         self.observe(g)
-        return check_shape("server", self.apply(w, g), len(w))
+        return check_shape("server", self.apply(w, g), len(w)).to(w.dtype)
 
 
 ReceiverLike = Receiver | Callable[[Tensor], Tensor]
@@ -327,7 +332,7 @@ R = TypeVar("R", Receiver, Update)
 def _adopted(shell: R, rule: Any, kind: str) -> R:
     """A rule with the methods of another object; the one place that asks what an object has."""
     if not callable(rule):
-        raise InputError(f"the {kind} must be a function or a Rule: got {type(rule).__name__}")
+        raise InputError(f"the {kind} must be a function or a Rule: got {type(rule).__name__}", part=kind)
     own = {name: getattr(rule, name) for name in dir(Rule) if not name.startswith("_") and hasattr(rule, name)}
     own["apply"] = rule if isinstance(rule, nn.Module) else getattr(rule, "apply", rule)  # a module's is something else
     for name, method in own.items():

@@ -3,6 +3,7 @@
 import functools
 import hashlib
 import json
+import math
 import tomllib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from stableair.baseline import BASELINE_ARGUMENTS, BASELINE_SETTINGS
-from stableair.checks import InputError, choice, fraction, nearest, number, positive, whole
+from stableair.checks import InputError, choice, fraction, nearest, number, place, positive, shown, whole
 from stableair.choices import AUGMENTS, BLOCKS, ENGINES, NORM_STATS, PAYLOADS, PRECISIONS, SNR_BLOCKS, SPLITS
 from stableair.spec import Call, Registry, equal, literal, parse_words, spell, written
 
@@ -216,12 +217,14 @@ class Experiment:
 
     def to_record(self) -> dict[str, Any]:
         """What a run folder keeps of it: the settings as they were given, and every argument of every component."""
-        calls = {name: [call.full().arguments for call in self._calls(name)] for name in HOMES}
+        calls = {name: [_for_json(call.full().arguments) for call in self._calls(name)] for name in HOMES}
         return self.to_dict() | {ARGUMENTS: calls}
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> "Experiment":
         """The experiment of a record, of this version or an older one: whatever it lacks is as it was then."""
+        if not isinstance(record, dict):
+            raise InputError(f"a record must be a dict of settings: got {shown(record)}")
         settings, found = settings_of_record(record), {}
         for name, components in components_of_record(record).items():
             given = _written_out(name, settings[name])
@@ -250,6 +253,8 @@ class Experiment:
 
     @classmethod
     def _from(cls, text: str, loads: Any, language: str) -> "Experiment":
+        if not isinstance(text, str):
+            raise InputError(f"{language} must be a text: got {shown(text)}")
         try:
             settings = loads(text)
         except InputError:
@@ -270,9 +275,9 @@ class Experiment:
     @classmethod
     def read(cls, path: str | Path) -> "Experiment":
         """An experiment from a .toml or .json file that holds any of its settings."""
-        path = Path(path)
+        path = place("path", path)
         try:
-            text = path.read_text()
+            text = path.read_text("utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"{path}: {getattr(error, 'strerror', None) or 'not a text file'}") from None
         try:
@@ -290,6 +295,9 @@ def settings_of_record(record: dict[str, Any]) -> dict[str, Any]:
         raise InputError(f"no {', '.join(lost)}")
     check_known({key: value for key, value in record.items() if key not in (ARGUMENTS, *MOVED)})
     settings = BASELINE_SETTINGS | {key: value for key, value in record.items() if key in TYPES}
+    for key, value in settings.items():
+        if type(value) is not TYPES[key] and (type(value), TYPES[key]) != (int, float):
+            raise InputError(f"{key} must be of type {TYPES[key].__name__}: got {shown(value)}")
     if "noise_on" in record:  # 0.1
         settings["channel"] = "flat()" if record["noise_on"] == "mean" else f"flat(noise_on={record['noise_on']})"
     if "norm_stats" not in record:  # 0.1: its ResNets started from He's initialisation
@@ -312,12 +320,13 @@ def components_of_record(record: dict[str, Any]) -> dict[str, list[tuple[str, di
     found: dict[str, list[tuple[str, dict[str, Any]]]] = {}
     for name in HOMES:
         given = _written_out(name, settings[name])
-        kept = record.get(ARGUMENTS, {}).get(name) or [{} for _ in given]
-        if len(kept) != len(given):
+        every_setting = record.get(ARGUMENTS, {})
+        kept = (every_setting.get(name) if isinstance(every_setting, dict) else [None]) or [{} for _ in given]
+        if not isinstance(kept, list) or len(kept) != len(given) or not all(isinstance(one, dict) for one in kept):
             raise InputError(f"its {ARGUMENTS} are not those of {name}={settings[name]}")
         found[name] = []
         for (component, written_out), every in zip(given, kept, strict=True):
-            recorded = _tuples(every)
+            recorded = _from_json(every)
             if any(key in recorded and not equal(recorded[key], value) for key, value in written_out.items()):
                 raise InputError(f"its {ARGUMENTS} are not those of {name}={settings[name]}")
             usual = BASELINE_ARGUMENTS.get(name, {}).get(component, {})
@@ -334,9 +343,21 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _tuples(arguments: dict[str, Any]) -> dict[str, Any]:
-    """JSON knows lists alone."""
-    return {key: tuple(value) if isinstance(value, list) else value for key, value in arguments.items()}
+def _for_json(arguments: dict[str, Any]) -> dict[str, Any]:
+    """JSON knows no infinity: C=inf is recorded as {"float": "inf"}."""
+    odd = {k: v for k, v in arguments.items() if isinstance(v, float) and not math.isfinite(v)}
+    return arguments | {key: {"float": str(value)} for key, value in odd.items()}
+
+
+def _from_json(arguments: dict[str, Any]) -> dict[str, Any]:
+    """JSON knows lists alone, and no infinity."""
+
+    def value(one: Any) -> Any:
+        if isinstance(one, dict) and one.get("float") in ("inf", "-inf", "nan"):
+            return float(one["float"])
+        return tuple(one) if isinstance(one, list) else one
+
+    return {key: value(one) for key, one in arguments.items()}
 
 
 def _baseline_calls(name: str) -> list[tuple[str, dict[str, Any]]]:

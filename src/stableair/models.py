@@ -16,6 +16,8 @@ from stableair.spec import Registry
 
 Model = Callable[[tuple[int, ...], int], nn.Module]  # (shape of an input, classes) -> module
 
+DEEPEST = 1000  # hidden layers: far more than learn anything
+
 model = Registry("model", "models")
 
 
@@ -43,7 +45,7 @@ def mlp(width: int = 200, depth: int = 1) -> Model:
     >>> [tuple(p.shape) for p in mlp(width=20, depth=2)((1, 8, 8), 10).parameters()]
     [(20, 64), (20,), (20, 20), (20,), (10, 20), (10,)]
     """
-    width, depth = whole("width", width, 1), whole("depth", depth, 1)
+    width, depth = whole("width", width, 1), whole("depth", depth, 1, DEEPEST)
 
     def build(shape: tuple[int, ...], classes: int) -> nn.Module:
         sides = [prod(shape), *[width] * depth]

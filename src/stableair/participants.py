@@ -120,11 +120,13 @@ def participants(rule: Participation, sizes: Sequence[int], seed: int) -> Callab
         who = rule(len(sizes), generator(seed, "participation", k))
         if not isinstance(who, Tensor) or who.ndim != 1 or who.dtype != torch.int64:
             found = f"{who.dtype} of shape {tuple(who.shape)}" if isinstance(who, Tensor) else type(who).__name__
-            raise InputError(f"the participation must return the numbers of clients, int64 of shape (m,): got {found}")
+            wanted = "the numbers of clients, int64 of shape (m,)"
+            raise InputError(f"the participation must return {wanted}: got {found}", part="participation")
         clients = who.tolist()
         if len(set(clients)) < len(clients) or not place.keys() >= set(clients):
             known = f"some of the clients 0 to {len(sizes) - 1}, each once"
-            raise InputError(f"round {k}: the participation must return {known}: got {shown(clients)}")
+            text = f"round {k}: the participation must return {known}: got {shown(clients)}"
+            raise InputError(text, part="participation")
         return torch.tensor(sorted(clients, key=place.__getitem__), dtype=torch.int64)
 
     return of_round

@@ -25,7 +25,7 @@ from torch import Tensor
 from stableair.algorithm import Simulation
 from stableair.channels.flat import Flat
 from stableair.checks import InputError, Note
-from stableair.contracts import Channel, Fade, Received, Trainer, Upload, check_finite
+from stableair.contracts import Channel, Fade, Gain, Received, Trainer, Upload, check_finite
 from stableair.vector import State
 
 T = TypeVar("T")
@@ -196,9 +196,13 @@ class Sliced(Flat):
 
     def superpose(self, uploads: Iterable[Upload], fade: Fade) -> Received:
         """Eq. (3): accumulate this rank's slice, put the slices together, finish."""
-        d = len(fade.xi)
-        slice_of_fade = fade._replace(xi=fade.xi[self.ranks.slice(d)])
-        total = self.accumulate(uploads, slice_of_fade)
+        d, mine = len(fade.xi), self.ranks.slice(len(fade.xi))
+
+        def sliced(gain: Gain) -> Gain:
+            return (lambda _, device: gain(d, device)[mine]) if callable(gain) else gain
+
+        gains = None if fade.gains is None else {client: sliced(gain) for client, gain in fade.gains.items()}
+        total = self.accumulate(uploads, fade._replace(xi=fade.xi[mine], gains=gains))
         faded, clean = self.ranks.assemble(torch.stack([total.faded, total.clean]), d)
         return self.finish(total._replace(faded=faded, clean=clean), fade)
 

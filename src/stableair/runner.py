@@ -11,8 +11,9 @@ import torch
 
 from stableair import __version__
 from stableair.algorithm import Simulation, simulate
-from stableair.builder import build
-from stableair.checks import InputError, whole
+from stableair.builder import build, own_parts_named
+from stableair.checks import InputError, place, typed, whole
+from stableair.contracts import Round
 from stableair.experiment import Experiment
 from stableair.local import Reference, threads
 from stableair.ranks import joined
@@ -34,6 +35,7 @@ QUARTERS = 4  # chunks in which the clients are dealt out to several ranks, what
 __all__ = ["resume_point", "run"]
 
 
+@typed
 def run(
     experiment: Experiment,
     folder: str | Path | None = None,
@@ -48,10 +50,8 @@ def run(
     `on_start` is told once how it is computed: the engine, its precision, the clients at a time, and why so.
     With `resume` it goes on from the last complete round in the folder, and a finished run is not computed again.
     """
-    if not isinstance(experiment, Experiment):
-        raise InputError(f"run needs an Experiment: got {experiment!r}")
     whole("checkpoint_every", checkpoint_every, 1)
-    folder = None if folder is None else Path(folder)
+    folder = None if folder is None else place("folder", folder)
     with ExitStack() as stack, enough_memory():
         ranks = stack.enter_context(joined(experiment.id(), __version__))  # one process, or those of torchrun
 
@@ -83,7 +83,7 @@ def run(
             lambda: getattr(sim.train, "chunk", None),
         )
         rows, final = begin.rows[: begin.rounds], begin.checkpoint.state if begin.checkpoint else None
-        path = simulate(sim, start, experiment.rounds, start=begin.rounds)
+        path = _named(simulate(sim, start, experiment.rounds, start=begin.rounds), experiment)
         kept = folder if ranks.rank == 0 else None
         with closing(recorded(path, kept, about, begin, checkpoint_every)) as rounds:
             try:
@@ -98,6 +98,12 @@ def run(
         rows = ranks.first(lambda: rows)  # only the first has evaluated
         ranks.tell(len(rows) - begin.rounds)
     return Run(experiment.to_record(), rows, folder, final)
+
+
+def _named(rounds: Iterator[Round], experiment: Experiment) -> Iterator[Round]:
+    """The rounds; whatever goes wrong in a component of the user's own is told with its file and line."""
+    with own_parts_named(experiment):
+        yield from rounds
 
 
 @contextmanager

@@ -9,16 +9,19 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from stableair.checks import InputError, whole
+from stableair.builder import build
+from stableair.checks import InputError, place, shown, typed, whole
 from stableair.contracts import Overflow
 from stableair.experiment import EXECUTION, TYPES, Experiment
 from stableair.files import write_whole
+from stableair.results.folder import check_writable
 from stableair.results.run import Run, load
-from stableair.results.sealed import EXPERIMENT
-from stableair.runner import run
+from stableair.results.sealed import EXPERIMENT, read_plain
+from stableair.runner import enough_memory
 from stableair.spec import literal
 from stableair.streams import generator
-from stableair.sweeps import over_seeds
+from stableair.sweeps.cooperative import taken
+from stableair.sweeps.plans import over_seeds
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -133,6 +136,8 @@ def space(key: str, text: str) -> Space | None:
 
 
 def _as_space(key: str, given: Space | str) -> Space:
+    if not isinstance(key, str) or not isinstance(given, str | Range | OneOf):
+        raise InputError(f"{shown(key)} must be searched in a range or in values: got {shown(given)}")
     found = space(key, given) if isinstance(given, str) else given
     if found is None:
         raise InputError(f"{key}={given} is one value: write a range such as 0.01:10:log, or values with commas")
@@ -145,6 +150,7 @@ def _number(text: str) -> bool:
     return bool(plain) and math.isfinite(float(text))
 
 
+@typed
 def search(
     base: Experiment,
     spaces: Mapping[str, Space | str],
@@ -164,15 +170,19 @@ def search(
     optuna = _optuna()
     whole("trials", trials, 1)
     whole("seeds", seeds, 1)
-    folder, wanted = Path(folder), {key: _as_space(key, one) for key, one in spaces.items()}
+    folder, wanted = place("folder", folder), {key: _as_space(key, one) for key, one in spaces.items()}
     if fixed := [key for key in wanted if key in ("evaluate", "seed", *EXECUTION)]:
         raise InputError(f"{fixed[0]} cannot be searched: every trial is judged on the validation split, alike")
     if not wanted:
         raise InputError("nothing to search: give a range such as receiver.C=0.01:10:log")
+    base = base.with_(evaluate="validation")
     for key, one in wanted.items():
         for value in one.ends():
             base.with_(**{key: value})  # what no trial could take is refused before the first
-    base = base.with_(evaluate="validation")
+    if not (folder / RESULT).exists():
+        check_writable(folder)
+        with enough_memory():
+            build(base)  # data, device, model: whatever is missing is found before anything is made
     header = {"experiment": base.id(), "rounds": base.rounds, "trials": trials, "seeds": seeds}
     header |= {key: str(one) for key, one in wanted.items()}
     _refuse_another(folder, header)
@@ -194,7 +204,7 @@ def search(
         try:
             for candidate in over_seeds(base.with_(**values), seeds):
                 show = progress(f"trial {number + 1}/{trials}", candidate.rounds)
-                _play(candidate, folder / candidate.name, judge, show)
+                _play(candidate, folder, judge, show)
         except optuna.TrialPruned:
             study.tell(trial, state=optuna.trial.TrialState.PRUNED)
             found.append(Trial(values, judge.score, judge.rounds, stopped=True))
@@ -250,11 +260,13 @@ class _Judge:
     def begin(self, experiment: Experiment) -> None:
         self.runs.append(Run(experiment.to_dict(), []))
 
-    def __call__(self, row: dict[str, Any]) -> None:
-        current = self.runs[-1]
-        if row["round"] < len(current):
-            return  # seen already: a run that was killed may repeat its last round
-        current.rounds.append(row)
+    def see(self, rows: list[dict[str, Any]]) -> None:
+        for row in rows:
+            if row["round"] >= len(self.runs[-1]):  # else seen already: a run that was killed may repeat its last round
+                self._judge(row)
+
+    def _judge(self, row: dict[str, Any]) -> None:
+        self.runs[-1].rounds.append(row)
         self.trial.report(self.score, self.rounds)
         self.rounds += 1
         if self.rounds < self.most and self.trial.should_prune():
@@ -270,17 +282,28 @@ class _Judge:
 
 
 def _play(experiment: Experiment, folder: Path, judge: _Judge, show: OnRound) -> None:
-    """Show the judge every round of a run: the recorded ones, then the others as they are computed."""
+    """Show the judge every round of a run: the recorded ones, then the others as they are computed.
+
+    Whoever else makes the same search may be at it: then it is waited for, or gone on with where it was left.
+    """
     judge.begin(experiment)
-    if (folder / EXPERIMENT).exists():
-        for row in load(folder).rounds[: experiment.rounds]:
-            judge(row)
+    place = folder / experiment.name
+
+    def begin(experiment: Experiment) -> OnRound:
+        if (place / EXPERIMENT).exists():
+            judge.see(load(place).rounds[: experiment.rounds])
+        return on_round
 
     def on_round(row: dict[str, Any]) -> None:
         show(row)
-        judge(row)
+        if row["round"] > len(judge.runs[-1]):  # somebody else's were added before this process had the lock
+            judge.see(load(place).rounds[: row["round"]])
+        judge.see([row])
 
-    run(experiment, folder, resume=True, on_round=on_round)
+    for _, outcome in taken([experiment], folder, begin):
+        if isinstance(outcome, InputError):
+            raise outcome
+        judge.see(outcome.rounds)
 
 
 def _refuse_another(folder: Path, header: dict[str, Any]) -> None:
@@ -288,8 +311,10 @@ def _refuse_another(folder: Path, header: dict[str, Any]) -> None:
     path = folder / RESULT
     if path.exists():
         try:
-            there = dict(json.loads(path.read_text())["search"])
-        except (ValueError, KeyError, TypeError) as error:
+            there = dict(json.loads(read_plain(path))["search"])
+        except InputError:
+            raise
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise InputError(f"{path} is corrupted ({type(error).__name__}); delete it", hint="folder") from None
         if different := [key for key in header | there if header.get(key) != there.get(key)]:
             text = f"{folder} holds another search, with another {', '.join(different)}"

@@ -9,16 +9,16 @@ import inspect
 import math
 import re
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from numbers import Integral, Real
 from pathlib import Path
-from types import UnionType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from stableair.checks import InputError, nearest
+from stableair.checks import InputError, in_words, nearest, place
 
 LONGEST = 500  # characters; no honest spec is longer
 REGISTRIES: dict[str, "Registry"] = {}
@@ -49,6 +49,14 @@ class Entry:
         """Whether it takes arguments of any name, to hand them on."""
         kinds = [p.kind for p in inspect.signature(self.factory).parameters.values()]
         return inspect.Parameter.VAR_KEYWORD in kinds
+
+    @property
+    def home(self) -> tuple[str, int] | None:
+        """The file and line where it is made, if that is not in this package."""
+        code = getattr(inspect.unwrap(self.factory), "__code__", None)
+        if code is None or Path(code.co_filename).is_relative_to(Path(__file__).parent):
+            return None
+        return code.co_filename, code.co_firstlineno
 
     @property
     def summary(self) -> str:
@@ -98,8 +106,10 @@ class Call:
             return self.entry.factory(**self.arguments)
         except InputError as error:
             raise InputError(f"{self.kind} {self}: {error}", hint=error.hint) from None
-        except (ValueError, TypeError) as error:
-            raise InputError(f"{self.kind} {self}: {error}") from error
+        except Exception as error:
+            if (where := line_of(error)) or isinstance(error, ValueError | TypeError):
+                raise InputError(f"{self.kind} {self}: {where or error}") from error
+            raise
 
 
 class Registry:
@@ -203,17 +213,9 @@ def _typed(parameter: inspect.Parameter) -> str:
     """A parameter with its type in words: `C: float | auto`."""
     kinds: dict[Any, str] = {parameter.VAR_KEYWORD: "**", parameter.VAR_POSITIONAL: "*"}
     stars = kinds.get(parameter.kind, "")
-    annotated = "" if parameter.annotation is parameter.empty else f": {_in_words(parameter.annotation)}"
+    annotated = "" if parameter.annotation is parameter.empty else f": {in_words(parameter.annotation)}"
     default = "" if parameter.default is parameter.empty else f" = {written(parameter.default)}"
     return f"{stars}{parameter.name}{annotated}{default}"
-
-
-def _in_words(kind: Any) -> str:
-    if get_origin(kind) in (Union, UnionType):
-        return " | ".join(map(_in_words, get_args(kind)))
-    if get_origin(kind) is Literal:
-        return " | ".join(map(str, get_args(kind)))
-    return "None" if kind is type(None) else kind.__name__ if type(kind) is type else str(kind).removeprefix("typing.")
 
 
 def literal(text: str) -> Any:
@@ -248,7 +250,7 @@ def moved_to(name: str) -> str:
 
 def load_plugin(path: str | Path) -> None:
     """Run a Python file that registers components."""
-    if not Path(path).is_file():
+    if not place("plug-in", path).is_file():
         raise InputError(f"plug-in {path}: there is no such file")
     loader = SourceFileLoader(f"stableair_plugin_{Path(path).stem}", str(path))
     found = spec_from_loader(loader.name, loader)
@@ -262,8 +264,19 @@ def load_plugin(path: str | Path) -> None:
     except (Exception, SystemExit) as error:
         missing = re.search(r"No module named 'stableair\.(\w+)|cannot import name '(\w+)' from 'stableair", str(error))
         hint = moved_to(missing[1] or missing[2]) if missing else ""
-        raise InputError(f"plug-in {path} does not import: {type(error).__name__}: {error}{hint}") from error
+        what = line_of(error, str(path)) or f"{type(error).__name__}: {error}"
+        raise InputError(f"plug-in {path} does not import: {what}{hint}") from error
     PLUGINS[str(path)] = hashlib.sha256(Path(path).read_bytes()).hexdigest()
+
+
+def line_of(error: BaseException, *files: str) -> str:
+    """What went wrong in these files or in a user's own component, with its line; empty where it was in none."""
+    own = {entry.home[0] for registry in REGISTRIES.values() for entry in registry if entry.home}
+    places = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    for file, line in reversed(places):
+        if file in {*own, *PLUGINS, *files}:
+            return f"{file}, line {line}: {type(error).__name__}: {' '.join(str(error).split())}"
+    return ""
 
 
 def _stages(kind: str, text: str) -> list[ast.expr]:

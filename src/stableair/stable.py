@@ -5,10 +5,8 @@ variance is infinite. Everything is computed in float64, whatever comes in.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,7 +14,7 @@ from scipy.special import gammaln
 from torch import Tensor
 
 from stableair import streams
-from stableair.checks import InputError, number, positive
+from stableair.checks import InputError, number, positive, shown, typed, whole
 
 ALPHA = 0.5, 2.0  # the range in which everything here is tested
 
@@ -29,6 +27,7 @@ def check(alpha: float, tau: float) -> tuple[float, float]:
     return number("alpha", alpha, *ALPHA), number("tau", tau, 0.0, torch.finfo(torch.float64).max)
 
 
+@typed
 def from_uniform(u: Tensor, v: Tensor, alpha: float, tau: float) -> Tensor:
     """SaS(alpha, tau) from two independent uniforms on (0, 1), after Chambers, Mallows and Stuck (1976).
 
@@ -41,6 +40,10 @@ def from_uniform(u: Tensor, v: Tensor, alpha: float, tau: float) -> Tensor:
     >>> round(from_uniform(torch.tensor(0.75).double(), torch.tensor(0.3).double(), alpha=1, tau=2).item(), 9)
     2.0
     """
+    if not u.is_floating_point() or not v.is_floating_point() or u.shape != v.shape:
+        found = f"{u.dtype} {tuple(u.shape)} and {v.dtype} {tuple(v.shape)}"
+        raise InputError(f"u and v must be real and of one shape: got {found}")
+    alpha, tau = check(alpha, tau)
     p = torch.minimum(u, 1 - u)
     theta = (0.5 - p).mul_(math.pi)
     # The two powers as one exponential, in place: that is faster.
@@ -50,6 +53,7 @@ def from_uniform(u: Tensor, v: Tensor, alpha: float, tau: float) -> Tensor:
     return (alpha * theta).sin_().mul_(power.exp_()).mul_(tau).copysign_(u - 0.5)
 
 
+@typed
 def sample(
     shape: int | tuple[int, ...],
     alpha: float,
@@ -70,22 +74,24 @@ def sample(
     ((2, 50000), 0.5)
     """
     alpha, tau = check(alpha, tau)
-    device = torch.device(device or ("cpu" if generator is None else generator.device))
-    shape = (shape,) if isinstance(shape, int) else tuple(shape)
-    x = torch.empty(math.prod(shape), dtype=dtype, device=device)
-    pieces = x.split(_PIECE if device.type == "cpu" else _PIECE_ELSEWHERE)
+    shape = tuple(whole("shape", side, 0) for side in (shape if isinstance(shape, tuple | list) else (shape,)))
+    if not dtype.is_floating_point:
+        raise InputError(f"dtype must be real, such as torch.float32: got {dtype}")
+    try:
+        device = torch.device(device or ("cpu" if generator is None else generator.device))
+    except (RuntimeError, TypeError):
+        raise InputError(f"device must be a name such as 'cpu' or 'cuda:0': got {shown(device)}") from None
+    x = torch.empty(whole("the number of entries", math.prod(shape)), dtype=dtype, device=device)
 
-    def fill(piece: Tensor, source: streams.Generator | torch.Generator | None) -> None:
+    def fill(piece: Tensor, start: int, source: streams.Generator | torch.Generator | None) -> None:
         u, v = streams.uniform((len(piece), 2), source, device).unbind(-1)
         piece.copy_(from_uniform(u, v, alpha, tau))
 
-    if isinstance(generator, streams.Generator) and len(pieces) > 1:  # a piece is a function of where it starts
-        sources = [generator.ahead(2 * len(pieces[0]) * i) for i in range(len(pieces))]
-        generator.position += 2 * len(x)
-        _side_by_side(fill, pieces, sources, workers=torch.get_num_threads() if device.type == "cpu" else 1)
+    if isinstance(generator, streams.Generator):
+        streams.in_pieces(fill, x, 2, generator)
     else:
-        for piece in pieces:
-            fill(piece, generator)
+        for piece in x.split(_PIECE if device.type == "cpu" else _PIECE_ELSEWHERE):
+            fill(piece, 0, generator)
     return x.reshape(shape)
 
 
@@ -96,7 +102,7 @@ def subordinator(u: Tensor, v: Tensor, alpha: float) -> Tensor:
     With a = alpha/2, theta = pi u and W = -log v, after Kanter (1975),
     A = sin(a theta) / sin(theta)^(1/a) * (sin((1 - a) theta) / W)^((1 - a)/a).
 
-    u, v: (...) float64 -> (...) float64. The far tail comes from theta near pi; see `from_uniform`.
+    u, v: (...) float64 -> (...) float64.
 
     >>> subordinator(torch.tensor([0.3, 0.9]).double(), torch.tensor([0.2, 0.5]).double(), alpha=2).tolist()
     [1.0, 1.0]
@@ -104,9 +110,10 @@ def subordinator(u: Tensor, v: Tensor, alpha: float) -> Tensor:
     a = alpha / 2
     if a == 1:
         return torch.ones_like(u)
-    power = (torch.minimum(u, 1 - u) * math.pi).sin_().log_().mul_(-1 / a)
-    power += ((1 - a) * math.pi * u).sin_().div_(v.log().neg_()).log_().mul_((1 - a) / a)
-    return (a * math.pi * u).sin_().mul_(power.exp_())
+    theta = math.pi * u
+    sine = (math.pi * torch.minimum(u, 1 - u)).sin_()  # with all its digits near pi, where the impulses come from
+    logarithm = (((1 - a) * theta).sin_() / -v.log()).log_().mul_((1 - a) / a)
+    return logarithm.sub_(sine.log_().div_(a)).exp_().mul_((a * theta).sin_())
 
 
 def isotropic(n: int, alpha: float, tau: float, source: streams.Generator) -> Tensor:
@@ -122,16 +129,6 @@ def isotropic(n: int, alpha: float, tau: float, source: streams.Generator) -> Te
     u, v, w, turn = source.uniform(n, 4).unbind(-1)
     radius = subordinator(u, v, alpha).mul_(w.log().neg_()).sqrt_().mul_(2 * tau)
     return torch.polar(radius, turn * (2 * math.pi))
-
-
-def _side_by_side(work: Callable[..., None], *columns: Sequence[Any], workers: int) -> None:
-    """work(a, b) for each pair, one thread a worker: it scales where threads within each small operation do not."""
-    before = torch.get_num_threads()
-    try:
-        with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            list(pool.map(work, *columns))
-    finally:
-        torch.set_num_threads(before)
 
 
 def pdf(x: Tensor, alpha: float, tau: float = 1.0) -> Tensor:
@@ -165,7 +162,7 @@ def cdf(x: Tensor, alpha: float, tau: float = 1.0) -> Tensor:
     >>> cdf(torch.tensor([-1.0, 0.0, 1.0]), alpha=1).numpy().round(9)   # Cauchy
     array([0.25, 0.5 , 0.75])
     """
-    return sf(-torch.as_tensor(x), alpha, tau)
+    return sf(-_real("x", x), alpha, tau)
 
 
 def score(x: Tensor, alpha: float, tau: float = 1.0) -> Tensor:
@@ -203,10 +200,21 @@ def quantile(p: Tensor, alpha: float, tau: float = 1.0) -> Tensor:
 def _standard(x: Tensor, alpha: float, tau: float) -> tuple["_Law", Tensor, float]:
     """The law of scale 1, and x in its units."""
     alpha, tau = number("alpha", alpha, *ALPHA), positive("tau", tau)
-    z = torch.as_tensor(x).double() / tau
+    z = _real("x", x) / tau
     if z.isnan().any():
         raise InputError("x must not be NaN")
     return _law(alpha), z, tau
+
+
+def _real(name: str, x: object) -> Tensor:
+    """Numbers of any kind as float64."""
+    try:
+        found = torch.as_tensor(x)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        raise InputError(f"{name} must be a tensor of real numbers: got {shown(x)}") from None
+    if found.is_complex():
+        raise InputError(f"{name} must be a tensor of real numbers: got {found.dtype}")
+    return found.double()
 
 
 _TAIL = 20.0  # where the tail series takes over; there its twelve terms have 14 digits for every alpha
@@ -320,7 +328,8 @@ def estimate(x: Tensor) -> tuple[float, float]:
     >>> [round(x, 1) for x in estimate(sample(100_000, 1.5, 0.3, streams.generator(0, "noise", 0)))]
     [1.5, 0.3]
     """
-    x = torch.as_tensor(x).detach().flatten()
+    x = x if isinstance(x, Tensor) and x.is_floating_point() else _real("x", x)
+    x = x.detach().flatten()
     if x.numel() < 2 or not x.isfinite().all():
         raise InputError(f"estimate needs at least two entries, all finite: got {x.numel()} entries")
     few = x[:: max(1, x.numel() // 100_000)].double().sort().values  # enough for a scale to look at

@@ -6,13 +6,15 @@ order of calls. Every receiver therefore meets the same fading, noise and batche
 
 import hashlib
 import math
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from stableair.checks import InputError
+from stableair.checks import InputError, shown, typed, whole
 
 Name = tuple[int, str, tuple[int, ...]]  # of a stream: seed, what it is for, round and client
 
@@ -23,6 +25,8 @@ def _signed(x: int) -> int:
     return x - (1 << 64) if x >> 63 else x
 
 
+_PIECE = 1 << 17  # positions whose numbers are made at once: on a CPU the temporaries stay in cache
+_PIECE_ELSEWHERE = 1 << 25
 _GAMMA = _signed(0x9E3779B97F4A7C15)
 _MULTIPLY = _signed(0xBF58476D1CE4E5B9), _signed(0x94D049BB133111EB)
 
@@ -42,7 +46,15 @@ def open_unit(bits: Tensor) -> Tensor:
 
     52, not 53: the half step that keeps both end points out must itself be representable.
     """
+    if not isinstance(bits, Tensor) or bits.dtype != torch.int64:
+        raise InputError(f"bits must be a tensor of int64: got {shown(bits)}")
     return ((bits >> 12) & ((1 << 52) - 1)).double().add_(0.5).mul_(2.0**-52)
+
+
+def box_muller(uniforms: Tensor) -> Tensor:
+    """Standard normal numbers from two uniforms each: (..., 2) -> (...)."""
+    u, v = uniforms.unbind(-1)
+    return (-2 * u.log()).sqrt() * (2 * math.pi * v).cos()
 
 
 class Generator:
@@ -64,14 +76,14 @@ class Generator:
         """The round whose numbers these are, the first of the stream's indices."""
         return self._named()[2][0]
 
-    def at(self, k: int) -> "Generator":
-        """The same stream in round k, from its beginning: what a fading or noise with memory walks along.
+    def at(self, k: int, stream: str | None = None) -> "Generator":
+        """The same stream in round k, or another of this seed, from its beginning: what a memory walks along.
 
         >>> generator(0, "noise", 7).at(3).uniform(2).equal(generator(0, "noise", 3).uniform(2))
         True
         """
-        seed, stream, (_, *rest) = self._named()
-        return generator(seed, stream, k, *rest, device=self.device)
+        seed, own, (_, *rest) = self._named()
+        return generator(seed, stream or own, k, *rest, device=self.device)
 
     def beside(self, word: str) -> "Generator":
         """A stream of its own for the same rounds and clients: what is drawn from one moves nothing in the other.
@@ -106,8 +118,7 @@ class Generator:
 
     def normal(self, *shape: int) -> Tensor:
         """Standard normal in float64 (Box and Muller), two positions an entry."""
-        u, v = self.uniform(*shape, 2).unbind(-1)
-        return (-2 * u.log()).sqrt() * (2 * math.pi * v).cos()
+        return box_muller(self.uniform(*shape, 2))
 
     def permutation(self, n: int) -> Tensor:
         """A random order of 0 ... n-1: (n,) int64."""
@@ -124,21 +135,61 @@ def generator(seed: int, stream: str, *index: int, device: torch.device | str = 
     >>> generator(0, "noise", 3).permutation(4).tolist() == generator(0, "noise", 3).permutation(4).tolist()
     True
     """
-    seed, index = int(seed), tuple(map(int, index))  # a numpy integer names the same stream
+    try:
+        seed, index = operator.index(seed), tuple(map(operator.index, index))  # a numpy integer names the same stream
+        where = torch.device(device)
+    except (TypeError, ValueError, RuntimeError):
+        text = f"a stream has a whole seed, whole indices and a device: got {shown((seed, *index))}, {shown(device)}"
+        raise InputError(text) from None
+    if not isinstance(stream, str):
+        raise InputError(f"a stream's name must be a text: got {shown(stream)}")
     digest = hashlib.blake2b(repr((seed, stream, *index)).encode(), digest_size=16).digest()
     key = int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little")
-    return Generator(key, device, (seed, stream, index))
+    return Generator(key, where, (seed, stream, index))
 
 
+@typed
 def first_bits(sources: Sequence[Generator], n: int) -> Tensor:
     """What `bits(n)` gives for each of many new generators, at once and on the host: (N, n)."""
+    if not sources or not all(isinstance(source, Generator) for source in sources):
+        raise InputError(f"sources must be generators, at least one: got {shown(sources)}")
+    whole("n", n, 0)
     first, second = torch.tensor([source.key for source in sources]).T.unsqueeze(-1)
     return _mix(torch.arange(1, n + 1).mul_(_GAMMA) + first, second)
 
 
+@typed
 def uniform(shape: tuple[int, ...], source: Generator | torch.Generator | None, device: torch.device | str) -> Tensor:
     """Float64 in the open interval (0, 1) from a stream, from a torch generator, or from torch's global one."""
+    for side in shape:
+        whole("shape", side, 0)
     if isinstance(source, Generator):
         return source.uniform(*shape)
-    bits = torch.randint(-(1 << 63), (1 << 63) - 1, shape, generator=source, device=device)
-    return open_unit(bits)
+    try:
+        return open_unit(torch.randint(-(1 << 63), (1 << 63) - 1, tuple(shape), generator=source, device=device))
+    except (RuntimeError, AssertionError) as error:
+        raise InputError(f"cannot draw {shape} on {device}: {str(error).partition(chr(10))[0]}") from None
+
+
+def in_pieces(fill: Callable[[Tensor, int, Generator], None], out: Tensor, each: int, source: Generator) -> Tensor:
+    """`out` (n,), filled piece by piece by fill(piece, start, source), which takes `each` positions an entry.
+
+    A piece is a function of where it starts: the numbers are those of one large piece, made with less memory and on a
+    CPU by one thread a core, which scales where threads within each small operation do not.
+    """
+    on_cpu = out.device.type == "cpu"
+    pieces = out.split(max((_PIECE if on_cpu else _PIECE_ELSEWHERE) // each, 1))
+    starts = range(0, len(out), len(pieces[0])) if len(out) else ()
+    sources = [source.ahead(each * start) for start in starts]
+    source.position += each * len(out)
+    if not on_cpu or len(pieces) == 1:
+        for piece, start, mine in zip(pieces, starts, sources, strict=False):
+            fill(piece, start, mine)
+        return out
+    before = torch.get_num_threads()
+    try:
+        with ThreadPoolExecutor(before, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            list(pool.map(fill, pieces, starts, sources))
+    finally:
+        torch.set_num_threads(before)
+    return out

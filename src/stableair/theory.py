@@ -5,20 +5,24 @@ form="corrected" the one that its own argument gives; docs/theory.md derives the
 """
 
 import math
-from functools import lru_cache
-from typing import NamedTuple
+from collections.abc import Callable
+from functools import lru_cache, wraps
+from typing import NamedTuple, ParamSpec, TypeVar
 
 import torch
 from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from stableair import stable
-from stableair.checks import choice, number, positive, whole
-from stableair.contracts import ReceiverLike
+from stableair.checks import InputError, choice, number, positive, whole
+from stableair.contracts import ReceiverLike, as_receiver, check_shape
 from stableair.receivers import clip
 
 FORMS = "printed", "corrected", "exact"
+MOST_STRATA = 10_000_000
 OFF = 0.1  # by what share the leading order may miss how often an entry is clipped
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Stated(NamedTuple):
@@ -34,6 +38,20 @@ def tail_constant(alpha: float) -> float:
     return 2 / math.pi * math.gamma(alpha) * math.sin(math.pi * alpha / 2)
 
 
+def _within_floats(function: Callable[P, T]) -> Callable[P, T]:
+    """Numbers so large or small that a float does not hold what is made of them are refused."""
+
+    @wraps(function)
+    def guarded(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return function(*args, **kwargs)
+        except ArithmeticError:
+            raise InputError(f"{function.__name__}: these numbers are too large or too small to compute with") from None
+
+    return guarded
+
+
+@_within_floats
 def unclipped(C: float, alpha: float, tau: float, G: float = 0.0, form: str = "exact") -> Stated:
     """Lemma 1: the probability p_C that an entry stays unclipped at threshold C.
 
@@ -63,6 +81,7 @@ def unclipped(C: float, alpha: float, tau: float, G: float = 0.0, form: str = "e
     return Stated(1 - clipped, notes)
 
 
+@_within_floats
 def bound(
     rounds: int, C: float, alpha: float, tau: float, eta: float, L: float, G: float, d: int, gap: float = 1.0,
     form: str = "corrected",
@@ -95,6 +114,7 @@ def _strata(alpha: float, n: int) -> tuple[Tensor, Tensor]:
     return x, stable.score(x, alpha)
 
 
+@_within_floats
 def efficacy(rule: ReceiverLike, alpha: float, tau: float = 1.0, n: int = 100_001) -> float:
     """(E psi')^2 / E psi^2 of a rule under SaS(alpha, tau): the weak signal it keeps against the noise it lets in.
 
@@ -102,24 +122,30 @@ def efficacy(rule: ReceiverLike, alpha: float, tau: float = 1.0, n: int = 100_00
     that no derivative of the rule is needed. A rule that is linear in an impulse (none, gnc) has efficacy 0 below
     alpha = 2; the finite n shows it as a small number.
     """
-    x, score = _strata(number("alpha", alpha, *stable.ALPHA), n)
-    psi = rule(tau * x)
+    x, score = _strata(number("alpha", alpha, *stable.ALPHA), whole("n", n, 1, MOST_STRATA))
+    psi = check_shape("rule", as_receiver(rule)(positive("tau", tau) * x), n)
     return ((psi * score).mean() / tau).square().item() / psi.square().mean().item()
 
 
+@_within_floats
 def fisher(alpha: float, tau: float = 1.0, n: int = 100_001) -> float:
     """The Fisher information E score^2: no rule has a higher efficacy."""
-    return _strata(number("alpha", alpha, *stable.ALPHA), n)[1].square().mean().item() / tau**2
+    _, score = _strata(number("alpha", alpha, *stable.ALPHA), whole("n", n, 1, MOST_STRATA))
+    return score.square().mean().item() / positive("tau", tau) ** 2
 
 
-@lru_cache(maxsize=64)
 def best_threshold(alpha: float) -> float:
     """C*(alpha) in units of tau: the threshold whose clipping has the highest efficacy; infinite for the normal law.
 
     >>> round(best_threshold(1.5), 2)
     1.25
     """
-    if number("alpha", alpha, *stable.ALPHA) == 2:
+    return _best_threshold(number("alpha", alpha, *stable.ALPHA))
+
+
+@lru_cache(maxsize=64)
+def _best_threshold(alpha: float) -> float:
+    if alpha == 2:
         return math.inf
     found = minimize_scalar(lambda log_C: -efficacy(clip(math.exp(log_C)), alpha), bounds=(-7, 3), method="bounded")
     return math.exp(found.x)

@@ -1,16 +1,22 @@
 """Wrong values for every argument of every component and every setting, found by their signatures."""
 
 import inspect
+import itertools
 import math
+import signal
 import warnings
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
 
 import stableair as sa
 from components import EXAMPLES
+from stableair import models, nn, stable, streams, theory
 from stableair.experiment import HOMES, PARTS, TYPES, Experiment, registry
+from stableair.results.folder import environment
 from stableair.spec import REGISTRIES
 
 pytestmark = pytest.mark.slow  # what an unlucky or a hostile user does; each test prints how often it tried
@@ -32,6 +38,22 @@ def refused(call):
         assert "\n" not in str(error), error
         return True
     return False
+
+
+@contextmanager
+def at_most(seconds):
+    """What is still at work after so long was to say something before."""
+
+    def ring(*_):
+        raise TimeoutError
+
+    handler = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, handler)
 
 
 def test_every_setting_takes_or_refuses_every_value():
@@ -65,21 +87,86 @@ def test_numpy_numbers_are_numbers():
     assert (e.noise, e.clients, e.lr) == ("sas(alpha=1.5, tau=0.5)", 7, 0.5)
 
 
+TINY = Experiment(
+    data="synthetic(samples=60, classes=3, shape=(1, 2, 2))", model="mlp(width=4)", clients=5, rounds=1, device="cpu",
+    local_epochs=1,
+)  # fmt: skip
+MODULES = nn, stable, streams, theory, models
+
+
 def public():
-    """The public functions that take plain values, each with arguments that are right."""
-    for rule in ("mac", "clip", "blank", "tanh_clip"):
-        yield getattr(sa, rule), {"C": 1.0}
+    """Every public function by its name, and the public methods of what is public and is more than a tuple."""
+    for name in sa.__all__:
+        if inspect.isfunction(found := getattr(sa, name)):
+            yield name, found
+    for module in MODULES:
+        names = [name for name, each in vars(module).items() if getattr(each, "__module__", "") == module.__name__]
+        for name in names:
+            if callable(each := getattr(module, name)) and not inspect.isclass(each) and not name.startswith("_"):
+                yield f"{module.__name__.partition('.')[2]}.{name}", each
+    for thing in (TINY, sa.run(TINY)):
+        for name, _ in inspect.getmembers(type(thing), callable):
+            if not name.startswith("_") or name == "__getitem__":
+                yield f"{type(thing).__name__}.{name}", getattr(thing, name)
 
 
-@pytest.mark.parametrize(("function", "right"), list(public()), ids=lambda value: getattr(value, "__name__", ""))
-def test_every_public_function_takes_or_refuses_every_value(function, right, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    told = tried = 0
-    for name in right:
+PUBLIC = dict(public())
+
+
+@pytest.fixture(scope="module")
+def right(tmp_path_factory):
+    """For each parameter of a public function, by its name, a value that is right and quick."""
+    folder = sa.run(TINY, tmp_path_factory.mktemp("right") / "run").folder
+    sim, vector = sa.build(TINY), torch.tensor([0.2, 0.4, 0.1, 0.9], dtype=torch.float64)
+    (plugin := folder.parent / "mine.py").write_text("")
+    (written := folder.parent / "e.toml").write_text("rounds = 3\n")
+    return {
+        "alpha": 1.5, "tau": 0.1, "C": 1.0, "K": 1.0, "q": 0.9, "step": 1.0, "max_norm": 1.0, "G": 0.1, "L": 1.0,
+        "eta": 0.1, "d": 10, "rounds": 1, "u": vector, "v": vector, "x": vector, "p": vector, "g": vector,
+        "bits": torch.arange(4), "shape": (2, 3), "source": streams.generator(0, "a", 0), "device": "cpu", "n": 11,
+        "sources": [streams.generator(0, "a", 0)], "seed": 0, "stream": "a", "index": 0, "rule": sa.mac(1.0),
+        "rules": sa.mac(1.0), "layout": sim.layout, "parameters": [torch.nn.Parameter(vector)], "sim": sim,
+        "state": sim.start, "experiment": TINY, "base": TINY, "spaces": {"receiver.C": "0.1:10:log"}, "folder": "new",
+        "trials": 1, "resume": False, "about": sa.Circumstances(TINY, environment(torch.device("cpu"))), "runs": folder,
+        "name": "fig3c", "path": plugin, "metric": "test/loss", "out": "out.png", "text": "",
+        "record": TINY.to_record(), "settings": {}, "load.folder": folder, "recorded.rounds": [],
+        "Experiment.read.path": written, "Experiment.from_json.text": "{}", "report.out": "out.html",
+        "figure.out": "figures",
+        "figure.settings": {key: value for key, value in TINY.to_dict().items() if key not in ("receiver", "evaluate")},
+        "figure.thresholds": {"MAC": 1.0, "GNC": 1.0}, "search.folder": "search",
+    }  # fmt: skip
+
+
+def with_value(function, given, parameter, value):
+    """Call it with this value for one parameter, and see the first that it yields."""
+    if parameter.kind == parameter.VAR_POSITIONAL:
+        out = function(*given.values(), value)
+    else:
+        out = function(**given | ({"x": value} if parameter.kind == parameter.VAR_KEYWORD else {parameter.name: value}))
+    if inspect.isgenerator(out):
+        list(itertools.islice(out, 3))
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_every_public_function_takes_or_refuses_every_value(name, right, monkeypatch, tmp_path, registries):
+    function, told, tried, wrong = PUBLIC[name], 0, 0, []
+    monkeypatch.setattr(Figure, "savefig", lambda self, file, **_: file.write(b"a picture"))  # what takes longest
+    parameters = inspect.signature(function).parameters.values()
+    needed = [one.name for one in parameters if one.default is one.empty and one.kind == one.POSITIONAL_OR_KEYWORD]
+    own = {one.name: right[f"{name}.{one.name}"] for one in parameters if f"{name}.{one.name}" in right}
+    given = {one: right[one] for one in needed if one not in own} | own  # a new parameter needs a value in `right`
+    for parameter in parameters:
         for value in BAD:
+            (place := tmp_path / f"{tried}").mkdir()
+            monkeypatch.chdir(place)
             tried += 1
-            told += refused(lambda name=name, value=value: function(**right | {name: value}))
-    print(f"\n{function.__name__}: {tried} values, {told} refused in one line, no other error")
+            try:
+                with at_most(seconds=10):
+                    told += refused(lambda p=parameter, v=value: with_value(function, given, p, v))
+            except BaseException as error:
+                wrong.append((parameter.name, str(value)[:40], type(error).__name__, str(error)[:100]))
+    print(f"\n{name}: {tried} values, {told} refused in one line, {len(wrong)} wrong")
+    assert not wrong, "\n".join(map(str, wrong))
 
 
 def test_every_kind_is_tried():

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from stableair.channels.kinds import Fading, Make, Noise, channel
+from stableair.channels.kinds import Fading, Law, Make, Noise, channel
 from stableair.channels.power import Power
 from stableair.channels.superposition import Total, accumulate, side_link
 from stableair.checks import InputError, choice
@@ -37,6 +37,13 @@ class Flat:
     divisor: float | None = None  # of the sum, where it is not the number of clients that sent
     noise_on: str = "mean"  # the interference hits the mean, as in Eq. (3), or the sum, and is then divided by N too
 
+    def __post_init__(self) -> None:
+        if self.power.on_sum and self.noise_on != "sum":
+            raise InputError(
+                "this power rule needs the interference on the sum of the payloads: add channel='flat(noise_on=sum)'"
+            )
+        object.__setattr__(self, "power", self.power.under(self.fading))
+
     def draw(self, n: int, who: Tensor, d: int, seed: int, k: int, device: torch.device | str = "cpu") -> Fade:
         """h_{n,k} (m,) of the clients `who` (m,) and xi_k (d,), functions of (seed, k) and of the client alone.
 
@@ -48,7 +55,14 @@ class Flat:
         if self.pilots:
             drawn = self.noise(self.pilots, generator(seed, "pilot", k, device=device))
             pilot = check_shape("noise", drawn, self.pilots).float()
-        return Fade(k, who, h[who], xi, pilot)
+        gains = self.power.gains(h, who, seed, k)
+        if isinstance(self.fading, Law) and self.fading.entries:
+            gains = {client: partial(self._along, self.fading, h[client].item(), seed, k, client) for client in gains}
+        return Fade(k, who, h[who], xi, pilot, gains)
+
+    def _along(self, law: Law, first: float, seed: int, k: int, client: int, d: int, device: torch.device) -> Tensor:
+        """The gains of a client whose fading changes along the vector: (d,)."""
+        return self.power.gain(law.along(first, d, generator(seed, "fading", k, client, device=device)))
 
     def superpose(self, uploads: Iterable[Upload], fade: Fade) -> Received:
         """Eq. (3): accumulate, reduce, finish. Chunks of (m, d) payloads -> g (d,)."""
@@ -56,8 +70,9 @@ class Flat:
 
     def accumulate(self, uploads: Iterable[Upload], fade: Fade) -> Total:
         """sum_n h_n u_n (d,), sum_n u_n (d,) and their like, in float64."""
-        arriving = check_shape("power", self.power.gain(fade.h), len(fade.h))
-        gains = dict(zip(fade.clients.tolist(), arriving.tolist(), strict=True))
+        gains = fade.gains
+        if gains is None:
+            gains = dict(zip(fade.clients.tolist(), fade.h.tolist(), strict=True))
         return accumulate(uploads, gains, len(fade.xi), fade.k, fade.xi.device)
 
     def reduce(self, total: Total) -> Total:
@@ -72,7 +87,9 @@ class Flat:
             xi, pilot = xi / n, None if pilot is None else pilot / n
         g = (total.faded / n + xi).to(xi.dtype)  # Eq. (3)
         if g.isnan().any():
-            raise InputError("the channel's noise or fading is NaN; every entry must be a number or infinite")
+            part = "noise" if fade.xi.isnan().any() else "fading"
+            text = "the channel's noise or fading is NaN; every entry must be a number or infinite"
+            raise InputError(text, part=part)
         stats, loss = side_link(total, self.norms)
         uses = (len(g) + self.pilots) / 2  # two real entries a complex symbol
         return Received(g, stats, total.clean / n, loss, xi, total.senders, n, pilot, uses)

@@ -1,19 +1,21 @@
 """Interference: xi_k, one draw for every entry of the vector in round k.
 
-A noise draws the d entries of a round: (d, source) -> (d,) float32, on the source's device.
+A noise draws the d entries of a round: (d, source) -> (d,) float32, on the source's device. One that depends on earlier
+rounds keeps nothing: it is a function of (seed, round) and looks back along the stream.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from scipy.special import pdtr
+from scipy.special import gamma, pdtr
 from torch import Tensor
 
 from stableair import stable
-from stableair.channels.kinds import Noise, noise
-from stableair.checks import number, positive
-from stableair.streams import Generator
+from stableair.channels.kinds import Noise, inner, noise
+from stableair.checks import InputError, number, positive, whole
+from stableair.streams import Generator, in_pieces
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,135 @@ def middleton(A: float, gamma: float, std: float = 1) -> Noise:
         return (deviation.to(u.device)[active] * (-2 * a.log()).sqrt() * (2 * math.pi * b).cos()).float()
 
     return draw
+
+
+@noise("bursts")
+def bursts(alpha: float = 1.5, tau: float = 0.1, length: int = 100) -> Noise:
+    """Interference in bursts: every entry is SaS(alpha, tau), and `length` entries in a row share their strength.
+
+    xi_i = sqrt(A_b) n_i with n_i normal of variance 2 tau^2 and one A_b a burst, E exp(-s A) = exp(-s^(alpha/2)): the
+    sub-Gaussian vector of Samorodnitsky and Taqqu (1994). Within a burst E exp(i sum_i t_i xi_i) =
+    exp(-tau^alpha (sum_i t_i^2)^(alpha/2)); alpha = 2 has A = 1 and is Gaussian. A is drawn after Kanter (1975). Bursts
+    begin at entry 0. Returns (d, source) -> (d,).
+
+    >>> from stableair.streams import generator
+    >>> xi = bursts(alpha=1, tau=0.3, length=10)(100_000, generator(0, "noise", 0))
+    >>> round((xi.abs() < 0.3).double().mean().item(), 2)  # half of a Cauchy law lies within its scale
+    0.5
+    """
+    (alpha, tau), length = stable.check(alpha, tau), whole("length", length, 1)
+
+    def deviations(m: int, source: Generator) -> Tensor:
+        u, v = source.uniform(m, 2).unbind(-1)
+        return stable.subordinator(u, v, alpha).sqrt_().mul_(math.sqrt(2) * tau)
+
+    return _in_bursts(length, deviations, 2)
+
+
+def _in_bursts(length: int, deviations: Callable[[int, Generator], Tensor], each: int) -> Noise:
+    """Normal entries, `length` in a row with one standard deviation; deviations(m, source) takes `each` positions."""
+
+    def draw(d: int, source: Generator) -> Tensor:
+        strength = torch.empty(-(-d // length), dtype=torch.float64, device=source.device)
+
+        def bursts(piece: Tensor, start: int, mine: Generator) -> None:
+            piece.copy_(deviations(len(piece), mine))
+
+        def entries(piece: Tensor, start: int, mine: Generator) -> None:
+            burst = torch.arange(start, start + len(piece), device=piece.device) // length
+            piece.copy_(mine.normal(len(piece)).mul_(strength[burst]))
+
+        in_pieces(bursts, strength, each, source)
+        return in_pieces(entries, torch.empty(d, device=source.device), 2, source)
+
+    return draw
+
+
+NEAREST = 16  # interferers of a field that are summed one by one
+LARGEST = 1e9  # density and power of a field: beyond it powers of them overflow
+
+
+@noise("field")
+def field(density: float, exponent: float = 4, hold: int = 1, power: float = 1) -> Noise:
+    """A Poisson field of interferers in the plane, their power falling as r^-exponent; new places every `hold` entries.
+
+    xi_i = sum_j r_j^(-exponent/2) B_ij with r_j the distances of a Poisson process of that density (points a unit of
+    area) and normal amplitudes B of variance `power`, new in every entry (Win, Pinto and Shepp, 2009). It is
+    SaS(alpha, tau) with alpha = 4 / exponent and tau^alpha = pi density E|B|^alpha Gamma(1 - alpha) cos(pi alpha / 2),
+    the last two factors being pi / 2 at alpha = 1 (`field_law`).
+
+    pi density r_j^2 are the arrivals of a Poisson process of rate 1. The nearest 16 are summed as they are; all others
+    together are Gaussian of the variance they have on average, given how far away the sixteenth is. That moves the
+    characteristic function by less than 1e-4 wherever it is looked at, for every exponent. Returns (d, source) -> (d,).
+
+    >>> from stableair.streams import generator
+    >>> xi, (alpha, tau) = field(density=0.1)(100_000, generator(0, "noise", 0)), field_law(density=0.1)
+    >>> alpha, round((xi.abs() < tau).double().mean().item(), 2)  # the Cauchy law, half of it within its scale
+    (1.0, 0.5)
+    """
+    alpha, _ = field_law(density, exponent, power)
+    scale = math.sqrt(power) * (math.pi * density) ** (1 / alpha)
+
+    def deviations(m: int, source: Generator) -> Tensor:
+        arrivals = source.uniform(m, NEAREST).log_().neg_().cumsum(-1)
+        beyond = arrivals[:, -1] ** (1 - 2 / alpha) / (2 / alpha - 1)  # the mean of the sum over all later ones
+        return (arrivals.pow_(-2 / alpha).sum(-1) + beyond).sqrt_().mul_(scale)
+
+    return _in_bursts(whole("hold", hold, 1), deviations, NEAREST)
+
+
+def field_law(density: float, exponent: float = 4, power: float = 1) -> tuple[float, float]:
+    """(alpha, tau) of the interference of a field.
+
+    >>> alpha, tau = field_law(density=1, exponent=4)
+    >>> alpha, round(tau / (math.pi * math.sqrt(2 / math.pi) * math.pi / 2), 9)  # E|B| of a standard normal B
+    (1.0, 1.0)
+    """
+    density, power = (
+        number(name, positive(name, value), high=LARGEST) for name, value in (("density", density), ("power", power))
+    )
+    if not 2 < number("exponent", exponent) <= 8:
+        raise InputError(f"exponent must be above 2, where the sum is finite, and at most 8: got {exponent:g}")
+    alpha = 4 / exponent
+    moment = (2 * power) ** (alpha / 2) * gamma((1 + alpha) / 2) / math.sqrt(math.pi)  # E|B|^alpha
+    tail = math.pi / 2 if alpha == 1 else gamma(1 - alpha) * math.cos(math.pi * alpha / 2)
+    return alpha, float((math.pi * density * moment * tail) ** (1 / alpha))
+
+
+@noise("markov")
+def markov(good: str = "sas(tau=0.1)", bad: str = "sas(tau=3)", p: float = 0.1, q: float = 0.5) -> Noise:
+    """Rounds are good or bad, a Markov chain: each kind has its interference, given as a spec in quotes.
+
+    p = P(good to bad) and q = P(bad to good) (Gilbert, 1960; Elliott, 1963). Round 0 is bad with the stationary
+    probability p / (p + q); runs of good and of bad rounds last 1 / p and 1 / q on average.
+    Returns (d, source) -> (d,).
+
+    >>> from stableair.streams import generator
+    >>> draw = markov("none()", "gaussian(std=1)", p=0.5, q=0.5)
+    >>> [bool(draw(3, generator(0, "noise", k)).any()) for k in range(8)]  # which rounds are bad
+    [False, False, False, True, True, True, False, True]
+    """
+    p, q = number("p", p, 0.0, 1.0), number("q", q, 0.0, 1.0)
+    if p + q == 0:
+        raise InputError("p and q are both 0: the chain would never move, and has no stationary law")
+    quiet, loud = (inner(noise, text, but=("markov",)) for text in (good, bad))
+
+    def is_bad(source: Generator) -> bool:
+        """The state of the source's round, the same for the payloads and the pilots.
+
+        Round j is bad where u_j < p after a good round and u_j < 1 - q after a bad one. A u_j on one side of both needs
+        no past: looking back to the last such round gives what walking from round 0 does.
+        """
+        low, high = min(p, 1 - q), max(p, 1 - q)
+        flipped = False
+        for j in range(source.round, 0, -1):
+            u = source.at(j, "markov").uniform(1).item()
+            if not low <= u < high:
+                return (u < low) != flipped
+            flipped ^= p > 1 - q  # between the two a round is as the one before, or, where p > 1 - q, the other
+        return (source.at(0, "markov").uniform(1).item() < p / (p + q)) != flipped
+
+    return lambda d, source: (loud if is_bad(source) else quiet)(d, source)
 
 
 @noise("none")

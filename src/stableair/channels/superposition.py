@@ -4,13 +4,13 @@ Accumulate what the clients sent, in one fixed order; reduce, where several proc
 finish: interference, division, rounding. The first step is the same for every channel that adds on the air.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from stableair.contracts import Upload, check_finite
+from stableair.contracts import Gain, Upload, check_finite
 from stableair.vector import Layout, pooled
 
 
@@ -28,7 +28,7 @@ class Total(NamedTuple):
 
 def accumulate(
     uploads: Iterable[Upload],
-    gains: dict[int, float],
+    gains: Mapping[int, Gain],
     d: int,
     k: int,
     device: torch.device,
@@ -37,7 +37,8 @@ def accumulate(
     """The sums of round k, client by client in the order they come in, so that chunks change no bit of them.
 
     faded = sum_n gains[n] u_n and clean = sum_n u_n, from chunks of payloads u (m, d): (d,) each. A client without a
-    gain is not heard. A channel that makes something else of the payloads has hear(n, u_n) called for each instead.
+    gain is not heard; a gain that differs from entry to entry is made when its payload is here, (d,) at a time. A
+    channel that makes something else of the payloads has hear(n, u_n) called for each instead.
     """
     faded, clean = torch.zeros(2, d, dtype=torch.float64, device=device)
     stats = loss = torch.zeros((), dtype=torch.float64, device=device)
@@ -54,10 +55,13 @@ def accumulate(
         norms = whole.tolist()
         for i, client in enumerate(upload.clients.tolist()):
             if client in gains:
+                gain = gains[client]
                 if hear:
                     hear(client, upload.update[i])
+                elif callable(gain):
+                    faded.add_(gain(d, device).mul_(upload.update[i]))
                 else:
-                    faded.add_(upload.update[i], alpha=gains[client])
+                    faded.add_(upload.update[i], alpha=gain)
                 clean.add_(upload.update[i])
                 stats, loss = stats + upload.stats[i].double(), loss + upload.loss[i].double()
                 largest, senders = max(largest, norms[i]), senders + 1

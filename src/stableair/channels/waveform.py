@@ -12,7 +12,7 @@ from torch import Tensor
 from stableair import stable
 from stableair.channels.bases import Basis, ofdm
 from stableair.channels.flat import NOISE_ON, Flat
-from stableair.channels.kinds import Make, channel, part
+from stableair.channels.kinds import Law, Make, channel, part
 from stableair.channels.kinds import basis as bases
 from stableair.channels.noise import Stable
 from stableair.channels.power import Power
@@ -69,6 +69,8 @@ class Waveform(Flat):
     def __post_init__(self) -> None:
         if not isinstance(self.noise, Stable):
             raise InputError("channel waveform knows complex samples of noise=sas, gaussian and none alone; take one")
+        if isinstance(self.fading, Law) and self.fading.entries:
+            raise InputError("channel waveform knows no fading that changes along the vector; leave out its entries")
         if type(self.power) is not Power:
             raise InputError("channel waveform knows no power rule; set power=none()")
 

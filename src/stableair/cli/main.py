@@ -1,8 +1,9 @@
 """The command line: its commands, and what becomes of errors and signals. Nothing heavy is imported here."""
 
+import io
 import os
-import signal
 import sys
+import traceback
 import warnings
 from collections.abc import Callable
 from typing import Annotated, Any, NoReturn, TextIO
@@ -10,8 +11,9 @@ from typing import Annotated, Any, NoReturn, TextIO
 import typer
 
 from stableair.checks import InputError, Note
-from stableair.cli import bench, data, paper, reference, results, runs
-from stableair.cli.stopping import exit_code, on_sigterm
+from stableair.cli import bench, data, paper, reference, results, runs, sweeps
+from stableair.cli.stopping import CLOSED, INTERRUPTED, OutputClosed, end_in_order, exit_code
+from stableair.spec import line_of
 
 app = typer.Typer(
     name="stableair",
@@ -24,6 +26,8 @@ app = typer.Typer(
 COMMANDS: dict[str, Callable[..., None]] = {  # in the order of --help
     "run": runs.run,
     "search": runs.search,
+    "sweep": sweeps.sweep,
+    "compare": sweeps.compare,
     "figure": paper.figure,
     "plot": results.plot,
     "report": results.report,
@@ -49,29 +53,53 @@ FLAGS = {
 }
 
 
+WRONG, BUG = 2, 1  # exit codes: what the user can set right, and what only we can
+DEBUG = "STABLEAIR_DEBUG"
+
+
 def main() -> NoReturn:
     """Run the command; whatever the user got wrong is one line on standard error and exit code 2."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # on a busy machine spinning threads stall each other
-    signal.signal(signal.SIGTERM, on_sigterm)
+    signals = end_in_order()
     warnings.showwarning = print_note
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal that knows no α loses no result
     if not speaks():
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (until the process ends)
     try:
-        code = app(standalone_mode=False)
-    except InputError as error:
-        fail(with_flag(error))
-    except ClickException as error:
-        code = 2
-        if message := error.format_message():  # empty where the help was asked for by giving no command
-            fail(message)
-    except BrokenPipeError:  # the reader of our output has gone
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 1
-    except OSError as error:
-        fail(f"{error.filename or 'writing'}: {error.strerror or error}")
-    except (KeyboardInterrupt, typer.Abort) as stop:
+        code = _run(sys.argv[1:]) or 0
+    except KeyboardInterrupt as stop:  # while an error was being told
         code = exit_code(stop)
-    sys.exit(code or 0)
+    sys.exit(128 + signals[0] if code == INTERRUPTED and signals else code)  # typer takes every signal for Ctrl-C
+
+
+def _run(words: list[str]) -> int | None:
+    """The command's exit code; its errors are told."""
+    try:
+        code = app(sorted(words, key="--debug".__ne__), standalone_mode=False)  # --debug may stand anywhere
+        if sys.stdout:
+            sys.stdout.flush()  # a full disk or a reader that has gone is found here, and not when Python ends
+        return code
+    except InputError as error:
+        return fail(with_flag(error))
+    except ClickException as error:
+        message = error.format_message()  # empty where the help was asked for by giving no command
+        return fail(message) if message else WRONG
+    except (OutputClosed, BrokenPipeError) as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        advice = f"; {error}" if isinstance(error, OutputClosed) else ""
+        print(f"stopped: nobody reads the output any more{advice}", file=sys.stderr)
+        return CLOSED
+    except OSError as error:
+        return fail(f"{error.filename or 'writing'}: {error.strerror or error}")
+    except (KeyboardInterrupt, typer.Abort) as stop:
+        return exit_code(stop)
+    except Exception as error:
+        if own := line_of(error):
+            return fail(own)
+        said = f"{type(error).__name__}: {error}"
+        return fail(f"{said} (a mistake in stableair itself: please report it with what --debug shows)", BUG)
 
 
 def with_flag(error: InputError) -> str:
@@ -85,10 +113,13 @@ def speaks() -> bool:
     return "WORLD_SIZE" not in os.environ or os.environ.get("RANK", "0") == "0"
 
 
-def fail(message: str) -> NoReturn:
+def fail(message: str, code: int = WRONG) -> int:
+    """Tell an error in one line, after its traceback where that was asked for."""
+    if os.environ.get(DEBUG, "0") not in ("", "0"):
+        traceback.print_exc()
     if speaks():  # what goes wrong on one rank is told to all of them
         print(f"error: {' '.join(message.split())}", file=sys.stderr)
-    sys.exit(2)
+    return code
 
 
 def print_note(
@@ -105,7 +136,14 @@ def print_note(
 
 
 @app.callback(invoke_without_command=True)
-def options(version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False) -> None:
+def options(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help=f"Show the whole traceback of an error, as {DEBUG}=1 does.")
+    ] = False,
+) -> None:
+    if debug:
+        os.environ[DEBUG] = "1"
     if version:
         import stableair
 

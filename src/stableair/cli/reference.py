@@ -56,6 +56,10 @@ def theory(
 ) -> None:
     """Lemma 1, Theorem 1 and the best threshold, as the paper prints them and corrected."""
     positive("tau", tau)
+    if plot:
+        from stableair.results.plot import check_picture
+
+        check_picture(plot)
     if check:
         from stableair.paper import theorem
 

@@ -16,9 +16,10 @@ def plot(
     log: Annotated[bool, typer.Option("--log", help="A logarithmic axis for it.")] = False,
 ) -> None:
     """Draw a metric of one or more runs; runs that differ in the seed alone become one line with a band."""
-    from stableair.results.plot import curves, save
+    from stableair.results.plot import check_picture, curves, save
     from stableair.results.run import find, group, with_metric
 
+    check_picture(out)
     found, unreadable = find(folders)
     runs, others = with_metric(found, metric)
     print_left_out([*unreadable, *(f"{run.folder} has no {metric}" for run in others)])
@@ -30,9 +31,10 @@ def report(
     out: Annotated[Path, place("The page.", "-o")] = Path("report.html"),
 ) -> None:
     """One self-contained page of one or more runs: curves, tables, a paired comparison."""
-    from stableair.results.report import page, write
+    from stableair.results.report import check_page, page, write
     from stableair.results.run import find
 
+    check_page(out)
     runs, unreadable = find(folders)
     print_left_out(unreadable)
     print(write(page(runs, unreadable), out))

@@ -42,7 +42,7 @@ def run(
     from stableair.results.track import track as track_run
     from stableair.runner import resume_point
     from stableair.runner import run as run_experiment
-    from stableair.sweeps import over_seeds
+    from stableair.sweeps.plans import over_seeds
 
     check_installed(track)
     base = from_words(words or []).with_(**given(device=device, engine=engine))

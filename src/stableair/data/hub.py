@@ -5,6 +5,7 @@ knows who made a sample train.writer, test.writer. `<name>.json` beside it has i
 """
 
 import hashlib
+import itertools
 import json
 import os
 import sys
@@ -21,12 +22,14 @@ from torch import Tensor
 
 from stableair.checks import InputError, Note
 from stableair.data.table import IMAGE_SETS, Source
-from stableair.files import write_whole
+from stableair.files import remove_leftovers, write_whole
 from stableair.streams import generator
 
 VARIABLE = "STABLEAIR_DATA"
 HELD_OUT = 0.1  # share of a set that comes without a test split
 TESTS = "test", "validation", "valid", "val"  # what the hub's sets call it, the first that is there
+IMAGES = ".parquet", ".arrow", ".zip", ".tar", ".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp"
+LOOKED_AT = 10_000  # files of a folder
 FORM = {"x": (torch.uint8, 4), "y": (torch.int64, 1), "writer": (torch.int64, 1)}
 
 
@@ -37,8 +40,12 @@ def folder() -> Path:
     """Where the data files are: $STABLEAIR_DATA, else the user's cache folder."""
     if given := os.environ.get(VARIABLE):
         return Path(given)
-    cache = os.environ.get("LOCALAPPDATA" if os.name == "nt" else "XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "stableair"
+    if cache := os.environ.get("LOCALAPPDATA" if os.name == "nt" else "XDG_CACHE_HOME"):
+        return Path(cache) / "stableair"
+    try:
+        return Path.home() / ".cache" / "stableair"
+    except RuntimeError:
+        raise InputError(f"there is no home folder for the data: set {VARIABLE} to a folder", hint="data") from None
 
 
 def file(name: str) -> Path:
@@ -69,8 +76,8 @@ def check(name: str) -> str:
     digest = _digest(path)
     if description.exists():
         try:
-            expected = json.loads(description.read_text())["sha256"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            expected = json.loads(description.read_text("utf-8"))["sha256"]
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise InputError(f"{description} is corrupted: {error!r}; {_how_to_repair(name)}") from None
         if expected != digest:
             raise InputError(
@@ -93,16 +100,23 @@ def prepare(name: str, source: Source, again: bool = False) -> Path:
     """Fetch a set from the hub and write its file; one that is there is left alone."""
     if file(name).exists() and not again:
         check(name)
+        if not description_file(name).exists():  # copied here, or its maker was stopped just before the end
+            describe(name, source, "described as found")
         return file(name)
     _check_writable()
     sets = _fetch(name, source)
     test = next((key for key in TESTS if key in sets), None)
     splits = {"train": sets["train"]} | ({"test": sets[test]} if test else {})
     tensors: dict[str, np.ndarray] = {}
-    for split, rows in splits.items():
-        tensors |= {f"{split}.{part}": t for part, t in _columns(rows, source, f"{source.repo} {split}").items()}
-    for part in ("y", "writer"):
-        _number_from_zero([key for key in (f"train.{part}", f"test.{part}") if key in tensors], tensors)
+    try:
+        for split, rows in splits.items():
+            tensors |= {f"{split}.{part}": t for part, t in _columns(rows, source, f"{source.repo} {split}").items()}
+        for part in ("y", "writer"):
+            _number_from_zero([key for key in (f"train.{part}", f"test.{part}") if key in tensors], tensors)
+    except InputError:
+        raise
+    except Exception as error:  # whatever stands in somebody's columns
+        raise InputError(f"{source.repo} cannot be read as images with labels: {_first_line(error)}") from error
     write(name, tensors if test else _with_test_split(tensors), source)
     return file(name)
 
@@ -115,6 +129,7 @@ def write(name: str, tensors: dict[str, np.ndarray], source: Source) -> None:
         new.write(save({key: np.ascontiguousarray(t) for key, t in tensors.items()}))
         description_file(name).unlink(missing_ok=True)  # the old one must not stand beside the new file
 
+    remove_leftovers(file(name).parent, older=3600)  # another process may be at work on its own
     _write_whole(file(name), fill)
     describe(name, source)
 
@@ -122,18 +137,22 @@ def write(name: str, tensors: dict[str, np.ndarray], source: Source) -> None:
 def _write_whole(path: Path, content: bytes | Callable[[BinaryIO], object]) -> None:
     _check_writable()
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, content)
     except (OSError, SafetensorError) as error:
         raise InputError(f"cannot write {path}: {error}") from None
 
 
 def _check_writable() -> None:
-    """Refuse a folder that cannot be written before anything is fetched."""
+    """Refuse a folder that cannot be written before anything is fetched; one that is not there is not made yet."""
     trial = folder() / f".{os.getpid()}.tmp"
     try:
+        missing = [path for path in (folder(), *folder().parents) if not path.exists()]
         folder().mkdir(parents=True, exist_ok=True)
         trial.touch()
         trial.unlink()
+        for path in missing:
+            path.rmdir()
     except OSError as error:
         text = f"cannot write to {folder()}: {error.strerror}; set {VARIABLE} to another folder"
         raise InputError(text, hint="data") from None
@@ -141,6 +160,7 @@ def _check_writable() -> None:
 
 def _fetch(name: str, source: Source) -> Any:
     """The set as the hub's library gives it: {"train": ..., "test": ...}."""
+    _check_folder(source.repo)
     try:
         import datasets
         import huggingface_hub
@@ -150,13 +170,25 @@ def _fetch(name: str, source: Source) -> Any:
     huggingface_hub.logging.set_verbosity_error()  # its retries are many lines; what failed is said in one
     try:
         found = datasets.load_dataset(source.repo, source.config)
-    except (OSError, ValueError, RuntimeError) as error:
-        what = str(error).partition("\n")[0].rstrip(".")
-        text = f"the hub did not give {source.repo}: {what}; {_how_to_get(name)}"
-        raise InputError(text, hint="data") from None
+    except Exception as error:  # its library has many, not all of one family
+        text = f"the hub did not give {source.repo}: {_first_line(error)}; {_how_to_get(name)}"
+        raise InputError(text, hint="data") from error
     if "train" not in found:
         raise InputError(f"{source.repo} has no split 'train'; its splits are {', '.join(found)}")
     return found
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().partition("\n")[0] or type(error).__name__).rstrip(".")
+
+
+def _check_folder(repo: str) -> None:
+    """Refuse a folder without a file that could hold images, before the hub's library goes through all of it."""
+    if not Path(repo).is_dir():
+        return
+    names = (name for _, _, names in os.walk(repo) for name in names)
+    if not any(name.lower().endswith(IMAGES) for name in itertools.islice(names, LOOKED_AT)):
+        raise InputError(f"{repo} holds no images: there is no {', '.join(IMAGES)} among its first {LOOKED_AT:,} files")
 
 
 def _columns(rows: Any, source: Source, title: str) -> dict[str, np.ndarray]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from stableair.checks import InputError, choice, positive, whole
+from stableair.checks import InputError, choice, positive, shown, whole
 from stableair.contracts import Split
 from stableair.spec import Registry
 
@@ -24,15 +24,22 @@ def divide(rule: Partition, train: Split, clients: int, rng: np.random.Generator
     if clients > len(train.y):
         raise InputError(f"clients must be at most the number of training samples, {len(train.y)}: got {clients}")
     parts = rule(train, clients, rng)
+    good = isinstance(parts, list | tuple) and all(isinstance(p, np.ndarray) and p.ndim == 1 for p in parts)
+    if not good or any(len(p) and not np.issubdtype(p.dtype, np.integer) for p in parts):
+        wanted = "a list of the indices of each client, integers of shape (m,)"
+        raise InputError(f"the partition must return {wanted}: got {shown(parts)}", part="partition")
     if len(parts) != clients or any(len(p) == 0 for p in parts):
-        raise InputError(f"the partition left a client empty: {[len(p) for p in parts].count(0)} of {clients}")
-    times = np.bincount(np.concatenate(parts), minlength=len(train.y))
+        text = f"the partition left a client empty: {[len(p) for p in parts].count(0)} of {clients}"
+        raise InputError(text, part="partition")
+    every = np.concatenate(parts)
+    times = np.bincount(every, minlength=len(train.y)) if every.min() >= 0 else np.zeros(0)
     if len(times) != len(train.y) or (times != 1).any():
         lost, twice = (times == 0).sum(), (times > 1).sum()
         raise InputError(
-            f"the partition does not give every sample to exactly one client: {lost} to none, {twice} to several"
+            f"the partition does not give every sample to exactly one client: {lost} to none, {twice} to several",
+            part="partition",
         )
-    return parts
+    return list(parts)
 
 
 def labels(parts: list[np.ndarray], train: Split, classes: int) -> np.ndarray:

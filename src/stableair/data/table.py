@@ -22,6 +22,8 @@ class Source(NamedTuple):
         """What its file is called where the set has no name of its own: no two sources share one."""
         if any(not isinstance(text, str) for text in (*self[:3], *filter(None, self))):
             raise InputError(f"a set of the hub and its columns must be names: got {', '.join(map(repr, self))}")
+        if not self.repo.strip() or "\0" in "".join(filter(None, self)):
+            raise InputError(f"a set of the hub needs a name such as 'user/set': got {self.repo!r}")
         here = self._replace(repo=str(Path(self.repo).resolve())) if Path(self.repo).is_dir() else self
         digest = hashlib.blake2b(repr(tuple(here)).encode(), digest_size=4).hexdigest()
         return f"hf-{re.sub(r'[^a-zA-Z0-9]+', '-', self.repo).strip('-')}-{digest}"

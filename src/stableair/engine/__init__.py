@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from stableair.algorithm import Simulation
-from stableair.checks import InputError
+from stableair.checks import InputError, typed
 from stableair.checks import choice as check_choice
 from stableair.choices import PRECISIONS
 from stableair.contracts import Trainer, Work
@@ -217,6 +217,7 @@ def _clients_that_fit(sim: Simulation) -> int:
     return max(1, int(0.6 * free) // each)
 
 
+@typed
 def accelerate(sim: Simulation, choice: EngineChoice | None = None) -> Simulation:
     """An equal simulation whose clients train side by side: the same work in the hands of another trainer."""
     work = trainer_of(sim).work

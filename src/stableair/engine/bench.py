@@ -131,7 +131,8 @@ def _shorten(sim: Simulation) -> Simulation:
 
 def _round_uploads(sim: Simulation) -> list[Tensor]:
     """Updates, norm buffers and losses of a round, client by client."""
-    clients, *rest = (torch.cat(column) for column in zip(*sim.train(sim.start, 0, torch.arange(sim.n)), strict=True))
+    sent = (upload[:4] for upload in sim.train(sim.start, 0, torch.arange(sim.n)))  # the norm is for ranks alone
+    clients, *rest = map(torch.cat, zip(*sent, strict=True))
     return [column[clients.argsort().to(column.device)] for column in rest]
 
 
@@ -307,14 +308,20 @@ def _read_lines(path: str) -> list[str]:
 
 def check_record(path: Path) -> None:
     """Refuse a file that cannot be written, before minutes are spent on what goes into it."""
-    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise InputError(f"cannot write {path}; choose another file")
+    try:
+        there = path.exists()
+        with open(path, "a", encoding="utf-8"):
+            pass
+        if not there:
+            path.unlink()
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot write {path}: {getattr(error, 'strerror', error)}", hint="record") from None
 
 
 def append(path: Path, text: str) -> Path:
     """Add a run to the records."""
     try:
-        with open(path, "a") as file:
+        with open(path, "a", encoding="utf-8") as file:
             file.write(f"\n{text}\n")
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror}") from None

@@ -3,9 +3,12 @@
 A worker that waits does so on its pipe. When the parent is gone, killed or not, the pipe ends and so does the worker.
 """
 
+import signal
 import weakref
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -49,14 +52,16 @@ class _Pool:
         context = mp.get_context("spawn")
         self.pipes: list[Connection] = []
         self.processes = []
-        for _ in range(workers):
-            ours, theirs = context.Pipe()
-            given = theirs, reference, self.start, self.shared
-            process = context.Process(target=_worker_loop, args=given, daemon=True)
-            process.start()
-            theirs.close()
-            self.pipes.append(ours)
-            self.processes.append(process)
+        resource_tracker.ensure_running()  # its start would let Ctrl-C through again
+        with _no_ctrl_c():
+            for _ in range(workers):
+                ours, theirs = context.Pipe()
+                given = theirs, reference, self.start, self.shared
+                process = context.Process(target=_worker_loop, args=given, daemon=True)
+                process.start()
+                theirs.close()
+                self.pipes.append(ours)
+                self.processes.append(process)
         weakref.finalize(self, _shut_down, self.pipes, self.processes)
 
     def train(self, state: State, k: int, clients: Tensor) -> Upload:
@@ -76,6 +81,19 @@ class _Pool:
         return Upload(clients, *(t[: len(clients)].clone() for t in self.shared.values()))
 
 
+@contextmanager
+def _no_ctrl_c() -> Iterator[None]:
+    """What is started here never hears of Ctrl-C, not even while it imports: that is the parent's business."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _shut_down(pipes: list[Connection], processes: list[Any]) -> None:
     for pipe in pipes:
         pipe.close()
@@ -85,9 +103,7 @@ def _shut_down(pipes: list[Connection], processes: list[Any]) -> None:
 
 def _worker_loop(pipe: Connection, reference: Reference, start: State, shared: dict[str, Tensor]) -> None:
     """What a worker does until its parent is gone."""
-    import signal
-
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # where it could not be blocked
     torch.set_num_threads(1)
     while True:
         try:

@@ -2,14 +2,13 @@
 
 import warnings
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure as Picture
 
-from stableair.checks import InputError, Note, choice, count, whole
+from stableair.checks import InputError, Note, choice, count, place, typed, whole
 from stableair.data import hub
 from stableair.data.table import IMAGE_SETS
 from stableair.experiment import EXECUTION, PRESETS, Experiment, components_of_record
@@ -17,9 +16,9 @@ from stableair.paper import archive, theory_plots
 from stableair.paper.methods import LABELS, METHODS, experiments
 from stableair.results import plot
 from stableair.results.run import Row, Run, group, linear_mean, runs_of, snrs
-from stableair.runner import run
 from stableair.searches import Range, Result, search
-from stableair.sweeps import over_seeds
+from stableair.sweeps.plans import over_seeds
+from stableair.sweeps.processes import sweep
 
 ROUNDS = 100  # the paper names no number
 TRIALS, SEARCH_ROUNDS = 12, 20  # the budget of a threshold, the same for MAC and GNC
@@ -101,6 +100,7 @@ class Plan(NamedTuple):
     own: dict[str, Any]  # settings that are not the figure's
 
 
+@typed
 def figure(
     name: str,
     out: str | Path | None = None,
@@ -126,19 +126,20 @@ def figure(
     of fig4a or fig4b has a threshold of its own. published=True computes nothing: it draws the runs that come with the
     package, and lays runs of one's own over them: own="runs/mine". `stableair figure` is this.
     """
-    folder = Path(out or default_folder(smoke=smoke, published=published))
+    folder = place("out", default_folder(smoke=smoke, published=published) if out is None else out)
     given = {
         "rounds": rounds, "seeds": seeds != 1, "settings": settings, "thresholds": thresholds,
         "search_each": search_each, "trials": trials, "search_rounds": search_rounds,
     }  # fmt: skip
+    given_runs = not (isinstance(own, list | tuple) and not own)
     if name in DRAWINGS:
-        refuse(f"{name} is drawn without runs", given | {"published": published, "own": own})
+        refuse(f"{name} is drawn without runs", given | {"published": published, "own": given_runs})
         picture = drawing(name)
     elif published:
         refuse("published runs are drawn as they are", given | {"smoke": smoke})
         picture = draw_published(name, own)
     else:
-        refuse("runs of one's own are laid over published ones, with published=True", {"own": own})
+        refuse("runs of one's own are laid over published ones, with published=True", {"own": given_runs})
         own = (settings or {}) | ({} if rounds is None else {"rounds": rounds})
         made = plan(name, own, smoke=smoke, seeds=seeds, given=thresholds, search_each=search_each, trials=trials,
                     search_rounds=search_rounds)  # fmt: skip
@@ -241,8 +242,7 @@ def compute(plan: Plan, folder: Path, progress: Progress, log: Log) -> tuple[dic
         return _at_threshold(method, base, found.winner.values[key])
 
     wanted = curves(plan, tuned)
-    runs = {label: _runs(label, experiment, plan.seeds, folder, progress) for label, experiment in wanted.items()}
-    return runs, notes
+    return _runs({label: over_seeds(one, plan.seeds) for label, one in wanted.items()}, folder, progress), notes
 
 
 def curves(plan: Plan, tuned: Callable[[str, Experiment], Experiment]) -> dict[str, Experiment]:
@@ -284,13 +284,16 @@ def _searched(plan: Plan, method: str, base: Experiment, folder: Path, progress:
     return search(base, {key: space}, place, trials=plan.trials, progress=progress, log=lambda line: log("  " + line))
 
 
-def _runs(label: str, experiment: Experiment, seeds: int, folder: Path, progress: Progress) -> list[Run]:
-    done = []
-    for one in over_seeds(experiment, seeds):
-        title = label if seeds == 1 else f"{label}, seed {one.seed}"
-        result = run(one, folder / one.name, resume=True, on_round=progress(title, one.rounds))
-        done.append(replace(result, rounds=result.rounds[: one.rounds]))  # an older run may have gone further
-    return done
+def _runs(curves: dict[str, list[Experiment]], folder: Path, progress: Progress) -> dict[str, list[Run]]:
+    """The runs of every curve: a sweep, so that another process that makes the same figure shares the work."""
+    titles = {
+        one.name: label if len(seeds) == 1 else f"{label}, seed {one.seed}"
+        for label, seeds in curves.items() for one in seeds
+    }  # fmt: skip
+    experiments = [one for seeds in curves.values() for one in seeds]
+    done = sweep(experiments, folder, begin=lambda one: progress(titles[one.name], one.rounds))
+    found = {run.experiment.name: run for run in done}
+    return {label: [found[one.name] for one in seeds] for label, seeds in curves.items()}
 
 
 def _capital(label: str) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stableair.checks import InputError
+from stableair.checks import InputError, typed
 from stableair.contracts import Metrics, Receiver, ReceiverLike, as_receiver
 from stableair.receivers.rules import receiver
 from stableair.vector import Layout
@@ -73,7 +73,7 @@ class Blockwise(Receiver):
         self.rule.observe(g)
 
     def apply(self, g: Tensor) -> Tensor:
-        return torch.cat([self.rule.apply(block) for block in self.layout.split(g)], dim=-1)
+        return torch.cat([_like(block, self.rule.apply(block)) for block in self.layout.split(g)], dim=-1)
 
     def listen(self, pilot: Tensor) -> None:
         self.rule.listen(pilot)
@@ -88,6 +88,16 @@ class Blockwise(Receiver):
         self.rule.load_state_dict(state)
 
 
+def _like(block: Tensor, out: Any) -> Tensor:
+    """What a rule made of a block, which must have its shape."""
+    if not isinstance(out, Tensor) or out.shape != block.shape:
+        found = f"shape {tuple(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
+        text = f"the receiver must return a tensor of the shape it was given, {tuple(block.shape)}: got {found}"
+        raise InputError(text, part="receiver")
+    return out
+
+
+@typed
 def blockwise(rule: ReceiverLike, layout: Layout) -> Receiver:
     """A rule applied to each block of the vector on its own (the paper: layer-wise).
 
@@ -108,4 +118,4 @@ def assemble(spec: str, layout: Layout, blocks: str) -> Chain:
     """The receiver of an experiment: each rule of "a | b" on the blocks it asks for, else on the experiment's."""
     calls = receiver.parse(spec)
     wanted = [call.arguments.get("blocks", call.entry.declared.get("blocks", blocks)) for call in calls]
-    return chain(*(blockwise(call(), layout.merge(own)) for call, own in zip(calls, wanted, strict=True)))
+    return chain(*(blockwise(as_receiver(call()), layout.merge(own)) for call, own in zip(calls, wanted, strict=True)))

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from stableair.checks import InputError, shown
+
 
 def median(g: Tensor) -> Tensor:
     """Eq. (5), the vector median: the median entry, the lower of the middle two for even d. (..., d) -> (..., 1).
@@ -10,6 +12,8 @@ def median(g: Tensor) -> Tensor:
     >>> median(torch.tensor([9.0, 1.0, 3.0, 2.0])).item()
     2.0
     """
+    if not isinstance(g, Tensor) or not g.ndim or not g.shape[-1] or g.is_complex() or g.dtype == torch.bool:
+        raise InputError(f"the median is of a tensor of real numbers, one at least: got {shown(g)}")
     if g.is_cuda:  # there torch.median takes many times as long as sorting, which puts NaN last
         ordered = g.sort(dim=-1).values
         last, middle = ordered[..., -1:], ordered[..., (g.shape[-1] - 1) // 2, None]

@@ -10,11 +10,12 @@ import itertools
 import math
 import os
 import platform
+import tempfile
 import time
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,10 +29,10 @@ except ImportError:  # Windows has no such locks
     fcntl = None  # type: ignore[assignment]
 
 import stableair
-from stableair.checks import InputError, Note, whole
+from stableair.checks import InputError, Note, place, shown, typed, whole
 from stableair.contracts import Overflow, Round, Rule
 from stableair.experiment import EXECUTION, Experiment, settings_of_record
-from stableair.files import write_whole
+from stableair.files import naming, remove_leftovers, write_whole
 from stableair.results.checkpoint import (
     REMEMBERED,
     Checkpoint,
@@ -55,6 +56,10 @@ from stableair.spec import PLUGINS
 from stableair.vector import State
 
 LOCK, DAMAGED = ".lock", "checkpoint.damaged.{}.pt"
+
+
+class Busy(InputError):
+    """Another process has the lock of a folder."""
 
 
 class ResumePoint(NamedTuple):
@@ -87,8 +92,10 @@ class Circumstances:
 # ------------------------------------------------------------------------------------------------------------- reading
 
 
-def resume_point(folder: Path, experiment: Experiment, resume: bool) -> ResumePoint:
+@typed
+def resume_point(folder: str | Path, experiment: Experiment, resume: bool) -> ResumePoint:
     """Where a run of this experiment in this folder begins. Another run in it, or damage, is refused."""
+    folder = place("folder", folder)
     check_writable(folder)
     if not (folder / EXPERIMENT).exists():
         if any((folder / name).exists() for name in (ROUNDS, CHECKPOINT, PREVIOUS)):
@@ -133,6 +140,7 @@ def restored(start: State, rules: dict[str, Rule], last: Checkpoint | None, fold
 # ------------------------------------------------------------------------------------------------------------- writing
 
 
+@typed
 def recorded(
     rounds: Iterable[Round],
     folder: str | Path | None,
@@ -145,10 +153,13 @@ def recorded(
     Whoever makes the rounds is recorded and resumed alike. Without a folder nothing is written. A model that is no
     longer finite ends the rounds: the last one says "diverged". Close the iterator: then all of it is on the disk.
     """
-    with _Recorder(None if folder is None else Path(folder), about, begin, checkpoint_every) as recorder:
+    with _Recorder(None if folder is None else place("folder", folder), about, begin, checkpoint_every) as recorder:
         done = begin.rounds
         try:
-            for k, state, metrics in rounds:
+            for each in rounds:
+                if not isinstance(each, Round):
+                    raise InputError(f"what is recorded must be Rounds: got {shown(each)}")
+                k, state, metrics = each
                 if not state.w.isfinite().all():
                     yield Round(k, state, recorder.diverged(k, metrics))
                     return
@@ -182,6 +193,7 @@ class _Recorder:
 
     def _begin(self, folder: Path, begin: ResumePoint) -> None:
         folder.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(folder)
         if not begin.rows and (read_rounds(folder) or read_checkpoint(folder)):
             raise InputError(f"{folder} already holds a run; hand in its resume_point", hint="folder")
         past = read_environments(folder) if begin.rounds else []
@@ -276,11 +288,12 @@ def _line(row: Row) -> bytes:
 
 
 def _append(path: Path, row: Row) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0))
-    with open(descriptor, "ab") as file:
-        file.write(_line(row))
-        file.flush()
-        os.fsync(file.fileno())
+    with naming(path):
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0))
+        with open(descriptor, "ab") as file:
+            file.write(_line(row))
+            file.flush()
+            os.fsync(file.fileno())
 
 
 def _each_tensor(state: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
@@ -334,21 +347,45 @@ def locked(folder: Path) -> Iterator[None]:
     """Make the folder and keep every other process out of it; a folder in which nothing was written is gone after."""
     check_writable(folder)
     while True:
-        made = _made(folder)
-        descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
+        try:
+            made = _made(folder)
+            descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
+        except FileNotFoundError:  # whoever made the folder has just removed it: once more
+            continue
+        except OSError as error:  # what the rights did not tell, such as a folder of the system's
+            raise InputError(f"cannot write to {folder}: {error.strerror}", hint="folder") from None
         try:
             _lock(descriptor, folder)
-            if os.fstat(descriptor).st_nlink:  # else whoever had it before has just removed the folder: once more
+            if _is_there(descriptor):  # else whoever had it before has just removed it: once more
                 try:
                     yield
                     return
                 finally:
                     (folder / LOCK).unlink(missing_ok=True)
-                    if not any(folder.iterdir()):
+                    with suppress(OSError):  # not empty: somebody else is at work in it, or beside it
                         for path in made:
                             path.rmdir()
         finally:
             os.close(descriptor)
+
+
+def has_locks(folder: Path) -> bool:
+    """Whether processes can keep each other out of what lies in this folder, which must be there."""
+    with tempfile.NamedTemporaryFile(dir=folder, prefix=LOCK) as file, warnings.catch_warnings():
+        warnings.simplefilter("error", Note)
+        try:
+            _lock(file.fileno(), folder)
+        except Note:
+            return False
+    return fcntl is not None
+
+
+def _is_there(descriptor: int) -> bool:
+    """Whether an open file has a name still."""
+    try:
+        return os.fstat(descriptor).st_nlink > 0
+    except OSError:  # a network disk's way to say so
+        return False
 
 
 def _made(folder: Path) -> list[Path]:
@@ -365,7 +402,7 @@ def _lock(descriptor: int, folder: Path) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         text = f"another process is at work in {folder}; wait for it"
-        raise InputError(text, hint="folder") from None
+        raise Busy(text, hint="folder") from None
     except OSError:
         note = f"{folder} is on a disk without locks: see to it that one process alone writes there"
         warnings.warn(note, Note, stacklevel=4)

@@ -2,6 +2,7 @@
 
 import math
 import textwrap
+import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,11 @@ from typing import Any
 import numpy as np
 from matplotlib import colormaps
 from matplotlib.axes import Axes
+from matplotlib.backend_bases import FigureCanvasBase
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
-from stableair.checks import InputError
+from stableair.checks import InputError, Note, place, typed
 from stableair.files import write_whole
 from stableair.results.run import Run, group, runs_of, with_metric
 
@@ -37,6 +39,7 @@ AXES = {
 }
 
 
+@typed
 def plot(
     runs: Run | str | Path | Iterable[Run | str | Path],
     metric: str = "test/accuracy",
@@ -47,7 +50,11 @@ def plot(
 
     Runs that differ in the seed alone become one line with a band. `stableair plot` is this.
     """
-    found, _ = runs_of(runs)
+    if out is not None:
+        check_picture(out)
+    found, left_out = runs_of(runs)
+    for line in left_out:
+        warnings.warn(f"left out: {line}", Note, stacklevel=3)
     figure = curves(group(with_metric(found, metric)[0]), metric, log=log)
     if out is not None:
         save(figure, out)
@@ -187,11 +194,18 @@ def _table(runs: list[Run], metric: str) -> np.ndarray:
     return np.array([row + [math.nan] * (longest - len(row)) for row in rows], dtype=float)
 
 
+def check_picture(path: str | Path) -> Path:
+    """A path whose ending is the format of a picture."""
+    path = place("the picture", path)
+    formats = FigureCanvasBase.get_supported_filetypes()
+    if path.suffix[1:].lower() not in formats:
+        raise InputError(f"cannot write {path}: its ending must give the format, such as .png, .pdf or .svg")
+    return path
+
+
 def save(figure: Figure, path: str | Path) -> Path:
     """Write the figure in the format of the path's ending."""
-    path = Path(path)
-    if not path.suffix:
-        raise InputError(f"cannot write {path}: its ending must give the format, such as .png, .pdf or .svg")
+    path = check_picture(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, lambda file: figure.savefig(file, dpi=150, format=path.suffix[1:]))

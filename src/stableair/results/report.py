@@ -1,6 +1,10 @@
 """One HTML page from run folders: curves, tables and a paired comparison. It needs no network and no server."""
 
+import base64
+import functools
+import gzip
 import html
+import json
 import math
 import statistics
 from collections.abc import Iterable, Sequence
@@ -15,7 +19,7 @@ from matplotlib import colormaps
 from matplotlib.colors import to_hex
 
 import stableair
-from stableair.checks import InputError, count
+from stableair.checks import InputError, count, place
 from stableair.experiment import EXECUTION, TYPES
 from stableair.files import write_whole
 from stableair.results.plot import AXES, FEW, mean_and_spread
@@ -33,7 +37,39 @@ th { text-align: left; } td.n { text-align: right; white-space: nowrap; font-var
 """
 
 
+# The page carries plotly packed, a third of its size; the figures are drawn when it is unpacked. Tables that few look
+# at are written when they are opened.
+SCRIPT = """
+const bytes = Uint8Array.from(atob(document.getElementById("plotly").textContent), c => c.charCodeAt(0));
+const code = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+new Response(code).text().then(text => {
+  const script = document.createElement("script");
+  script.text = text;
+  document.head.append(script);
+  for (const figure of document.querySelectorAll("script.figure")) {
+    const {data, layout} = JSON.parse(figure.textContent);
+    Plotly.newPlot(figure.previousElementSibling, data, layout, {displaylogo: false, responsive: true});
+  }
+});
+for (const rest of document.querySelectorAll("details.rest")) {
+  rest.addEventListener("toggle", () => {
+    const {names, rows} = JSON.parse(rest.querySelector("script").textContent);
+    const table = rest.querySelector("table");
+    if (table.rows.length > 1) return;
+    for (const [one, other, ...figures] of rows) {
+      const row = table.insertRow();
+      for (const text of [names[one], names[other], ...figures]) row.insertCell().textContent = text;
+      for (const cell of [...row.cells].slice(2)) cell.className = "n";
+    }
+  });
+}
+"""
+SHOWN = 20  # pairs of the best, and of the nearest, where there are too many to look at
+
 ALIKE = "data", "partition", "clients", "model", "evaluate"  # what two settings must share to be paired
+CHANNEL = "power", "channel", "fading", "noise"  # what the pairs of one channel have in common
+FEWEST = 5  # seeds: a t test on fewer rests on its assumptions alone
+LEVEL = 0.05
 
 
 class Paired(NamedTuple):
@@ -45,6 +81,12 @@ class Paired(NamedTuple):
     difference: float
     error: float | None  # standard error; None for a single seed
     interval: tuple[float, float] | None  # 95 per cent, Student's t
+    p: float | None = None  # of a paired t test, by Holm over the pairs of a channel; None for fewer than five seeds
+
+    @property
+    def mark(self) -> str:
+        """A star where the difference is told from chance."""
+        return "*" if self.p is not None and self.p < LEVEL else ""
 
 
 def page(runs: list[Run], left_out: Sequence[str] = ()) -> str:
@@ -81,8 +123,19 @@ def page(runs: list[Run], left_out: Sequence[str] = ()) -> str:
 
 def _document(title: str, parts: Iterable[str]) -> str:
     head = f"<meta charset=utf-8><title>{_text(title)}</title><style>{STYLE}</style><link rel=icon href='data:,'>"
-    script = f"<script>{_plotly().offline.get_plotlyjs()}</script>"
-    return f"<!doctype html><html lang=en><head>{head}{script}</head><body>{''.join(parts)}</body></html>\n"
+    scripts = f"<script type=text/plain id=plotly>{_packed_plotly()}</script><script>{SCRIPT}</script>"
+    return f"<!doctype html><html lang=en><head>{head}</head><body>{''.join(parts)}{scripts}</body></html>\n"
+
+
+@functools.cache
+def _packed_plotly() -> str:
+    return base64.b64encode(gzip.compress(_plotly().offline.get_plotlyjs().encode(), mtime=0)).decode()
+
+
+def _data(content: str, name: str = "") -> str:
+    """JSON in a page, where nothing of it ends the script it stands in."""
+    safe = content.replace("</", "<\\/")
+    return f'<script type="application/json" class="{name}">{safe}</script>'
 
 
 def _plotly() -> Any:
@@ -151,7 +204,8 @@ def compare(groups: dict[str, list[Run]], accuracy: str) -> list[Paired]:
 
     Seed by seed, by the accuracy over the last of the rounds that both have.
     """
-    pairs = []
+    pairs: list[Paired] = []
+    families: dict[frozenset[Any], list[int]] = {}  # the pairs of a channel, or of one channel with another
     for one, other in combinations(groups, 2):
         if any(groups[one][0].settings[key] != groups[other][0].settings[key] for key in ALIKE):
             continue
@@ -163,8 +217,30 @@ def compare(groups: dict[str, list[Run]], accuracy: str) -> list[Paired]:
         if sum(differences) < 0:
             one, other, differences = other, one, [-d for d in differences]
         if differences:
+            channels = (tuple(groups[name][0].settings[key] for key in CHANNEL) for name in (one, other))
+            families.setdefault(frozenset(channels), []).append(len(pairs))
             pairs.append(Paired(one, other, *_uncertain(differences)))
+    for family in families.values():
+        for i, p in zip(family, _holm([pairs[i] for i in family]), strict=True):
+            pairs[i] = pairs[i]._replace(p=p)
     return sorted(pairs, key=lambda pair: -pair.difference)
+
+
+def _holm(pairs: list[Paired]) -> list[float | None]:
+    """p of each pair by a two-sided paired t test, corrected by Holm over those that have seeds enough."""
+    from scipy.stats import t
+
+    tested = [i for i, pair in enumerate(pairs) if pair.seeds >= FEWEST]
+    differences, errors = (np.array([getattr(pairs[i], key) for i in tested]) for key in ("difference", "error"))
+    certain = np.where(differences == 0, 0.0, np.inf)  # seeds that all differ by the same
+    ratios = np.divide(differences, errors, out=certain, where=errors > 0)
+    raw = 2 * t.sf(ratios, np.array([pairs[i].seeds - 1 for i in tested]))
+    found: list[float | None] = [None] * len(pairs)
+    largest = 0.0
+    for rank, j in enumerate(np.argsort(raw, kind="stable")):
+        largest = max(largest, min(1.0, float(raw[j]) * (len(tested) - rank)))
+        found[tested[j]] = largest
+    return found
 
 
 def _cut(run: Run, rounds: int) -> Run:
@@ -192,20 +268,40 @@ def _comparison(groups: dict[str, list[Run]], accuracy: str) -> str:
     def row(pair: Paired) -> list[Any]:
         points = f"{100 * pair.difference:+.2f}"
         if pair.error is None or pair.interval is None:
-            return [pair.better, pair.worse, 1, points, "one seed", ""]
+            return [pair.better, pair.worse, 1, points, "one seed", "", ""]
         low, high = (100 * end for end in pair.interval)
         spread = f"± {100 * pair.error:.2f}", f"{low:+.2f} to {high:+.2f}"
-        return [pair.better, pair.worse, pair.seeds, points, *spread]
+        tested = "–" if pair.p is None else f"{pair.p:.2g} {pair.mark}"
+        return [pair.better, pair.worse, pair.seeds, points, *spread, tested]
 
     note = (
         f"How many points the {AXES[accuracy]} of the first lies above the second's, seed by seed: the mean over the "
         f"last {LAST} of the rounds that both have, or over half of them where there are fewer than {2 * LAST}. Paired "
         "are settings with the same data, clients and model; the same seed gives them the same batches, and the same "
         "fading and noise where these settings agree. A run that diverged counts as 0. An interval that holds 0 "
-        "decides nothing, and of many intervals some miss by chance."
+        "decides nothing, and of many intervals some miss by chance. p is that of a paired t test, by Holm over the "
+        f"pairs of a channel, with a star below {LEVEL}; fewer than {FEWEST} seeds get none, since a t test on so few "
+        "rests on its assumptions alone."
     )
-    head = "first", "second", "seeds", "difference", "standard error", "95 % interval"
-    return f"<p class=note>{note}</p>" + _table(head, map(row, pairs))
+    head = "first", "second", "seeds", "difference", "standard error", "95 % interval", "p"
+    if len(pairs) <= 2 * SHOWN:
+        return f"<p class=note>{note}</p>" + _table(head, map(row, pairs))
+    nearest = sorted(pairs, key=lambda pair: pair.difference)
+    best = max({pair.better for pair in pairs}, key=lambda name: _mean_settled(groups[name], accuracy))
+    names = list(groups)
+    rows = [[names.index(pair.better), names.index(pair.worse), *row(pair)[2:]] for pair in pairs]
+    every = json.dumps({"names": names, "rows": rows}, separators=(",", ":"))
+    return (
+        f"<p class=note>{note}</p><p>The best, and what comes nearest to it:</p>"
+        + _table(head, map(row, [pair for pair in nearest if pair.better == best][:SHOWN]))
+        + "<p>The nearest of all:</p>"
+        + _table(head, map(row, nearest[:SHOWN]))
+        + f"<details class=rest><summary>All {len(pairs):,} pairs</summary>{_table(head, [])}{_data(every)}</details>"
+    )
+
+
+def _mean_settled(runs: list[Run], accuracy: str) -> float:
+    return statistics.fmean(run.settled(accuracy) for run in runs)
 
 
 def _settings(names: list[str], settings: list[dict[str, Any]]) -> str:
@@ -263,10 +359,10 @@ def _line(figure: Any, place: dict, name: str, runs: list[Run], metric: str, loo
     """Draw a group's mean, its band and its crosses; returns the values of the line."""
     mean, spread = mean_and_spread(runs, metric)
     there = np.flatnonzero(~np.isnan(mean))
-    x, y = (there + 1).tolist(), mean[there].tolist()  # people count rounds from 1
+    x, y = (there + 1).tolist(), _short(mean[there])  # people count rounds from 1
     if len(runs) > 1:
         floor = mean[there] / 10 if metric.endswith("/loss") else -np.inf  # a band below 0 has no place on a log axis
-        low, high = np.maximum(mean[there] - spread[there], floor).tolist(), (mean[there] + spread[there]).tolist()
+        low, high = _short(np.maximum(mean[there] - spread[there], floor)), _short(mean[there] + spread[there])
         figure.add_scatter(
             x=x + x[::-1], y=high + low[::-1], fill="toself", fillcolor=look["color"], opacity=0.2, mode="lines",
             line={"width": 0}, hoverinfo="skip", legendgroup=name, **place,
@@ -281,10 +377,14 @@ def _line(figure: Any, place: dict, name: str, runs: list[Run], metric: str, loo
     return y
 
 
+def _short(values: np.ndarray) -> list[float]:
+    """Six digits each, more than a picture shows."""
+    return [float(f"{value:.6g}") for value in values]
+
+
 def _plot(figure: Any, name: str) -> str:
-    config = {"displaylogo": False, "responsive": True}
     identity = "plot-" + "".join(c if c.isalnum() else "-" for c in name)
-    return f"<div>{figure.to_html(full_html=False, include_plotlyjs=False, config=config, div_id=identity)}</div>"
+    return f"<div><div id={identity}></div>{_data(figure.to_json(), 'figure')}</div>"
 
 
 def _labels(runs: list[Run]) -> str:
@@ -313,14 +413,23 @@ def _labels(runs: list[Run]) -> str:
 
 def report(runs: Run | str | Path | Iterable[Run | str | Path], out: str | Path = "report.html") -> Path:
     """One self-contained page of runs, or of run folders and folders that hold some; `stableair report` is this."""
+    check_page(out)
     return write(page(*runs_of(runs)), out)
+
+
+def check_page(path: str | Path) -> Path:
+    """A path at which a page can stand."""
+    path = place("the page", path)
+    if not path.name or path.is_dir():
+        raise InputError(f"cannot write {path}: it is a folder", hint="folder")
+    return path
 
 
 def write(text: str, path: str | Path) -> Path:
     """Write a page."""
-    path = Path(path)
+    path = check_page(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        return write_whole(path, text.encode())
+        return write_whole(path, text.encode(errors="backslashreplace"))
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror}") from None

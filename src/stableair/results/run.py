@@ -2,13 +2,14 @@
 
 import math
 import statistics
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stableair.checks import InputError, nearest, shown
+from stableair.checks import InputError, nearest, place, shown, whole
 from stableair.experiment import (
     ARGUMENTS,
     EXECUTION,
@@ -48,9 +49,9 @@ class Run:
     final: "State | None" = None  # the model after the last complete round, where it is in memory
 
     def __getitem__(self, metric: str) -> list[Any]:
-        if self.rounds and not any(metric in row for row in self.rounds):
+        if self.rounds and (not isinstance(metric, str) or not any(metric in row for row in self.rounds)):
             there = dict.fromkeys(name for row in self.rounds for name in row)
-            raise InputError(f"metric {metric!r} was not recorded; there are {', '.join(there)}")
+            raise InputError(f"metric {shown(metric)} was not recorded; there are {', '.join(there)}")
         return [row.get(metric) for row in self.rounds]  # None in rounds of a version that did not record it
 
     def __len__(self) -> int:
@@ -107,7 +108,10 @@ class Run:
         counts = content.get("labels")
         if (not sealed and set(content) != {"labels"}) or not isinstance(counts, list):
             raise InputError(f"{self.folder / CLIENTS} is corrupted: it does not hold the labels of the clients")
-        return [[int(n) for n in row] for row in counts]
+        widths = {len(row) if isinstance(row, list) else 0 for row in counts}
+        if len(widths) != 1 or not all(widths):
+            raise InputError(f"{self.folder / CLIENTS} is corrupted: it does not hold the labels of the clients")
+        return [[whole(f"{self.folder / CLIENTS} is corrupted: a count", n, 0) for n in row] for row in counts]
 
     @property
     def environments(self) -> list[dict[str, Any]]:
@@ -125,9 +129,7 @@ class Run:
 
 def load(folder: str | Path) -> Run:
     """Read a run folder; `load(folder).to_pandas()` for a DataFrame."""
-    if not isinstance(folder, str | Path) or "\0" in str(folder):
-        raise InputError(f"a run is read from a folder: got {shown(folder)}")
-    folder = Path(folder)
+    folder = place("folder", folder)
     if not (folder / EXPERIMENT).exists():
         raise InputError(f"{folder} holds no run: there is no {EXPERIMENT} in it")
     found = Run(read_record(folder), read_rounds(folder), folder)
@@ -163,7 +165,7 @@ def read_rounds(folder: Path) -> list[Row]:
             seals.add(sealed)
             if not isinstance(row, dict) or row.get("round") != number:
                 raise ValueError(f"round {row.get('round') if isinstance(row, dict) else row} where {number} belongs")
-            if odd := [key for key, v in row.items() if not isinstance(v, int | float | None)]:
+            if odd := [key for key, v in row.items() if not _is_number(v)]:
                 raise ValueError(f"{odd[0]} is no number")
             if rows and (lost := rows[-1].keys() - row.keys()):  # a newer version may have gone on with more
                 raise ValueError(f"it lacks {min(lost)}, which the round before has")
@@ -173,6 +175,11 @@ def read_rounds(folder: Path) -> list[Row]:
             raise InputError(f"{path} is corrupted in line {number + 1}: {error}") from None
         rows.append(row)
     return rows
+
+
+def _is_number(value: object) -> bool:
+    """Whether it is a number that a float holds, or none; JSON knows larger ones."""
+    return value is None or (isinstance(value, int | float) and not abs(value) > sys.float_info.max)
 
 
 def _is_sealed(line: bytes) -> bool:
@@ -185,21 +192,19 @@ def _is_sealed(line: bytes) -> bool:
 def find(folders: Iterable[str | Path]) -> tuple[list[Run], list[str]]:
     """The runs in these folders and below them, each once; and what is wrong with those that cannot be read."""
     places: dict[Path, Path] = {}
-    for folder in map(Path, folders):
-        if not folder.is_dir():
-            raise InputError(f"{folder}: there is no such folder")
-        here = sorted(path.parent for path in folder.rglob(EXPERIMENT))
-        if not here:
-            raise InputError(f"{folder} holds no run: there is no {EXPERIMENT} in it or below it")
-        places |= {path.resolve(): path for path in here}
     found: dict[tuple[Any, ...], Run] = {}
     left_out = []
+    for folder in folders:
+        try:
+            places |= {path.resolve(): path for path in _run_folders(place("folder", folder))}
+        except (InputError, OSError) as error:
+            left_out.append(str(error))
     for path in places.values():
         try:
             run = load(path)
             key = run.identity
-        except InputError as error:
-            left_out.append(str(error))
+        except Exception as error:  # whatever is wrong with it, the others are shown
+            left_out.append(str(error) if isinstance(error, InputError) else f"{path}: {type(error).__name__}: {error}")
             continue
         if (twin := found.get(key)) and len(twin) >= len(run):
             run, twin = twin, run  # of two copies of a run the longer one counts
@@ -207,15 +212,26 @@ def find(folders: Iterable[str | Path]) -> tuple[list[Run], list[str]]:
             left_out.append(f"{twin.folder}: the same run as {run.folder}")
         found[key] = run
     if not found:
-        raise InputError(f"none of the {len(left_out)} runs can be read; the first: {left_out[0]}")
+        first = left_out[0] if left_out else "no folder was given"
+        raise InputError(first if len(left_out) < 2 else f"none of {len(left_out)} can be read; the first: {first}")
     return list(found.values()), left_out
+
+
+def _run_folders(folder: Path) -> list[Path]:
+    """The folders of runs at a place and below it."""
+    if not folder.is_dir():
+        raise InputError(f"{folder}: there is no such folder")
+    here = sorted(path.parent for path in folder.rglob(EXPERIMENT))
+    if not here:
+        raise InputError(f"{folder} holds no run: there is no {EXPERIMENT} in it or below it")
+    return here
 
 
 def runs_of(given: "Run | str | Path | Iterable[Run | str | Path]") -> tuple[list[Run], list[str]]:
     """Runs, and those of run folders and folders that hold some; and what is wrong with those that cannot be read."""
     each = [given] if isinstance(given, Run | str | Path) else list(given) if isinstance(given, Iterable) else [given]
     for one in each:
-        if not isinstance(one, Run | str | Path) or "\0" in str(one):
+        if not isinstance(one, Run | str | Path):
             raise InputError(f"give runs, or folders of runs: got {shown(one)}")
     folders = [one for one in each if not isinstance(one, Run)]
     found, left_out = find(folders) if folders else ([], [])

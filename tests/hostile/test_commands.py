@@ -1,0 +1,162 @@
+"""Wrong words and wrong options for every command, found in the command tree and by the types of the options."""
+
+import signal
+import sys
+import warnings
+
+import pytest
+from matplotlib.figure import Figure
+from typer.main import get_command
+
+import stableair as sa
+from stableair import theory
+from stableair.cli import main as cli
+from stableair.data import hub
+from stableair.engine import bench
+from stableair.experiment import PRESETS, TYPES
+from stableair.paper import demo, theorem
+
+pytestmark = pytest.mark.slow  # what an unlucky or a hostile user does; each test prints how often it tried
+
+PATIENCE = 5  # seconds; whoever is at work longer was given something that is right
+TEXTS = [
+    "", "x", ".", "--", "-x", "/dev/null/x", "/proc", "/proc/x", "a" * 300, "a/" * 2500, "\udcff", "☃.png", "a\nb",
+    "x.xyz", "*", "(", "=", "x=1", "__import__('os')", "mac(C=1",
+]  # fmt: skip
+WRONG = {
+    "integer": ["", " ", "x", "1.5", "1e3", "-1", "0", "nan", "inf", "9" * 400, "99999999999999999999"],
+    "float": ["", " ", "x", "1,5", "-1", "0", "nan", "inf", "-inf", "1e308", "1e-320", "1e999", "9" * 400],
+    "text": TEXTS,
+}
+SETTINGS = ["", "x", "-1", "0", "nan", "1e308", "9" * 400, "(", "a" * 600, "x()", "__import__('os')", "mac(C=1, C=2)"]
+TINY = [
+    "data=synthetic(samples=60, classes=3, shape=(1, 2, 2))", "model=mlp(width=4)", "clients=5", "rounds=1",
+    "device=cpu", "local_epochs=1",
+]  # fmt: skip
+RIGHT = {  # words that make a command right and small; one that is not here has to do without
+    "run": TINY,
+    "search": [*TINY, "receiver.C=0.1:10:log", "--trials", "1"],
+    "figure": ["fig3c", *TINY, "partition=iid()", "--C", "1", "--max-norm", "1"],
+    "plot": ["../run"],
+    "report": ["../run"],
+    "bench": ["digits", "--rounds", "1", "--only", "reference"],
+    "data prepare": ["cifar10"],
+    "data check": ["cifar10"],
+    "data show": ["synthetic(samples=60)", "--clients", "3"],
+}
+
+
+def tree(group, path=()):
+    """The commands, each with the words that lead to it."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from tree(command, (*path, name))
+        else:
+            yield " ".join((*path, name)), command
+
+
+COMMANDS = dict(tree(get_command(cli.app)))
+
+
+def kind(parameter):
+    name = parameter.type.name
+    return next((known for known in WRONG if name.startswith(known)), "text")
+
+
+def but(words, word):
+    """The words, and one more in the place of the one with its key."""
+    key = word.partition("=")[0] + "="
+    return [*(one for one in words if not ("=" in word and one.startswith(key))), word]
+
+
+def lines(path, command):
+    """Command lines with one thing wrong, or at least odd, in each."""
+    words = RIGHT.get(path, [])
+    for parameter in command.params:
+        if parameter.param_type_name == "argument":
+            many = parameter.nargs == -1
+            for value in TEXTS:
+                yield [*words, value] if many else [value, *words[1:]]
+                yield [value]
+        elif parameter.is_flag:
+            yield from ([*words, f"{parameter.opts[0]}={value}"] for value in ("x", ""))
+        else:
+            yield from ([*words, parameter.opts[0], value] for value in WRONG[kind(parameter)])
+            yield [*words, parameter.opts[0]]
+        yield [*words, *(f"{option}x" for option in parameter.opts)]
+    yield from (
+        [*words, *odd] for odd in (["--nonsense"], ["--nonsense=1"], ["-q"], ["--debug=x"], ["--"], ["x"] * 300)
+    )
+    if any("KEY=VALUE" in str(parameter.metavar) for parameter in command.params):
+        for key in (*TYPES, "receiver.C", "noise.tau", "channel.noise_on", "rounds.x", ".", "receiver.", ".C"):
+            yield from (but(words, f"{key}={value}") for value in (SETTINGS if path == "run" else SETTINGS[:2]))
+        if path == "search":
+            yield from (
+                but(words, f"receiver.C={text}") for text in ("1:", ":1", "1:2:3", "2:1", "0:1:log", "a,b", ",")
+            )
+
+
+class TooLong(BaseException):
+    """Still at work after all this time."""
+
+
+@pytest.fixture
+def said(tmp_path, monkeypatch, capfd, registries):
+    """What a command line gives: its exit code, or what came out of it instead, and what it wrote on its errors."""
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv(hub.VARIABLE, str(hub.folder()))
+    tiny = sa.Experiment().with_(**dict(word.split("=", 1) for word in TINY if word[:4] in ("data", "mode")), clients=5,
+                                 rounds=1, local_epochs=1, device="cpu")  # fmt: skip
+    monkeypatch.setitem(PRESETS, "demo", tiny.to_dict())
+    monkeypatch.setattr(demo, "TUNING_ROUNDS", 1)
+    monkeypatch.setattr(demo, "GRID", {name: (spec, values[:1]) for name, (spec, values) in demo.GRID.items()})
+    monkeypatch.setattr(bench, "_commit_hash", lambda: "unknown")  # another process each time
+    monkeypatch.setattr(theorem, "CHECKS", theorem.CHECKS[:1])
+    for name in bench.WORKLOADS:
+        monkeypatch.setitem(bench.WORKLOADS, name, tiny)
+    monkeypatch.setattr(Figure, "savefig", lambda self, file, **_: file.write(b"a picture"))  # what takes longest
+    sa.run(tiny, tmp_path / "run")
+    theory.best_threshold(1.5)  # computed once
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    handlers = {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGALRM)}
+
+    def ring(*_):
+        raise TooLong
+
+    def say(*words):
+        monkeypatch.setattr(sys, "argv", ["stableair", *words])
+        signal.signal(signal.SIGALRM, ring)
+        signal.setitimer(signal.ITIMER_REAL, PATIENCE)
+        try:
+            cli.main()
+        except SystemExit as stop:
+            outcome = stop.code
+        except BaseException as error:
+            outcome = type(error).__name__
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        return outcome, capfd.readouterr().err
+
+    yield say
+    for one, handler in handlers.items():
+        signal.signal(one, handler)
+
+
+@pytest.mark.parametrize("path", COMMANDS)
+def test_every_command_takes_or_refuses_every_word_and_option(path, said):
+    told, taken, wrong = 0, 0, []
+    for words in lines(path, COMMANDS[path]):
+        outcome, errors = said(*path.split(), *words)
+        last = errors.splitlines()[-1] if errors.strip() else ""
+        if outcome == 2 and errors.count("error: ") == 1 and last.startswith("error: ") and "Traceback" not in errors:
+            told += 1
+        elif outcome in (0, "TooLong"):
+            taken += 1
+        else:
+            wrong.append((outcome, " ".join(words)[-100:], errors[-300:]))
+    print(f"\n{path}: {told + taken + len(wrong)} command lines, {told} refused in one line, {taken} taken, "
+          f"{len(wrong)} wrong")  # fmt: skip
+    assert not wrong, wrong
+    assert told

@@ -1,0 +1,162 @@
+"""A process that ends, and a disk that is full, at every single write, flush and rename: the next one goes on."""
+
+import os
+import shutil
+import subprocess
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+import stableair as sa
+from stableair.data import hub
+from stableair.experiment import Experiment
+
+pytestmark = pytest.mark.slow  # what an unlucky or a hostile user does; each test prints how often it tried
+
+TINY = Experiment(
+    data="synthetic(samples=60, classes=3, shape=(1, 2, 2))", model="mlp(width=4)", clients=5, rounds=2, device="cpu",
+    local_epochs=1, server="momentum()",
+)  # fmt: skip
+CALLS = "open", "fsync", "replace", "mkdir", "unlink", "rmdir"  # of os: all that changes a disk goes through them
+
+
+class Crash(BaseException):
+    """The process is gone: whatever it would still have done does not happen."""
+
+
+@contextmanager
+def crashing(monkeypatch, after=10**9, error=None):
+    """The system's calls fail from the n-th on; with an error, those that need room fail with it, once."""
+    seen = []
+
+    def wrapped(name, real):
+        def call(*args, **kwargs):
+            changes = name != "open" or (len(args) > 1 and args[1] & (os.O_WRONLY | os.O_RDWR))
+            if changes and (error is None or name in ("open", "fsync")):
+                seen.append(name)
+                if len(seen) > after and (error is None or len(seen) == after + 1):
+                    raise error or Crash
+            return real(*args, **kwargs)
+
+        return call
+
+    with monkeypatch.context() as patch:
+        for name in CALLS:
+            patch.setattr(os, name, wrapped(name, getattr(os, name)))
+        yield seen
+
+
+def points(monkeypatch, work, **options):
+    """How many calls the work makes that change the disk."""
+    with crashing(monkeypatch, **options) as seen:
+        work()
+    return len(seen)
+
+
+def numbers(run):
+    return [{k: v for k, v in row.items() if k != "seconds"} for row in run.rounds]
+
+
+def test_a_run_goes_on_after_a_crash_at_any_point(monkeypatch, tmp_path):
+    whole = numbers(sa.run(TINY))
+    n = points(monkeypatch, lambda: sa.run(TINY, tmp_path / "whole"))
+    for after in range(n):
+        folder = tmp_path / str(after)
+        with crashing(monkeypatch, after), pytest.raises(Crash):
+            sa.run(TINY, folder)
+        assert numbers(sa.run(TINY, folder, resume=True)) == whole
+        assert sorted(os.listdir(folder)) == sorted(os.listdir(tmp_path / "whole")), "nothing is left behind"
+    print(f"\nrun: {n} crashes, {n} went on to the same numbers")
+    assert n > 20
+
+
+def test_a_search_goes_on_after_a_crash_at_any_point(monkeypatch, tmp_path):
+    def search(folder):
+        return sa.search(TINY.with_(rounds=1), {"receiver.C": "0.01:10:log"}, folder, trials=2)
+
+    found = []
+    n = points(monkeypatch, lambda: found.append(search(tmp_path / "whole")))
+    for after in range(n):
+        folder = tmp_path / str(after)
+        with crashing(monkeypatch, after), pytest.raises(Crash):
+            search(folder)
+        assert search(folder).trials == found[0].trials
+        assert sa.load(next(folder.glob("synthetic*"))).rounds
+    print(f"\nsearch: {n} crashes, {n} found the same")
+    assert n > 30
+
+
+IMAGES = {"x": np.arange(48, dtype=np.uint8).reshape(4, 2, 2, 3), "y": np.arange(4) % 2}
+SOURCE = hub.Source("someone/pictures", "image", "label")
+
+
+@pytest.fixture
+def prepare(monkeypatch, tmp_path):
+    """A preparation whose set comes from nowhere, into an empty data folder."""
+    monkeypatch.setenv(hub.VARIABLE, str(tmp_path / "data"))
+    monkeypatch.setattr(hub, "_fetch", lambda *_: {"train": None, "test": None})
+    monkeypatch.setattr(hub, "_columns", lambda *_: dict(IMAGES))
+    yield lambda again=False: hub.prepare("pictures", SOURCE, again=again)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_preparation_is_repaired_after_a_crash_at_any_point(monkeypatch, tmp_path, prepare, again):
+    n = points(monkeypatch, prepare)
+    for after in range(n):
+        shutil.rmtree(tmp_path / "data")
+        if again:
+            prepare()
+        with crashing(monkeypatch, after), pytest.raises(Crash):
+            prepare(again)
+        prepare()
+        tensors, _ = hub.read("pictures", SOURCE)
+        assert np.array_equal(tensors["train.x"].numpy(), IMAGES["x"])
+        assert hub.description_file("pictures").exists(), "it is checked from now on"
+    print(f"\npreparation{' over an older one' if again else ''}: {n} crashes, {n} repaired")
+    assert n > 5
+
+
+def left_behind(folder):
+    return [path.name for path in folder.rglob("*") if path.name.endswith(".tmp")]
+
+
+def test_a_full_disk_is_named_and_leaves_no_temporary_file(monkeypatch, tmp_path):
+    """Every call that needs room fails once, with what the system says when there is none."""
+    n = points(monkeypatch, lambda: sa.run(TINY, tmp_path / "whole"), error=OSError(28, "No space left on device"))
+    for after in range(n):
+        folder, full = tmp_path / str(after), OSError(28, "No space left on device")
+        with crashing(monkeypatch, after, full), pytest.raises((OSError, sa.InputError)) as told:
+            sa.run(TINY, folder)
+        assert str(tmp_path) in str(told.value), "it says where"
+        assert "No space left" in str(told.value)
+        assert left_behind(tmp_path) == []
+        assert numbers(sa.run(TINY, folder, resume=True)) == numbers(sa.run(TINY))
+    print(f"\nfull disk: {n} times, each named its file")
+
+
+def test_a_small_disk(tmp_path, monkeypatch):
+    """The real thing: a file system of 200 kB, filled."""
+    (small := tmp_path / "small").mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=200k", "none", small], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip("no file system can be mounted here")
+    try:
+        sa.run(TINY, small / "run")
+        sa.plot(small / "run", out=small / "a.png")
+        before = (small / "a.png").read_bytes()
+        (small / "filler").write_bytes(bytes(200_000 - 4096 * (sum(1 for _ in small.rglob("*")) + 25)))
+        with pytest.raises((OSError, sa.InputError), match="No space left on device"):
+            sa.run(TINY.with_(rounds=500, model="mlp(width=400)"), small / "longer")
+        for write in (
+            lambda: sa.plot(small / "run", out=small / "a.png"),
+            lambda: sa.report(small / "run", small / "a"),
+        ):
+            with pytest.raises(sa.InputError, match=f"cannot write {small}/a.*No space left on device"):
+                write()
+        assert (small / "a.png").read_bytes() == before, "the old picture stays"
+        assert left_behind(small) == []
+    finally:
+        subprocess.run(["umount", small], check=True)

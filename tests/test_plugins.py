@@ -1,0 +1,80 @@
+"""A mistake inside a component of the user's own is one line, with the file and the line it is in."""
+
+import re
+
+import pytest
+
+import stableair as sa
+from stableair.experiment import HOMES, registry
+
+KNOWN = {field: registry(field) for field in HOMES}  # all are imported before anything is registered
+HEAD = """import numpy as np
+import torch
+from torch import nn
+import stableair as sa
+from stableair.channels.power import Power
+from stableair.contracts import Dataset, Split
+X, Y = torch.zeros(60, 1, 2, 2), torch.arange(60) % 3
+
+@sa.{kind}("mine")
+def mine():
+    {body}
+"""
+MADE, RAISED = 9, 11  # the lines of the decorator and of the body
+MISTAKES = [
+    ("receiver", "1 / 0", RAISED), ("receiver", "return lambda g: 1 / 0", RAISED),
+    ("receiver", "return lambda g: g[:-1]", MADE), ("receiver", "return lambda g: None", MADE),
+    ("receiver", "return lambda g: g.long()", MADE), ("receiver", "return lambda g, more: g", MADE),
+    ("receiver", "return 3", MADE),
+    ("server", "return lambda w, g: w[:-1]", MADE), ("server", "return lambda w, g: [][0]", RAISED),
+    ("noise", "return lambda d, source: torch.zeros(d).long()", MADE), ("noise", "return 3", MADE),
+    ("noise", "return lambda d, source: torch.full((d,), torch.nan)", MADE),
+    ("fading", "return lambda n, source: torch.ones(n + 1)", MADE), ("fading", "raise KeyError('x')", RAISED),
+    ("power", "return 3", MADE), ("channel", "return 3", MADE), ("channel", "return lambda **parts: 3", MADE),
+    ("channel", "return lambda: 3", MADE), ("participation", "return lambda n, source: [0]", MADE),
+    ("participation", "return None", MADE), ("partition", "return lambda train, n, rng: [np.zeros(1)] * n", MADE),
+    ("partition", "return lambda train, n, rng: [np.array([-1])] * n", MADE), ("partition", "return 3", MADE),
+    ("model", "return lambda shape, classes: 1 / 0", RAISED), ("model", "return 3", MADE),
+    ("model", "return lambda shape, classes: nn.Flatten()", MADE),
+    ("dataset", "return Dataset(Split(X, Y), Split(X, Y + 9), 3, 'logistic()')", MADE),
+    ("dataset", "return Dataset(Split(X, Y.float()), Split(X, Y), 3, 'logistic()')", MADE),
+    ("dataset", "return Dataset(Split(X, Y[:5]), Split(X, Y), 3, 'logistic()')", MADE),
+    ("dataset", "return Dataset(Split(X, Y), Split(X, Y), 3, 'nothing()')", MADE), ("dataset", "return 3", MADE),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "body", "line"), MISTAKES)
+def test_a_mistake_in_a_plug_in_names_its_file_and_line(kind, body, line, tmp_path, registries, tiny):
+    (file := tmp_path / "mine.py").write_text(HEAD.format(kind=kind, body=body))
+    sa.load_plugin(file)
+    setting = {"dataset": "data"}.get(kind, kind)
+    with pytest.raises(sa.InputError) as told:
+        sa.run(tiny.with_(**{setting: "mine", "rounds": 1} | ({"model": "auto"} if kind == "dataset" else {})))
+    assert f"{file}, line {line}: " in str(told.value)
+    assert "\n" not in str(told.value)
+    if line == RAISED:
+        assert told.value.__cause__.__class__ in (ZeroDivisionError, IndexError, KeyError), "the whole of it is kept"
+
+
+def test_a_plug_in_that_does_not_import_names_its_line(tmp_path):
+    (file := tmp_path / "mine.py").write_text("import torch\n\ntorch.nothing()\n")
+    with pytest.raises(sa.InputError, match=re.escape(f"plug-in {file} does not import: {file}, line 3: Attrib")):
+        sa.load_plugin(file)
+
+
+def test_what_a_caller_raises_stays_as_it_is(tiny, registries):
+    """A callback in the same file as a component of the user's own is no part of it."""
+
+    @sa.receiver("mine")
+    def mine():
+        return lambda g: g
+
+    def stop(row):
+        raise LookupError("enough")
+
+    with pytest.raises(LookupError, match="enough"):
+        sa.run(tiny.with_(receiver="mine"), on_round=stop)
+
+
+def test_components_of_the_package_have_no_home_elsewhere():
+    assert [entry.name for known in KNOWN.values() for entry in known if entry.home] == []
