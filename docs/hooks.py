@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "src"))  # what the reference shows is what lies beside it
 
 import stableair as sa  # noqa: E402
-from stableair.experiment import HOMES, registry  # noqa: E402
+from stableair.experiment import HOMES, PARTS, registry  # noqa: E402
 
 OUTSIDE = ["CHANGELOG.md", "CONTRIBUTING.md", *(f"examples/{path.name}" for path in (ROOT / "examples").glob("*.*"))]
 SCRIPT = re.compile(r"^## \[[^]]*\]\((examples/\w+\.py)\)\n\n(?:.+\n)+", re.MULTILINE)  # a section about one of them
@@ -51,13 +51,13 @@ def _with_its_code(section: re.Match) -> str:
 
 def _reference(rooms: list[str], whole: list[str]) -> Iterator[str]:
     """The entries of a page: its public names, its components by kind, and whole modules."""
-    kinds = {field: registry(field) for field in HOMES}
+    kinds = {field: registry(field) for field in HOMES | PARTS}
     known = [None, *kinds.values(), *(entry.factory for kind in kinds.values() for entry in kind)]
     for name, home in sa._HOME.items():
         if _within(home, rooms) and home not in whole and (found := getattr(sa, name, None)) not in known:
             yield _entry(getattr(found, "__module__", f"stableair.{home}"), name, f"sa.{name}", 2)
     for field, kind in kinds.items():
-        module, name = HOMES[field]
+        module, name = (HOMES | PARTS)[field]
         if _within(module.removeprefix("stableair."), rooms):
             yield f"## All {kind.plural} {{ #{module}.{name} }}\n"
             yield f"`@sa.{name}(name)` adds one of your own ([how](../extending.md)).\n"

@@ -59,5 +59,16 @@ EXAMPLES = {
     ],
     "participations": ["all()", "sample(m=2)", "bernoulli(q=0.5, expected=True)", "dropout(p=0.5, of='sample(m=3)')"],
     "powers": ["none()", "limit(P=1)", "inversion(P=1, threshold=0.1, csi=0.9, phase=0.1, cfo=0.001)"],
-    "channels": ["flat(noise_on=sum)"],
+    "channels": [
+        "flat(noise_on=sum)",
+        "waveform(basis='pulse(rolloff=0.5)', timing=2, cfo=0.001, phase=0.2)",
+        "waveform(basis='ofdm(n=16, prefix=4, taps=3)', timing=2)",
+        "waveform(basis=hadamard, antennas=4)",
+        "digital(quantize='qsgd(s=4)', aggregate='krum(f=0)', rate=2)",
+        "digital(quantize='qsgd(s=300)', aggregate=median)",
+        "digital()",
+    ],
+    "bases": ["pulse()", "pulse(rolloff=0, span=5, samples=3)", "ofdm()", "ofdm(n=12, prefix=0)", "hadamard(n=16)"],
+    "quantizers": ["qsgd(s=4)", "qsgd(s=200, coding=elias)", "none()"],
+    "aggregators": ["mean()", "median()", "trimmed_mean(f=1)", "krum(f=1)", "geometric_median()"],
 }

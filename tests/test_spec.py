@@ -149,7 +149,7 @@ def test_a_name_is_registered_once(registries):
 
 def test_all_decorators_are_offered_and_their_modules_too(registries):
     kinds = ["receiver", "noise", "fading", "partition", "model", "dataset", "server"]
-    for name in [*kinds, "channel", "participation", "power"]:
+    for name in [*kinds, "channel", "participation", "power", "basis", "quantizer", "aggregator"]:
         getattr(sa, name)("fresh")(lambda: None)
     assert all("fresh" in registry.entries for registry in registries.values())
     import stableair.receivers as module

@@ -12,10 +12,13 @@ if TYPE_CHECKING:  # the same for editors and type checkers
     from stableair.algorithm import Simulation as Simulation
     from stableair.algorithm import simulate as simulate
     from stableair.builder import build as build
+    from stableair.channels.kinds import aggregator as aggregator
+    from stableair.channels.kinds import basis as basis
     from stableair.channels.kinds import channel as channel
     from stableair.channels.kinds import fading as fading
     from stableair.channels.kinds import noise as noise
     from stableair.channels.kinds import power as power
+    from stableair.channels.kinds import quantizer as quantizer
     from stableair.checks import InputError as InputError
     from stableair.comparisons import compare as compare
     from stableair.contracts import Receiver as Receiver
@@ -71,6 +74,7 @@ _HOME = {
     "quantile_clip": "receivers.rules", "tanh_clip": "receivers.rules",
     "receiver": "receivers.rules", "server": "servers", "model": "models", "dataset": "data.sets",
     "partition": "data.partitions", "participation": "participants",
+    "basis": "channels.kinds", "quantizer": "channels.kinds", "aggregator": "channels.kinds",
     "channel": "channels.kinds", "fading": "channels.kinds", "noise": "channels.kinds", "power": "channels.kinds",
 }  # fmt: skip
 _MODULES = "models", "nn", "stable", "streams", "theory"

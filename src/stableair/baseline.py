@@ -74,6 +74,8 @@ BASELINE_ARGUMENTS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "channel": {
         "flat": {"noise_on": "mean"},
+        "waveform": {"basis": "ofdm()", "timing": 0, "cfo": 0, "phase": 0, "antennas": 0, "noise_on": "mean"},
+        "digital": {"quantize": "none()", "aggregate": "mean()", "rate": 1},
     },
     "fading": {
         "rayleigh": {"mean": 1, "power": None},

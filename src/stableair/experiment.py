@@ -28,6 +28,11 @@ HOMES = {  # which registry a spec is looked up in; a component's module is impo
     "receiver": ("stableair.receivers.rules", "receiver"),
     "server": ("stableair.servers", "server"),
 }
+PARTS = {  # likewise for the specs that stand within another's
+    "basis": ("stableair.channels.kinds", "basis"),
+    "quantizer": ("stableair.channels.kinds", "quantizer"),
+    "aggregator": ("stableair.channels.kinds", "aggregator"),
+}
 EXECUTION = "rounds", "device", "engine", "precision", "chunk"  # how far and on what it runs: no part of what it is
 MOST = 10**9  # clients, rounds, epochs, samples in a batch: no honest number is larger
 LARGEST_LR = 1e38  # what float32 holds
@@ -80,8 +85,8 @@ def check_known(settings: dict[str, Any]) -> None:
 
 
 def registry(field: str) -> Registry:
-    """The registry in which a field's specs are looked up."""
-    module, name = HOMES[field]
+    """The registry in which the specs of a field, or of a part of one, are looked up."""
+    module, name = (HOMES | PARTS)[field]
     found = getattr(import_module(module), name)
     assert isinstance(found, Registry)
     return found

@@ -95,6 +95,42 @@ def sample(
     return x.reshape(shape)
 
 
+def subordinator(u: Tensor, v: Tensor, alpha: float) -> Tensor:
+    """The one-sided stable law A of which sqrt(A) n is SaS for a normal n, from two independent uniforms on (0, 1).
+
+    E exp(-s A) = exp(-s^(alpha/2)), so that sqrt(A) n is SaS(alpha, tau) for n of variance 2 tau^2; alpha = 2 is A = 1.
+    With a = alpha/2, theta = pi u and W = -log v, after Kanter (1975),
+    A = sin(a theta) / sin(theta)^(1/a) * (sin((1 - a) theta) / W)^((1 - a)/a).
+
+    u, v: (...) float64 -> (...) float64.
+
+    >>> subordinator(torch.tensor([0.3, 0.9]).double(), torch.tensor([0.2, 0.5]).double(), alpha=2).tolist()
+    [1.0, 1.0]
+    """
+    a = alpha / 2
+    if a == 1:
+        return torch.ones_like(u)
+    theta = math.pi * u
+    sine = (math.pi * torch.minimum(u, 1 - u)).sin_()  # with all its digits near pi, where the impulses come from
+    logarithm = (((1 - a) * theta).sin_() / -v.log()).log_().mul_((1 - a) / a)
+    return logarithm.sub_(sine.log_().div_(a)).exp_().mul_((a * theta).sin_())
+
+
+def isotropic(n: int, alpha: float, tau: float, source: streams.Generator) -> Tensor:
+    """I.i.d. complex samples of the isotropic law whose real and imaginary parts are SaS(alpha, tau): (n,) complex128.
+
+    E exp(i Re(conj(w) Z)) = exp(-(tau |w|)^alpha): Z is sqrt(A) times a complex normal variable of variance 2 tau^2 in
+    each part. The parts are not independent: an impulse hits both. Four positions of the source a sample.
+
+    >>> z = isotropic(50_000, 1, 3.0, streams.generator(0, "noise", 0))
+    >>> [round((x.abs() < 3).double().mean().item(), 2) for x in (z.real, (z * 1j**0.5).real)]  # whatever the angle
+    [0.5, 0.5]
+    """
+    u, v, w, turn = source.uniform(n, 4).unbind(-1)
+    radius = subordinator(u, v, alpha).mul_(w.log().neg_()).sqrt_().mul_(2 * tau)
+    return torch.polar(radius, turn * (2 * math.pi))
+
+
 def pdf(x: Tensor, alpha: float, tau: float = 1.0) -> Tensor:
     """The density at x, (1 / pi) int_0^inf cos(x t) exp(-(tau t)^alpha) dt: (...) -> (...) float64.
 

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 import stableair as sa
 from components import EXAMPLES
 from stableair import models, nn, stable, streams, theory
-from stableair.experiment import HOMES, TYPES, Experiment, registry
+from stableair.experiment import HOMES, PARTS, TYPES, Experiment, registry
 from stableair.results.folder import environment
 from stableair.spec import REGISTRIES
 
@@ -170,4 +170,4 @@ def test_every_public_function_takes_or_refuses_every_value(name, right, monkeyp
 
 
 def test_every_kind_is_tried():
-    assert {registry(field).plural for field in HOMES} == set(REGISTRIES) & set(EXAMPLES)
+    assert {registry(field).plural for field in HOMES | PARTS} == set(REGISTRIES) & set(EXAMPLES)

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from stableair.channels.kinds import Fading, Law, Make, Noise, channel
 from stableair.channels.power import Power
-from stableair.channels.superposition import Total, accumulate
+from stableair.channels.superposition import Total, accumulate, side_link
 from stableair.checks import InputError, choice
 from stableair.contracts import Fade, Received, Upload, check_shape
 from stableair.streams import generator
-from stableair.vector import NOTHING, Layout, pooled
+from stableair.vector import NOTHING, Layout
 
 NOISE_ON = "mean", "sum"
 
@@ -81,8 +81,7 @@ class Flat:
 
     def finish(self, total: Total, fade: Fade) -> Received:
         """Divide by the number of senders or the divisor, add the interference, round to float32."""
-        senders = max(total.senders, 1)
-        n = self.divisor or senders
+        n = self.divisor or max(total.senders, 1)
         xi, pilot = (self._beside(noise, total) for noise in (fade.xi, fade.pilot))
         if self.noise_on == "sum":
             xi, pilot = xi / n, None if pilot is None else pilot / n
@@ -91,9 +90,9 @@ class Flat:
             part = "noise" if fade.xi.isnan().any() else "fading"
             text = "the channel's noise or fading is NaN; every entry must be a number or infinite"
             raise InputError(text, part=part)
-        stats = pooled(total.stats / senders, self.norms).to(total.dtype) if total.senders else total.stats
+        stats, loss = side_link(total, self.norms)
         uses = (len(g) + self.pilots) / 2  # two real entries a complex symbol
-        return Received(g, stats, total.clean / n, total.loss / senders, xi, total.senders, n, pilot, uses)
+        return Received(g, stats, total.clean / n, loss, xi, total.senders, n, pilot, uses)
 
     def _beside(self, noise: Tensor | None, total: Total) -> Any:
         """The interference beside the payloads, as the power rule has it; pilots are scaled as it is."""

@@ -1,8 +1,8 @@
-"""The four kinds of component that a channel is made of, and what each returns."""
+"""The kinds of component that a channel is made of, and what each returns."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -41,6 +41,13 @@ noise = Registry("noise", "noises")
 power = Registry("power", "powers")
 channel = Registry("channel", "channels")
 
+# Parts of a channel, named in its own spec.
+basis = Registry("basis", "bases")
+quantizer = Registry("quantizer", "quantizers")
+aggregator = Registry("aggregator", "aggregators")
+
+Part = TypeVar("Part")
+
 
 def inner(registry: Registry, text: str, but: tuple[str, ...] = ()) -> Any:
     """The component that a spec within a spec stands for, made; those named in `but` cannot be within another."""
@@ -48,3 +55,11 @@ def inner(registry: Registry, text: str, but: tuple[str, ...] = ()) -> Any:
     if call.entry.name in but:
         raise InputError(f"{text!r} cannot stand within another {registry.kind}; give one without a memory of its own")
     return call()
+
+
+def part(registry: Registry, text: str, kind: type[Part]) -> Part:
+    """The component that a spec within a spec stands for, which must be of its kind."""
+    made = inner(registry, text)
+    if not isinstance(made, kind):
+        raise InputError(f"{registry.kind} {text} must return {kind.__name__}: got {type(made).__name__}")
+    return made

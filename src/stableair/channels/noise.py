@@ -6,6 +6,7 @@ rounds keeps nothing: it is a function of (seed, round) and looks back along the
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from scipy.special import gamma, pdtr
@@ -15,6 +16,18 @@ from stableair import stable
 from stableair.channels.kinds import Noise, inner, noise
 from stableair.checks import InputError, number, positive, whole
 from stableair.streams import Generator, in_pieces
+
+
+@dataclass(frozen=True)
+class Stable:
+    """Interference of a stable law, which has complex samples too: `stable.isotropic(n, alpha, tau, source)`."""
+
+    alpha: float
+    tau: float
+    draw: Noise
+
+    def __call__(self, d: int, source: Generator) -> Tensor:
+        return self.draw(d, source)
 
 
 @noise("sas")
@@ -29,7 +42,7 @@ def sas(alpha: float = 1.5, tau: float = 0.1) -> Noise:
     0.5
     """
     alpha, tau = stable.check(alpha, tau)
-    return lambda d, source: stable.sample(d, alpha, tau, source)
+    return Stable(alpha, tau, lambda d, source: stable.sample(d, alpha, tau, source))
 
 
 @noise("gaussian")
@@ -43,7 +56,7 @@ def gaussian(std: float) -> Noise:
     2.0
     """
     std = number("std", std, 0.0)
-    return lambda d, source: (std * source.normal(d)).float()
+    return Stable(2.0, std / math.sqrt(2), lambda d, source: (std * source.normal(d)).float())
 
 
 @noise("student_t")
@@ -110,23 +123,9 @@ def bursts(alpha: float = 1.5, tau: float = 0.1, length: int = 100) -> Noise:
 
     def deviations(m: int, source: Generator) -> Tensor:
         u, v = source.uniform(m, 2).unbind(-1)
-        return _kanter(u, v, alpha / 2).sqrt_().mul_(math.sqrt(2) * tau)
+        return stable.subordinator(u, v, alpha).sqrt_().mul_(math.sqrt(2) * tau)
 
     return _in_bursts(length, deviations, 2)
-
-
-def _kanter(u: Tensor, v: Tensor, beta: float) -> Tensor:
-    """A > 0 with E exp(-s A) = exp(-s^beta), from two uniforms, after Kanter (1975): (...) -> (...) float64.
-
-    With theta = pi u and W = -log v,
-    A = sin(beta theta) / sin(theta)^(1/beta) * (sin((1 - beta) theta) / W)^((1 - beta)/beta).
-    """
-    if beta == 1:
-        return torch.ones_like(u)
-    theta = math.pi * u
-    sine = (math.pi * torch.minimum(u, 1 - u)).sin_()  # with all its digits near pi, where the impulses come from
-    logarithm = (((1 - beta) * theta).sin_() / -v.log()).log_().mul_((1 - beta) / beta)
-    return logarithm.sub_(sine.log_().div_(beta)).exp_().mul_((beta * theta).sin_())
 
 
 def _in_bursts(length: int, deviations: Callable[[int, Generator], Tensor], each: int) -> Noise:
@@ -245,4 +244,4 @@ def none() -> Noise:
     >>> none()(2, generator(0, "noise", 0)).tolist()
     [0.0, 0.0]
     """
-    return lambda d, source: torch.zeros(d, device=source.device)
+    return Stable(2.0, 0.0, lambda d, source: torch.zeros(d, device=source.device))

@@ -8,13 +8,13 @@ import typer
 
 from stableair.checks import choice, positive
 from stableair.cli.options import Plugin, load_plugins
-from stableair.experiment import HOMES, PRESETS, Experiment, registry
+from stableair.experiment import HOMES, PARTS, PRESETS, Experiment, registry
 
 if TYPE_CHECKING:
     from stableair.paper.theorem import Check
 
-# What `stableair list` calls the components of each field of an experiment.
-KINDS = {"data" if field == "data" else f"{field}s": field for field in HOMES}
+# What `stableair list` calls the components of each field of an experiment, and those that stand in others' specs.
+KINDS = {{"data": "data", "basis": "bases"}.get(field, f"{field}s"): field for field in HOMES | PARTS}
 
 
 def list_components(
@@ -101,8 +101,9 @@ def air(
         Path | None, typer.Option(help="The picture's file, as .png, .pdf or .svg (default: NAME.png).")
     ] = None,
 ) -> None:
-    """Draw what a part of the air does: power, interference, fading."""
-    from stableair.paper.air_plots import PICTURES
+    """Draw what a part of the air does: power, interference, fading, signals."""
+    from stableair.paper import air_plots, signal_plots
     from stableair.results.plot import save
 
-    print(save(PICTURES[choice("picture", name, PICTURES)](), out or Path(f"{name}.png")))
+    pictures = air_plots.PICTURES | signal_plots.PICTURES
+    print(save(pictures[choice("picture", name, pictures)](), out or Path(f"{name}.png")))

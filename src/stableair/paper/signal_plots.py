@@ -1,0 +1,101 @@
+"""Pictures of the channel as signals, and of the digital reference."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+
+from stableair import stable
+from stableair.channels.bases import Basis, hadamard, ofdm, pulse
+from stableair.channels.digital import CODINGS, qsgd
+from stableair.channels.fading import rayleigh
+from stableair.channels.noise import sas
+from stableair.channels.waveform import Waveform
+from stableair.streams import generator
+
+BASES: dict[str, Callable[[], Basis]] = {"pulse()": pulse, "ofdm()": ofdm, "hadamard()": hadamard}
+ENTRIES = 512
+
+
+def waveform() -> Figure:
+    """What one impulse in time does to the entries on each basis, and what stable noise in time does."""
+    figure = Figure(figsize=(12, 5.4), layout="constrained")
+    rows = figure.subplots(2, 3, sharey="row")
+    for top, bottom, (name, make) in zip(*rows, BASES.items(), strict=True):
+        basis = make()
+        blocks = basis.blocks(ENTRIES)
+        samples = basis.samples(blocks)
+        impulse = torch.zeros(samples, dtype=torch.complex128)
+        impulse[blocks // 2 * basis.hop + basis.reach // 2] = 10 * np.exp(0.4j)
+        alone, noise = (
+            torch.view_as_real(basis.demodulate(r)).flatten().numpy()
+            for r in (impulse, stable.isotropic(samples, 1.5, 0.1, generator(1, "noise", 0)))
+        )
+        for axes, values in ((top, alone), (bottom, noise)):
+            axes.vlines(np.arange(len(values)), 0, values, linewidth=0.8, color="tab:blue")
+            axes.grid(alpha=0.3)
+        hit = int((np.abs(alone) > 0.1).sum())
+        top.set_title(f"{name}: {hit} of {ENTRIES} entries move by 0.1 or more", fontsize="medium")
+        middle, largest = np.median(np.abs(noise)), np.abs(noise).max()
+        bottom.set_title(f"median size {middle:.2f}, largest {largest:.1f}", fontsize="medium")
+        bottom.set_xlabel("entry")
+    rows[0][0].set_ylabel("heard of one impulse of size 10")
+    rows[1][0].set_ylabel(r"heard of noise, $\alpha$ = 1.5, $\tau$ = 0.1")
+    return figure
+
+
+def antennas() -> Figure:
+    """How loud the interference is after blind combining, over the number of antennas."""
+    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+    axes = figure.subplots()
+    counts, clients, rounds = [1, 4, 16, 64, 256, 1024], 10, 20
+    for alpha in (1.0, 1.2, 1.5, 2.0):
+        loud = []
+        for count in counts:
+            air = Waveform(rayleigh(power=1), sas(alpha, 1.0), antennas=count)
+            found = [air.gains(clients, torch.arange(clients), 0, k)[1] for k in range(rounds)]
+            loud.append(math.exp(np.mean(np.log(found))) / math.sqrt(clients))
+        (line,) = axes.loglog(counts, loud, "o", label=f"alpha = {alpha:g}")
+        law = [loud[-1] * (count / counts[-1]) ** (1 / alpha - 1) for count in counts]
+        axes.loglog(counts, law, "--", linewidth=1, color=line.get_color())
+    axes.set(xlabel="antennas M", ylabel=r"scale of the interference, in $\sqrt{N} \tau / N$")
+    axes.set_title(r"Blind combining; dashed: $M^{1/\alpha - 1}$")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize="small")
+    return figure
+
+
+def digital() -> Figure:
+    """QSGD's error over the bits it takes, in both codings, and its bound."""
+    d, levels = 10_000, [1, 3, 7, 15, 31, 63, 127]
+    u = generator(0, "payload").normal(d).float()
+    errors: list[float] = []
+    bits: dict[str, list[float]] = {coding: [] for coding in CODINGS}
+    for s in levels:
+        sent = {coding: qsgd(s, coding).quantize(u, generator(0, "quantize", 0)) for coding in CODINGS}
+        for coding, message in sent.items():
+            bits[coding].append(message.bits / d)
+        off = sent["plain"].levels.double() * sent["plain"].scale - u
+        errors.append((off.norm() / u.double().norm()).item() ** 2)
+    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+    axes = figure.subplots()
+    for coding, marker in zip(CODINGS, "os", strict=True):
+        axes.semilogy(bits[coding], errors, f"{marker}-", label=f"measured, coding={coding}")
+    bound = [min(d / s**2, math.sqrt(d) / s) for s in levels]
+    axes.semilogy(bits["plain"], bound, "--", color="black", linewidth=1, label="bound on the error, coding=plain")
+    for x, y, s in zip(bits["plain"], errors, levels, strict=True):
+        axes.annotate(f"s = {s}", (x, y), xytext=(-8, -8), textcoords="offset points", ha="right", fontsize="small")
+    axes.set(
+        xlim=(0.5, 9),
+        xlabel="bits an entry",
+        ylabel=r"$\|Q(u) - u\|^2 / \|u\|^2$",
+        title=f"QSGD on {d:,} normal entries",
+    )
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize="small")
+    return figure
+
+
+PICTURES: dict[str, Callable[[], Figure]] = {"waveform": waveform, "antennas": antennas, "digital": digital}
