@@ -410,6 +410,15 @@ def test_a_carrier_offset_turns_from_entry_to_entry():
     torch.testing.assert_close(sums, 2 * (2 * math.pi * turn[:, None]).cos() * turned[loud][:, 1:-1])
 
 
+def test_phase_errors_and_carrier_offsets_go_either_way():
+    """Their mean cosine would be the same on one side alone; what two impairments do together would not."""
+    channel = over("inversion(P=1, threshold=0, phase=1, cfo=0.01)", "unit()", "none()")
+    found = channel.draw(4000, torch.arange(4000), 1, seed=0, k=0).gains
+    _, phases, turns = torch.tensor([gain.args for gain in found.values()]).T
+    for drawn, most in ((phases, 1), (turns, 0.01)):
+        assert stats.kstest(drawn.numpy(), stats.uniform(-most, 2 * most).cdf).pvalue > 1e-3
+
+
 def test_far_along_a_long_vector_a_carrier_still_turns_exactly():
     found = turning(2.0, 0.3, 0.25, 11_000_001, torch.device("cpu"))[-4:]
     i = np.arange(11_000_001 - 4, 11_000_001) % 4

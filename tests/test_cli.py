@@ -414,7 +414,7 @@ def test_a_mistake_of_our_own_is_one_line_and_another_exit_code(command, monkeyp
 def test_what_a_figure_lacks_is_found_before_its_search(command, tmp_path, words, said, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)  # nothing is fetched
     monkeypatch.setenv("STABLEAIR_DATA", os.environ["STABLEAIR_DATA"])
-    monkeypatch.setattr("stableair.searches.run", lambda *_, **__: pytest.fail("computed in vain"))
+    monkeypatch.setattr("stableair.sweeps.cooperative.run", lambda *_, **__: pytest.fail("computed in vain"))
     code, _, errors = command("figure", "fig3a", *words)
     assert (code, said in errors, errors.count("\n")) == (2, True, 1)
     assert not list(tmp_path.iterdir())

@@ -277,7 +277,15 @@ def test_two_rules_of_one_kind_keep_their_metrics_apart():
     both(G + 1)
     assert list(both.metrics()) == ["centre", "centre_2", "centre_3"]
     assert list(both.metrics().values()) == pytest.approx([(G + 1).mean().item(), 0, 0], abs=1e-5)
-    assert list(chain(mac("auto"), mac(1.0, gain=True)).metrics()) == ["C", "gain", "alpha", "tau", "C_2", "gain_2"]
+    assert list(chain(mac("auto"), mac(1.0, gain=True)).metrics()) == [
+        "C",
+        "gain",
+        "counts",
+        "alpha",
+        "tau",
+        "C_2",
+        "gain_2",
+    ]
 
 
 def test_a_rule_that_wants_pilots_is_found_however_it_is_nested(registries, tiny):

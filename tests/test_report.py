@@ -196,7 +196,7 @@ def test_of_many_pairs_the_best_and_the_nearest_are_shown_and_the_rest_on_demand
     packed = re.search(r"<details class=rest>.*?<script[^>]*>(.*?)</script>", text, flags=re.DOTALL)[1]
     rows = json.loads(packed)["rows"]
     assert len(rows) == 199 * 100
-    assert rows[0] == [199, 0, 1, "+19.90", "one seed", ""]
+    assert rows[0] == [199, 0, 1, "+19.90", "one seed", "", ""]
 
 
 def test_text_in_a_figure_cannot_end_its_script():

@@ -4,10 +4,12 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -273,6 +275,12 @@ def test_a_longer_run_that_is_there_is_cut(tmp_path):
     assert len(run) == 2
 
 
+@pytest.mark.parametrize("folder", ["/proc/x", "/proc"])
+def test_a_folder_in_which_nothing_can_be_made_is_refused_at_once(folder):
+    with pytest.raises(sa.InputError, match="cannot write to"), locked(Path(folder)):
+        pass
+
+
 def test_without_locks_there_is_one_process(tmp_path, monkeypatch):
     def refuse(*_):
         raise OSError(37, "No locks available")
@@ -445,11 +453,12 @@ def ray_cluster(tmp_path_factory):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     place = tmp_path_factory.mktemp("r")
+    own = tempfile.mkdtemp(prefix="sa-ray-", dir="/tmp")  # sockets lie in it, whose paths must be short
     words = f"start --head --port {port} --num-cpus 2 --include-dashboard false --disable-usage-stats --block"
     log = (place / "log").open("wb")
     code = "from ray.scripts.scripts import main; main()"
     head = subprocess.Popen(
-        [sys.executable, "-c", code, *shlex.split(words), "--temp-dir", f"/tmp/sa-ray-{os.getpid()}"],
+        [sys.executable, "-c", code, *shlex.split(words), "--temp-dir", own],
         stdout=log, stderr=log, env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     until(lambda: b"Ray runtime started" in (place / "log").read_bytes())
@@ -459,6 +468,7 @@ def ray_cluster(tmp_path_factory):
     head.wait(30)
     until(lambda: not any(map(alive, family)), 30)
     log.close()
+    shutil.rmtree(own, ignore_errors=True)
 
 
 def descendants(pid):

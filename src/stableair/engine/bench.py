@@ -131,7 +131,8 @@ def _shorten(sim: Simulation) -> Simulation:
 
 def _round_uploads(sim: Simulation) -> list[Tensor]:
     """Updates, norm buffers and losses of a round, client by client."""
-    clients, *rest = (torch.cat(column) for column in zip(*sim.train(sim.start, 0, torch.arange(sim.n)), strict=True))
+    sent = (upload[:4] for upload in sim.train(sim.start, 0, torch.arange(sim.n)))  # the norm is for ranks alone
+    clients, *rest = map(torch.cat, zip(*sent, strict=True))
     return [column[clients.argsort().to(column.device)] for column in rest]
 
 

@@ -56,6 +56,7 @@ from stableair.spec import PLUGINS
 from stableair.vector import State
 
 LOCK, DAMAGED = ".lock", "checkpoint.damaged.{}.pt"
+ATTEMPTS = 100  # to lock a folder that others remove meanwhile
 
 
 class Busy(InputError):
@@ -346,13 +347,16 @@ def check_writable(folder: Path) -> None:
 def locked(folder: Path) -> Iterator[None]:
     """Make the folder and keep every other process out of it; a folder in which nothing was written is gone after."""
     check_writable(folder)
-    while True:
+    for attempt in itertools.count():
         try:
             made = _made(folder)
             descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
-        except FileNotFoundError:  # whoever made the folder has just removed it: once more
-            continue
-        except OSError as error:  # what the rights did not tell, such as a folder of the system's
+        except OSError as error:
+            if (
+                isinstance(error, FileNotFoundError) and attempt < ATTEMPTS
+            ):  # whoever made the folder has just removed it
+                continue
+            # what the rights did not tell, such as a folder of the system's
             raise InputError(f"cannot write to {folder}: {error.strerror}", hint="folder") from None
         try:
             _lock(descriptor, folder)
