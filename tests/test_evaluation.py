@@ -244,7 +244,7 @@ def test_an_averaged_model_that_nobody_asked_for_is_refused(tiny, tmp_path):
     good = read_checkpoint(tmp_path / "a")
     assert good.average == {}
     save_checkpoint(tmp_path / "a", good._replace(average={"w": good.w, "stats": good.stats}), check=False)
-    with pytest.raises(InputError, match=r"the memory of the average: .* remembers nothing: got w, stats"):
+    with pytest.raises(InputError, match=r"the average kept something else: .* remembers nothing: got w, stats"):
         sa.run(tiny, tmp_path / "a", resume=True)
 
 

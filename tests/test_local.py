@@ -27,7 +27,7 @@ def trainer(module, **changes):
 
 def uploads(train, start, k=0):
     chunks = list(train(start, k, torch.arange(len(train.work.parts))))
-    return [torch.cat(column) for column in zip(*chunks, strict=True)]
+    return [torch.cat(column) for column in zip(*(chunk[:4] for chunk in chunks), strict=True)]
 
 
 @pytest.mark.parametrize(("payload", "scale"), [("gradient", 1 / 0.1), ("delta", 1.0)])

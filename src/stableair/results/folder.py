@@ -134,7 +134,9 @@ def restored(start: State, rules: dict[str, Rule], last: Checkpoint | None, fold
         try:
             rule.load_state_dict(_each_tensor(getattr(last, name), lambda t: t.to(place)))
         except (InputError, KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
-            raise InputError(f"{where}: the memory of the {name}: {type(error).__name__}: {error}") from None
+            raise InputError(
+                f"{where}, or of a version in which the {name} kept something else: {type(error).__name__}: {error}"
+            ) from None
     return State(last.w.to(place), last.stats.to(place))
 
 
