@@ -12,7 +12,7 @@ from hypothesis import settings
 from stableair.cli import main as cli
 from stableair.data import hub
 from stableair.experiment import Experiment
-from stableair.spec import REGISTRIES
+from stableair.spec import PLUGINS, REGISTRIES
 
 os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}  # tests call nobody
 if not torch.cuda.is_available():
@@ -60,9 +60,12 @@ def cuda():
 def forgotten():
     """Whatever is registered within is forgotten after it."""
     before = {plural: dict(registry.entries) for plural, registry in REGISTRIES.items()}
+    plugins = dict(PLUGINS)
     yield REGISTRIES
     for plural, entries in before.items():
         REGISTRIES[plural].entries = entries
+    PLUGINS.clear()
+    PLUGINS.update(plugins)
 
 
 @pytest.fixture
