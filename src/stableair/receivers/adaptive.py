@@ -8,7 +8,6 @@ two rounds tell how much of the signal clipping has cut, and how much of what is
 """
 
 import math
-from typing import Any
 
 import numpy as np
 import torch
@@ -38,8 +37,6 @@ HORIZON = 20  # rounds over which the noise is averaged that is usual, and whose
 class Adaptive(Receiver):
     """The common part: (alpha, tau) from the vector or from pilots, averaged over rounds, saved and resumed."""
 
-    remembered: tuple[str, ...] = ()
-
     def __init__(self, pilot: int = 0):
         self.pilots = pilot
         self.heard: Tensor | None = None
@@ -68,15 +65,6 @@ class Adaptive(Receiver):
     def best(self, table: tuple[float, ...]) -> float:
         """The table's threshold for the estimated law."""
         return math.exp(np.interp(self.alpha, ALPHAS, np.log(table)) + self.log_tau)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.remembered}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        if set(state) != set(self.remembered):
-            raise InputError(f"{type(self).__name__} remembers {', '.join(self.remembered)}: got {', '.join(state)}")
-        for name, value in state.items():
-            setattr(self, name, value)
 
     def metrics(self) -> Metrics:
         return {"alpha": self.alpha, "tau": math.exp(self.log_tau)} if self.rounds else {"alpha": None, "tau": None}
