@@ -303,10 +303,15 @@ def test_torchrun_and_helpers_are_not_mixed(tmp_path, monkeypatch):
 def test_helpers_have_gpus_of_their_own_unless_one_is_named(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert [processes.place(i, [Experiment()]).get("CUDA_VISIBLE_DEVICES") for i in range(1, 5)] == ["1", "2", "0", "1"]
+    assert [processes.own_gpu(i, [Experiment()]).get("CUDA_VISIBLE_DEVICES") for i in range(1, 5)] == [
+        "1",
+        "2",
+        "0",
+        "1",
+    ]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,6,7")
-    assert processes.place(1, [Experiment()]) == {"CUDA_VISIBLE_DEVICES": "6"}
-    assert processes.place(1, [Experiment(), Experiment(device="cuda:1")]) == {}
+    assert processes.own_gpu(1, [Experiment()]) == {"CUDA_VISIBLE_DEVICES": "6"}
+    assert processes.own_gpu(1, [Experiment(), Experiment(device="cuda:1")]) == {}
 
 
 def test_another_process_is_told_all_that_it_needs(tmp_path, registries):

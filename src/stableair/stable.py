@@ -40,9 +40,7 @@ def from_uniform(u: Tensor, v: Tensor, alpha: float, tau: float) -> Tensor:
     >>> round(from_uniform(torch.tensor(0.75).double(), torch.tensor(0.3).double(), alpha=1, tau=2).item(), 9)
     2.0
     """
-    if not u.is_floating_point() or not v.is_floating_point() or u.shape != v.shape:
-        found = f"{u.dtype} {tuple(u.shape)} and {v.dtype} {tuple(v.shape)}"
-        raise InputError(f"u and v must be real and of one shape: got {found}")
+    _check_alike(u, v)
     alpha, tau = check(alpha, tau)
     p = torch.minimum(u, 1 - u)
     theta = (0.5 - p).mul_(math.pi)
@@ -95,6 +93,13 @@ def sample(
     return x.reshape(shape)
 
 
+def _check_alike(u: Tensor, v: Tensor) -> None:
+    if not u.is_floating_point() or not v.is_floating_point() or u.shape != v.shape:
+        found = f"{u.dtype} {tuple(u.shape)} and {v.dtype} {tuple(v.shape)}"
+        raise InputError(f"u and v must be real and of one shape: got {found}")
+
+
+@typed
 def subordinator(u: Tensor, v: Tensor, alpha: float) -> Tensor:
     """The one-sided stable law A of which sqrt(A) n is SaS for a normal n, from two independent uniforms on (0, 1).
 
@@ -107,7 +112,8 @@ def subordinator(u: Tensor, v: Tensor, alpha: float) -> Tensor:
     >>> subordinator(torch.tensor([0.3, 0.9]).double(), torch.tensor([0.2, 0.5]).double(), alpha=2).tolist()
     [1.0, 1.0]
     """
-    a = alpha / 2
+    _check_alike(u, v)
+    a = check(alpha, 1.0)[0] / 2
     if a == 1:
         return torch.ones_like(u)
     theta = math.pi * u
@@ -116,6 +122,7 @@ def subordinator(u: Tensor, v: Tensor, alpha: float) -> Tensor:
     return logarithm.sub_(sine.log_().div_(a)).exp_().mul_((a * theta).sin_())
 
 
+@typed
 def isotropic(n: int, alpha: float, tau: float, source: streams.Generator) -> Tensor:
     """I.i.d. complex samples of the isotropic law whose real and imaginary parts are SaS(alpha, tau): (n,) complex128.
 
@@ -126,7 +133,8 @@ def isotropic(n: int, alpha: float, tau: float, source: streams.Generator) -> Te
     >>> [round((x.abs() < 3).double().mean().item(), 2) for x in (z.real, (z * 1j**0.5).real)]  # whatever the angle
     [0.5, 0.5]
     """
-    u, v, w, turn = source.uniform(n, 4).unbind(-1)
+    alpha, tau = check(alpha, tau)
+    u, v, w, turn = source.uniform(whole("n", n, 0), 4).unbind(-1)
     radius = subordinator(u, v, alpha).mul_(w.log().neg_()).sqrt_().mul_(2 * tau)
     return torch.polar(radius, turn * (2 * math.pi))
 

@@ -36,6 +36,9 @@ TINY = [
 RIGHT = {  # words that make a command right and small; one that is not here has to do without
     "run": TINY,
     "search": [*TINY, "receiver.C=0.1:10:log", "--trials", "1"],
+    "sweep": TINY,
+    "compare": [*TINY, "receiver=mac(C=1),none()", "--seeds", "1"],
+    "air": ["markov"],
     "figure": ["fig3c", *TINY, "partition=iid()", "--C", "1", "--max-norm", "1"],
     "plot": ["../run"],
     "report": ["../run"],

@@ -131,7 +131,8 @@ def right(tmp_path_factory):
         "name": "fig3c", "path": plugin, "metric": "test/loss", "out": "out.png", "text": "",
         "record": TINY.to_record(), "settings": {}, "load.folder": folder, "recorded.rounds": [],
         "Experiment.read.path": written, "Experiment.from_json.text": "{}", "report.out": "out.html",
-        "figure.out": "figures",
+        "figure.out": "figures", "plan": [TINY],
+        "compare.plan": {**TINY.to_dict(), "receiver": ["mac(C=1)", "none()"], "seeds": 1},
         "figure.settings": {key: value for key, value in TINY.to_dict().items() if key not in ("receiver", "evaluate")},
         "figure.thresholds": {"MAC": 1.0, "GNC": 1.0}, "search.folder": "search",
     }  # fmt: skip

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 import stableair
-from stableair.checks import InputError, Note, whole
+from stableair.checks import InputError, Note, place, typed, whole
 from stableair.experiment import Experiment
 from stableair.results.folder import check_writable, has_locks
 from stableair.results.run import Run
@@ -29,6 +29,7 @@ from stableair.sweeps.plans import Plan, planned
 PATIENCE = 20  # seconds that a helper has to end in order
 
 
+@typed
 def sweep(
     plan: Plan | str | Path | Iterable[Experiment],
     folder: str | Path = "runs",
@@ -43,7 +44,7 @@ def sweep(
     one; or experiments. Other processes may sweep the same folder, here or on another machine: they share the work.
     parallel: so many processes on this machine. What cannot be computed is said at the end, when the others are done.
     """
-    experiments, folder = planned(plan), Path(folder)
+    experiments, folder = planned(plan), place("folder", folder)
     whole("parallel", parallel, 1, 1000)
     check_writable(folder)
     fresh = not folder.exists()
@@ -73,7 +74,7 @@ def _helpers(number: int, experiments: list[Experiment], folder: Path) -> Iterat
         raise InputError(f"{folder} is on a disk without locks: one process alone may work there; leave out parallel")
     threads = torch.get_num_threads()
     share = max(1, threads // (number + 1))
-    processes = [_helper(place(i, experiments) | {"OMP_NUM_THREADS": str(share)}) for i in range(1, number + 1)]
+    processes = [_helper(own_gpu(i, experiments) | {"OMP_NUM_THREADS": str(share)}) for i in range(1, number + 1)]
     try:
         torch.set_num_threads(share)
         job = json.dumps(Job.of(experiments, folder)).encode() + b"\n"
@@ -99,7 +100,7 @@ def _helper(environment: dict[str, str]) -> Any:
     )
 
 
-def place(number: int, experiments: list[Experiment]) -> dict[str, str]:
+def own_gpu(number: int, experiments: list[Experiment]) -> dict[str, str]:
     """The environment in which a helper sees a GPU of its own, where there are several and no experiment names one."""
     gpus = torch.cuda.device_count()
     if gpus < 2 or any(one.device not in ("auto", "cuda") for one in experiments):
