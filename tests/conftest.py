@@ -22,6 +22,10 @@ settings.register_profile("stableair", deadline=None, derandomize=True, max_exam
 settings.load_profile("stableair")
 
 
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a shell starts what runs in the background deaf to Ctrl-C
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def data_folder(tmp_path_factory):
     """A data folder with noise in the form of the real sets; nobody's own folder is touched."""
