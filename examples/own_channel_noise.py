@@ -1,4 +1,4 @@
-"""A channel of one's own: interference that comes in bursts, and shadowing, against three receivers.
+"""A channel of one's own: interference that is loud in stretches, and shadowing, against three receivers.
 
 A noise is a function (d, source) -> (d,), a fading (n, source) -> (n,). Both draw from `source` and from nothing
 else: then every receiver meets the same channel, and a stopped run goes on as if it had not been stopped.
@@ -14,11 +14,11 @@ import torch
 import stableair as sa
 
 SEEDS, LAST = range(3), 5
-SETTINGS = {"clients": 20, "rounds": 12, "noise": "bursts(share=0.02, std=0.3)", "fading": "shadowing(db=6)"}
+SETTINGS = {"clients": 20, "rounds": 12, "noise": "stretches(share=0.02, std=0.3)", "fading": "shadowing(db=6)"}
 
 
-@sa.noise("bursts")
-def bursts(share, std, length=16, strength=100):
+@sa.noise("stretches")
+def stretches(share, std, length=16, strength=100):
     """Normal noise that is `strength` times as strong in a `share` of the stretches of `length` entries."""
     if not 0 <= share <= 1:
         raise ValueError(f"share must be in [0, 1]: got {share}")

@@ -51,8 +51,11 @@ def open_unit(bits: Tensor) -> Tensor:
     return ((bits >> 12) & ((1 << 52) - 1)).double().add_(0.5).mul_(2.0**-52)
 
 
+@typed
 def box_muller(uniforms: Tensor) -> Tensor:
     """Standard normal numbers from two uniforms each: (..., 2) -> (...)."""
+    if uniforms.shape[-1:] != (2,) or not uniforms.is_floating_point():
+        raise InputError(f"uniforms must be real, of shape (..., 2): got {uniforms.dtype} {tuple(uniforms.shape)}")
     u, v = uniforms.unbind(-1)
     return (-2 * u.log()).sqrt() * (2 * math.pi * v).cos()
 
@@ -171,12 +174,16 @@ def uniform(shape: tuple[int, ...], source: Generator | torch.Generator | None, 
         raise InputError(f"cannot draw {shape} on {device}: {str(error).partition(chr(10))[0]}") from None
 
 
+@typed
 def in_pieces(fill: Callable[[Tensor, int, Generator], None], out: Tensor, each: int, source: Generator) -> Tensor:
     """`out` (n,), filled piece by piece by fill(piece, start, source), which takes `each` positions an entry.
 
     A piece is a function of where it starts: the numbers are those of one large piece, made with less memory and on a
     CPU by one thread a core, which scales where threads within each small operation do not.
     """
+    if out.ndim != 1:
+        raise InputError(f"out must be a vector: got a tensor of shape {tuple(out.shape)}")
+    whole("each", each, 1)
     on_cpu = out.device.type == "cpu"
     pieces = out.split(max((_PIECE if on_cpu else _PIECE_ELSEWHERE) // each, 1))
     starts = range(0, len(out), len(pieces[0])) if len(out) else ()

@@ -102,7 +102,9 @@ def prepare(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("again", [False, True])
 def test_a_preparation_is_repaired_after_a_crash_at_any_point(monkeypatch, tmp_path, prepare, again):
-    n = points(monkeypatch, prepare)
+    if again:
+        prepare()
+    n = points(monkeypatch, lambda: prepare(again))
     for after in range(n):
         shutil.rmtree(tmp_path / "data")
         if again:

@@ -132,6 +132,8 @@ def right(tmp_path_factory):
         "record": TINY.to_record(), "settings": {}, "load.folder": folder, "recorded.rounds": [],
         "Experiment.read.path": written, "Experiment.from_json.text": "{}", "report.out": "out.html",
         "figure.out": "figures", "plan": [TINY],
+        "fill": lambda piece, start, source: piece.zero_(), "streams.in_pieces.out": vector, "each": 2,
+        "uniforms": vector.view(2, 2),
         "compare.plan": {**TINY.to_dict(), "receiver": ["mac(C=1)", "none()"], "seeds": 1},
         "figure.settings": {key: value for key, value in TINY.to_dict().items() if key not in ("receiver", "evaluate")},
         "figure.thresholds": {"MAC": 1.0, "GNC": 1.0}, "search.folder": "search",
