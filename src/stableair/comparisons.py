@@ -6,7 +6,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from stableair.checks import InputError, count, typed
+from stableair.checks import InputError, count
 from stableair.experiment import Experiment
 from stableair.results import report
 from stableair.results.report import ALIKE, CHANNEL, FEWEST, LEVEL, Paired
@@ -107,7 +107,6 @@ def _aligned(rows: list[list[str]]) -> str:
     )
 
 
-@typed
 def compare(
     plan: Plan | str | Path | Iterable[Experiment],
     folder: str | Path = "runs/compare",

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 import stableair
-from stableair.checks import InputError, Note, place, typed, whole
+from stableair.checks import InputError, Note, place, shown, whole
 from stableair.experiment import Experiment
 from stableair.results.folder import check_writable, has_locks
 from stableair.results.run import Run
@@ -29,7 +29,6 @@ from stableair.sweeps.plans import Plan, planned
 PATIENCE = 20  # seconds that a helper has to end in order
 
 
-@typed
 def sweep(
     plan: Plan | str | Path | Iterable[Experiment],
     folder: str | Path = "runs",
@@ -46,6 +45,9 @@ def sweep(
     """
     experiments, folder = planned(plan), place("folder", folder)
     whole("parallel", parallel, 1, 1000)
+    for name, hook in (("begin", begin), ("done", done)):
+        if not callable(hook):
+            raise InputError(f"{name} must be a function: got {shown(hook)}")
     check_writable(folder)
     fresh = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
