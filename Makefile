@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 # A process a core, one thread each.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
 # Threads that spin while they wait stall each other on a busy machine.
 export OMP_WAIT_POLICY := PASSIVE
 
@@ -14,11 +14,11 @@ demo: .venv/installed
 
 # Everything but the slow tests: under five minutes.
 test: .venv/installed-dev
-	$(PYTEST) --dist loadfile -m "not slow"
+	$(PYTEST) -m "not slow"
 
 # And the slow ones: every figure at full smoke size, statistics over many draws.
 test-all: test
-	$(PYTEST) --dist loadgroup -m slow
+	$(PYTEST) -m slow
 
 docs: .venv/installed-dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

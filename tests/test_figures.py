@@ -261,7 +261,6 @@ def test_a_smoke_test_is_of_the_sets_own_shape(name, no_data):
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("figures")  # in one process, for the folder below
 @pytest.mark.parametrize("name", figures.FIGURES)
 def test_every_figure_at_full_smoke_size(name, tmp_path_factory, no_data):
     folder = tmp_path_factory.getbasetemp() / "smoke"  # one for all: what two figures share is computed once

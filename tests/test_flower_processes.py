@@ -18,7 +18,7 @@ import torch
 import stableair as sa
 from stableair.algorithm import simulate
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("flower")]  # its ports are its own
+pytestmark = pytest.mark.slow
 
 DEPLOY = Path(__file__).parent.parent / "examples/flower/deploy.sh"
 PATIENCE = 240  # seconds on a busy machine; alone it takes a quarter of that

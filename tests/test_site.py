@@ -12,7 +12,7 @@ import stableair as sa
 from stableair.experiment import HOMES, registry
 from test_report import browser  # noqa: F401
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("site")]  # it builds the whole site
+pytestmark = pytest.mark.slow  # it builds the whole site
 
 ROOT = Path(__file__).parent.parent
 OPENED = (
