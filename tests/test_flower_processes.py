@@ -164,7 +164,8 @@ def test_a_deployment_goes_on_without_a_node_that_is_killed_and_refuses_a_strang
             os.kill(pid, signal.SIGKILL)  # the second round has just begun
         make = ["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", "stranger"]
         subprocess.run(make, cwd=tmp_path, check=True)
-        words = ["flower-supernode", "--superlink", f"127.0.0.1:{port}", "--root-certificates", keys / "ca.crt",
+        node = Path(sys.executable).parent / "flower-supernode"
+        words = [node, "--superlink", f"127.0.0.1:{port}", "--root-certificates", keys / "ca.crt",
                  "--auth-supernode-private-key", tmp_path / "stranger", "--port", str(port + 5)]  # fmt: skip
         with (tmp_path / "stranger.log").open("w") as file:  # no pipe: a child of it would hold that open
             stranger = subprocess.run(words, stdout=file, stderr=file, timeout=PATIENCE, check=False)
