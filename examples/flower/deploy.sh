@@ -32,16 +32,24 @@ mkdir -p "$state" && chmod 700 "$state" && cd "$state"
 
 export FLWR_HOME=$state/home FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
 export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1 OMP_NUM_THREADS=1
-jobs_started=()
-ours() { grep -lsz "^FLWR_HOME=$FLWR_HOME\$" /proc/[0-9]*/environ | cut -d/ -f3; } # Flower starts sessions of its own, too
+export DEPLOYMENT=$$.$RANDOM
+# Flower starts sessions of its own, too: whatever has one of our variables in its environment is ours.
+ours() { grep -lszxF "$1=$DEPLOYMENT" /proc/[0-9]*/environ | cut -d/ -f3; }
+gone() { # within so many seconds; the grep that looked does not count
+    for _ in $(seq $(($1 * 10))); do
+        kill -0 $(ours "$2") 2>/dev/null || return 0
+        sleep 0.1
+    done
+    return 1
+}
+loops=() # the process groups of the nodes
 finish() {
+    trap '' INT TERM
+    kill -TERM -- "${loops[@]/#/-}" 2>/dev/null || true # the nodes first: they take their leave of the SuperLink
+    gone 5 SUPERNODE_OF || true
     for signal in TERM KILL; do
-        for job in "${jobs_started[@]}"; do kill -$signal -- "-$job" 2>/dev/null || true; done
-        for process in $(ours); do kill -$signal "$process" 2>/dev/null || true; done
-        for _ in $(seq 100); do
-            kill -0 $(ours) 2>/dev/null || return 0 # nobody is left but the grep that looked
-            sleep 0.1
-        done
+        kill -$signal $(ours DEPLOYMENT) 2>/dev/null || true
+        gone 10 DEPLOYMENT && return
     done
 }
 trap finish EXIT
@@ -66,14 +74,16 @@ done
 flower-superlink --host 127.0.0.1 --port "$port" --database state.db --disable-runtime-dependency-installation \
     --ssl-ca-certfile ca.crt --ssl-certfile server.pem --ssl-keyfile server.key --enable-supernode-auth \
     >>superlink.log 2>&1 &
-jobs_started+=($!) && disown
+superlink=$! && disown
 for _ in $(seq 600); do # it listens within seconds
     (: </dev/tcp/127.0.0.1/$port) 2>/dev/null && break
-    kill -0 "${jobs_started[0]}" 2>/dev/null || fail "the SuperLink did not start: $(tail -n 1 superlink.log)"
+    kill -0 $superlink 2>/dev/null || fail "the SuperLink did not start: $(tail -n 1 superlink.log)"
     sleep 0.1
 done
 mkdir -p "$FLWR_HOME"
 printf '[superlink.air]\naddress = "127.0.0.1:%s"\nroot-certificates = "%s/ca.crt"\n' "$port" "$PWD" >"$FLWR_HOME/config.toml"
+# A SuperLink that was killed counts on its nodes for up to a minute, and refuses them while it does.
+while flwr supernode list air --format json 2>/dev/null | grep -q '"online"'; do sleep 1; done
 
 for i in $(seq 0 $((nodes - 1))); do
     if [ ! -f node$i.registered ]; then
@@ -83,13 +93,16 @@ for i in $(seq 0 $((nodes - 1))); do
     # A node that dies is started again, after a minute: so long it takes the SuperLink to give it up. Before that it would
     # be refused, or be taken back without the round's message, for which the round would then wait in vain.
     (while true; do
-        flower-supernode --superlink "127.0.0.1:$port" --root-certificates ca.crt --auth-supernode-private-key node$i \
-            --host 127.0.0.1 --port $((port + 1 + i)) --node-config "partition-id=$i" >>node$i.log 2>&1 || true
+        SUPERNODE_OF=$DEPLOYMENT flower-supernode --superlink "127.0.0.1:$port" --root-certificates ca.crt \
+            --auth-supernode-private-key node$i --node-config "partition-id=$i" \
+            --host 127.0.0.1 --port $((port + 1 + i)) >>node$i.log 2>&1 || true
         sleep 60
     done) &
-    jobs_started+=($!) && disown
+    loops+=($!) && disown
 done
 
 # Spaces round an equals sign in --run-config would drop a setting in silence, so the settings go in as a file.
 { cat "$settings" && printf '\nfolder = "%s"\n' "$folder"; } >run.toml
-flwr run "$app" air --run-config run.toml --stream
+flwr run "$app" air --run-config run.toml --stream || true # it fails when the SuperLink does, and not when the run does
+status=$(flwr list air --limit 1 --format json 2>/dev/null | sed -n 's/^ *"status": "\(.*\)",$/\1/p') || true
+[ "$status" = finished:completed ] || fail "the run is ${status:-without its SuperLink}; the same command goes on with it"
