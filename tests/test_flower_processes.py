@@ -185,7 +185,7 @@ def test_a_deployment_outlives_its_superlink_and_a_node_and_refuses_strangers(tm
         waited(lambda: rounds.exists() and rounds.read_text().count("\n") == 1, process, log)
         kill("flower-superlink", "--database", str(keys))  # the second round has just begun
         assert process.wait(PATIENCE) == 2
-        assert "without its SuperLink; the same command goes on" in log.read_text().splitlines()[-1]
+        assert "not complete (its SuperLink is gone)" in log.read_text().splitlines()[-1]
     stranger, misled = made(KEY, tmp_path / "stranger"), made(CERTIFICATE + "ca.crt", tmp_path / "misled")
 
     def node(number, key, certificate):

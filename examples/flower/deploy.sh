@@ -111,4 +111,4 @@ done
 flwr run "$app" air --run-config run.toml --stream </dev/null &
 wait $! || true # and be interrupted; it fails when the SuperLink does, and not when the run does
 status=$(flwr list air --limit 1 --format json 2>/dev/null | sed -n 's/^ *"status": "\(.*\)",$/\1/p') || true
-[ "$status" = finished:completed ] || fail "the run is ${status:-without its SuperLink}; the same command goes on with it"
+[ "$status" = finished:completed ] || fail "the run is not complete (${status:-its SuperLink is gone}); this command goes on with it"
