@@ -1,4 +1,4 @@
-"""Flower's nodes as the clients of Algorithm 1: replies that are made up here, and at the end real processes."""
+"""Flower's nodes as the clients of Algorithm 1, with replies that are made up here."""
 
 import importlib
 import itertools
@@ -268,14 +268,14 @@ def set_to(name, value):
 
 
 FAULTS = {
-    "nan": ({"change": set_to("0.weight", lambda w: w * np.float32(np.nan))}, "weights are not finite"),
-    "inf in a buffer": ({"change": set_to("1.running_mean", lambda w: w + np.float32(np.inf))}, "norm buffers are not"),
+    "nan": ({"change": set_to("0.weight", lambda w: w * np.float32(np.nan))}, "weights must be finite"),
+    "inf in a buffer": ({"change": set_to("1.running_mean", lambda w: w + np.float32(np.inf))}, "norm buffers must be"),
     "shape (1,)": ({"change": set_to("0.bias", np.ones(1, np.float32))}, r"0.bias has shape \(1,\) where \(4,\)"),
     "no key": ({"change": lambda weights: weights.pop("2.bias")}, "there is no array 2.bias"),
     "another model": ({"change": set_to("9.weight", np.ones(2, np.float32))}, "the model has no array 9.weight"),
     "text": ({"change": set_to("0.bias", np.array(["a"] * 4))}, "no real numbers"),
     "number too large": ({"client": 7}, "must be one of the 4 clients, from 0: got 7"),
-    "loss": ({"train_loss": float("nan")}, "train_loss are not finite"),
+    "loss": ({"train_loss": float("nan")}, "train_loss must be finite"),
     "no samples": ({"num-examples": None}, "must hold num-examples"),
 }
 

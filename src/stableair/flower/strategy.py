@@ -304,7 +304,7 @@ class OverTheAir(Strategy):
         client, samples = metrics.get(CLIENT, self.numbers.get(node, -1)), metrics.get(self.weight)
         for what, values in (("weights", update), ("norm buffers", stats), (self.loss, loss), (self.weight, samples)):
             if values is not None and not torch.as_tensor(values).isfinite().all():
-                raise InputError(f"its {what} are not finite")
+                raise InputError(f"its {what} must be finite")
         if not isinstance(samples, int | float) or samples < 0:
             raise InputError(f"its metrics must hold {self.weight}, how many samples it has")
         if not isinstance(client, int) or not 0 <= client < self.n:
