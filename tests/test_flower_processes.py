@@ -24,14 +24,19 @@ DEPLOY = Path(__file__).parent.parent / "examples/flower/deploy.sh"
 PATIENCE = 240  # seconds on a busy machine; alone it takes a quarter of that
 
 
-@contextlib.contextmanager
-def started(words, folder, **more):
-    """A command in a session of its own; whatever is left of it at the end is killed and is a failure."""
+def surroundings(folder, **more):
+    """The environment in which Flower's commands find each other and leave nothing outside of the folder."""
     package = str(Path(sa.__file__).resolve().parents[1])
-    env = os.environ | {
+    return os.environ | {
         "PYTHONPATH": package, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1",
         "FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0", "FLWR_HOME": str(folder / "home"), **more,
     }  # fmt: skip
+
+
+@contextlib.contextmanager
+def started(words, folder, **more):
+    """A command in a session of its own; whatever is left of it at the end is killed and is a failure."""
+    env = surroundings(folder, **more)
     log = folder / "output.log"
     with log.open("wb") as file:
         process = subprocess.Popen(words, cwd=folder, env=env, stdout=file, stderr=file, start_new_session=True)
@@ -164,11 +169,11 @@ def test_a_deployment_goes_on_without_a_node_that_is_killed_and_refuses_a_strang
             os.kill(pid, signal.SIGKILL)  # the second round has just begun
         make = ["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", "stranger"]
         subprocess.run(make, cwd=tmp_path, check=True)
-        node = Path(sys.executable).parent / "flower-supernode"
-        words = [node, "--superlink", f"127.0.0.1:{port}", "--root-certificates", keys / "ca.crt",
+        words = ["flower-supernode", "--superlink", f"127.0.0.1:{port}", "--root-certificates", keys / "ca.crt",
                  "--auth-supernode-private-key", tmp_path / "stranger", "--port", str(port + 5)]  # fmt: skip
         with (tmp_path / "stranger.log").open("w") as file:  # no pipe: a child of it would hold that open
-            stranger = subprocess.run(words, stdout=file, stderr=file, timeout=PATIENCE, check=False)
+            env = surroundings(tmp_path)
+            stranger = subprocess.run(words, env=env, stdout=file, stderr=file, timeout=PATIENCE, check=False)
         assert stranger.returncode != 0
         assert "Failed to initialize the connection" in (tmp_path / "stranger.log").read_text()
         assert process.wait(PATIENCE) == 0, log.read_text()
