@@ -95,7 +95,7 @@ def experiments():
 
 def digest(run):
     rows = [{k: v for k, v in row.items() if k not in ("seconds", "checksum")} for row in run.rounds]
-    state = b"".join(t.numpy().tobytes() for t in run.state)
+    state = b"".join(t.cpu().numpy().tobytes() for t in run.state)
     return hashlib.sha256(state + repr(rows).encode()).hexdigest()
 
 
