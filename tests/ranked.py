@@ -12,8 +12,8 @@ from torch import nn
 
 import stableair as sa
 from stableair.channels.kinds import channel
-from stableair.ranks import rank
 
+RANK = int(os.environ.get("RANK", 0))  # the number of this process among those of torchrun
 TINY = sa.Experiment(
     data="synthetic(samples=70, classes=3, shape=(1, 2, 2))", model="mlp(width=4)", clients=7, rounds=4, device="cpu"
 )
@@ -33,7 +33,7 @@ def mortal():
     """Everybody; in round 2 the second rank is ended, in its first life, where that is wanted."""
 
     def draw(n, source):
-        if source.round == 2 and rank() == 1 and os.environ.get("MORTAL") == os.environ["TORCHELASTIC_RESTART_COUNT"]:
+        if source.round == 2 and RANK == 1 and os.environ.get("MORTAL") == os.environ["TORCHELASTIC_RESTART_COUNT"]:
             os.kill(os.getpid(), signal.SIGKILL)
         return torch.arange(n)
 
@@ -59,7 +59,7 @@ def poisoned():
             self.linear = nn.Linear(4, classes)
 
         def forward(self, x):
-            return self.linear(x.flatten(1)) * (1 if rank() == 0 else float("nan"))
+            return self.linear(x.flatten(1)) * (1 if RANK == 0 else float("nan"))
 
     return lambda shape, classes: Poisoned(classes)
 
@@ -95,7 +95,7 @@ def experiments():
 
 def digest(run):
     rows = [{k: v for k, v in row.items() if k not in ("seconds", "checksum")} for row in run.rounds]
-    state = b"".join(t.numpy().tobytes() for t in run.state)
+    state = b"".join(t.cpu().numpy().tobytes() for t in run.state)
     return hashlib.sha256(state + repr(rows).encode()).hexdigest()
 
 
@@ -103,11 +103,11 @@ if __name__ == "__main__":
     (what, folder, *names), known = sys.argv[1:], experiments()
     if what == "digests":
         found = {name: digest(sa.run(known[name])) for name in names}
-        if rank() == 0:
+        if RANK == 0:
             Path(folder).write_text(json.dumps(found))
     if what == "rounds":  # so many of them, recorded
         sa.run(known["mortal"].with_(rounds=int(names[0])), folder, resume=True)
     if what == "disagree":
-        sa.run(TINY.with_(seed=rank()))
+        sa.run(TINY.with_(seed=RANK))
     if what == "poisoned":
         sa.run(TINY.with_(model="poisoned()", engine="reference"), folder)

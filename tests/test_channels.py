@@ -252,7 +252,7 @@ def test_the_three_steps_of_a_superposition_can_be_told_apart(channel):
         name: getattr(first, name) + getattr(second, name) for name in ("faded", "clean", "stats", "loss", "senders")
     }
     both = first._replace(**summed)
-    apart = channel.finish(channel.reduce(both), fade)
+    apart = channel.finish(channel.reduce(both, fade), fade)
     torch.testing.assert_close(apart.g, whole.g)
     assert (apart.senders, apart.loss.item()) == (4, 1.0)
 

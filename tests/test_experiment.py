@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 import stableair as sa
 from stableair import baseline
 from stableair.builder import build
-from stableair.experiment import HOMES, PRESETS, TYPES, Experiment, from_words, registry
+from stableair.channels.kinds import noise
+from stableair.experiment import HOMES, PARTS, PRESETS, TYPES, Experiment, from_words, registry
 from stableair.receivers import receiver
 
 CHANGES = {
@@ -292,10 +293,37 @@ def test_a_default_that_changes_moves_the_id_and_old_records_keep_theirs(monkeyp
     assert (again.id(), again.receiver) == (before, "mac(C=1, gain=None)"), "what it was called with is written out"
 
 
+def test_a_default_within_a_spec_moves_the_id_and_old_records_keep_theirs(monkeypatch, registries):
+    given, plain = (Experiment(noise=text) for text in ("markov(good='sas(tau=1)')", "markov()"))
+    sas = noise.entries["sas"]
+
+    def changed(alpha: float = 1.7, tau: float = 0.1):
+        return sas.factory(alpha, tau)
+
+    old = [(e.to_record(), e.id(), e.noise) for e in (given, plain)]
+    assert given.noise == "markov(good='sas(alpha=1.5, tau=1)')", "whoever reads it sees what it is"
+    assert [Experiment.from_record(record) for record, *_ in old] == [given, plain]
+    monkeypatch.setitem(noise.entries, "sas", replace(sas, factory=changed))
+    for record, before, text in old:
+        assert Experiment.from_record(record).id() == before != Experiment(noise="markov()").id()
+        assert "alpha=1.5" in Experiment.from_record(record).noise, text
+
+
+def test_a_new_argument_within_a_spec_moves_no_id(monkeypatch, registries):
+    before, sas = Experiment(noise="markov(p=0.2)").id(), noise.entries["sas"]
+
+    def wider(alpha: float = 1.5, tau: float = 0.1, sharpness: float = 1.0):
+        return sas.factory(alpha, tau)
+
+    monkeypatch.setitem(noise.entries, "sas", replace(sas, factory=wider))
+    monkeypatch.setitem(baseline.BASELINE_ARGUMENTS["noise"]["sas"], "sharpness", 1.0)
+    assert Experiment(noise="markov(p=0.2)").id() == before
+
+
 def test_the_baseline_names_every_setting_and_argument():
     """Whoever adds a setting, a component or an argument adds it to the table; nobody changes what stands there."""
     assert baseline.BASELINE_SETTINGS.keys() == TYPES.keys()
-    for field in HOMES:
+    for field in HOMES | PARTS:
         for entry in registry(field):
             if entry.factory.__module__.startswith("stableair."):
                 known = baseline.BASELINE_ARGUMENTS[field][entry.name]
@@ -317,6 +345,9 @@ def test_the_baseline_has_not_been_edited():
         ({"data": "digits"}, {"data": "digits()"}),
         ({"model": "mlp()"}, {"model": "mlp(200, depth=1)"}),
         ({"rounds": 3, "device": "cpu", "chunk": 2}, {}),
+        ({"noise": "markov()"}, {"noise": "markov(bad='sas(1.5, tau=3.0)')"}),
+        ({"fading": "ar(0.5)"}, {"fading": "ar(of=rayleigh, a=0.5)"}),
+        ({"channel": "waveform()"}, {"channel": "waveform(basis='ofdm(prefix=16)')"}),
     ],
 )
 def test_the_same_thing_said_otherwise_has_the_same_id(one, other):

@@ -285,9 +285,10 @@ def test_more_samples_than_clients_are_seen_when_it_is_built(tiny, spec, tmp_pat
 
 def test_a_rule_within_a_rule_is_written_as_text_and_read_again():
     e = sa.Experiment(participation="dropout(0.5, of='sample(3)')")
-    assert e.participation == "dropout(p=0.5, of='sample(3)')"
+    assert e.participation == "dropout(p=0.5, of='sample(m=3)')"
     assert sa.Experiment.from_record(e.to_record()) == sa.Experiment.from_toml(e.to_toml()) == e
-    assert e.with_(**{"participation.of": "bernoulli(0.5)"}).participation == "dropout(p=0.5, of='bernoulli(0.5)')"
+    changed = e.with_(**{"participation.of": "bernoulli(0.5)"})
+    assert changed.participation == "dropout(p=0.5, of='bernoulli(q=0.5, expected=False)')"
 
 
 @pytest.mark.gpu

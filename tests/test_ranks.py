@@ -11,6 +11,7 @@ import torch
 import stableair as sa
 from conftest import forgotten
 from ranked import digest, experiments
+from stableair.experiment import from_words
 from stableair.ranks import Ranks
 from stableair.results.run import load
 
@@ -59,6 +60,18 @@ def test_the_number_of_ranks_changes_no_bit(ranks, alone, tmp_path):
     done = ranked(ranks, "digests", tmp_path / "digests.json", *SAME)
     assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "digests.json").read_text()) == alone
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("model", ["mlp(8)", "resnet18()"])
+def test_two_ranks_on_one_gpu_give_the_bits_of_one(model, cuda, tmp_path):
+    """NCCL wants a GPU for each rank, so these talk by gloo; the engine is the one that a GPU gets."""
+    words = "data=synthetic(samples=90,classes=3,shape=(3,32,32))", "clients=7", "rounds=2", "chunk=2", "engine=fast"
+    words += f"model={model}", f"device={cuda}"
+    plain = sa.run(from_words(list(words)))
+    done = torchrun(2, "stableair", "run", *words, "--out", tmp_path / "a", module=True)
+    assert done.returncode == 0, done.stderr
+    assert digest(load(tmp_path / "a")) == digest(plain)
 
 
 @pytest.mark.slow

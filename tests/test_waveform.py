@@ -303,7 +303,7 @@ def test_bad_specs_are_one_line(text, said):
 
 def test_a_basis_of_ones_own_must_be_one(registries):
     bases("mine")(lambda: 3)
-    with pytest.raises(InputError, match="basis mine must return Basis: got int"):
+    with pytest.raises(InputError, match=r"basis mine\(\) must return Basis: got int"):
         channel.one("waveform(basis=mine)")()
 
 

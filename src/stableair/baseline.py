@@ -74,7 +74,14 @@ BASELINE_ARGUMENTS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "channel": {
         "flat": {"noise_on": "mean"},
-        "waveform": {"basis": "ofdm()", "timing": 0, "cfo": 0, "phase": 0, "antennas": 0, "noise_on": "mean"},
+        "waveform": {
+            "basis": "ofdm(n=64, prefix=16, taps=1, equalise=full)",
+            "timing": 0,
+            "cfo": 0,
+            "phase": 0,
+            "antennas": 0,
+            "noise_on": "mean",
+        },
         "digital": {"quantize": "none()", "aggregate": "mean()", "rate": 1},
     },
     "fading": {
@@ -82,8 +89,8 @@ BASELINE_ARGUMENTS: dict[str, dict[str, dict[str, Any]]] = {
         "rician": {"mean": 1},
         "nakagami": {"mean": 1},
         "unit": {},
-        "block": {"of": "rayleigh()", "rounds": None, "entries": None},
-        "ar": {"of": "rayleigh()"},
+        "block": {"of": "rayleigh(mean=1, power=None)", "rounds": None, "entries": None},
+        "ar": {"of": "rayleigh(mean=1, power=None)"},
     },
     "noise": {
         "sas": {"alpha": 1.5, "tau": 0.1},
@@ -92,7 +99,7 @@ BASELINE_ARGUMENTS: dict[str, dict[str, dict[str, Any]]] = {
         "middleton": {"std": 1},
         "bursts": {"alpha": 1.5, "tau": 0.1, "length": 100},
         "field": {"exponent": 4, "hold": 1, "power": 1},
-        "markov": {"good": "sas(tau=0.1)", "bad": "sas(tau=3)", "p": 0.1, "q": 0.5},
+        "markov": {"good": "sas(alpha=1.5, tau=0.1)", "bad": "sas(alpha=1.5, tau=3)", "p": 0.1, "q": 0.5},
         "none": {},
     },
     "receiver": {
@@ -112,5 +119,18 @@ BASELINE_ARGUMENTS: dict[str, dict[str, dict[str, Any]]] = {
         "fedavgm": {"lr": None, "beta": 0.9, "nesterov": False},
         "adagrad_ota": {"lr": 0.01, "b1": 0.9, "alpha": 1.5, "eps": 1e-8},
         "adam_ota": {"lr": 0.01, "b1": 0.9, "b2": 0.9, "alpha": 1.5, "eps": 1e-8},
+    },
+    "basis": {
+        "pulse": {"rolloff": 0.25, "span": 8, "samples": 4},
+        "ofdm": {"n": 64, "prefix": 16, "taps": 1, "equalise": "full"},
+        "hadamard": {"n": 64},
+    },
+    "quantizer": {"none": {}, "qsgd": {"coding": "plain"}},
+    "aggregator": {
+        "mean": {},
+        "median": {},
+        "trimmed_mean": {},
+        "krum": {"keep": 1},
+        "geometric_median": {"steps": 100},
     },
 }

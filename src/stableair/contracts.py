@@ -166,6 +166,10 @@ class Upload(NamedTuple):
     loss: Tensor  # (m,), mean loss over the client's local steps
     norm: Tensor | None = None  # (m,) float64, of the payloads, where `update` is but a part of them
 
+    def norms(self) -> Tensor:
+        """The norms of the payloads: (m,) float64."""
+        return torch.linalg.vector_norm(self.update, dim=1, dtype=torch.float64) if self.norm is None else self.norm
+
 
 class Trainer(Protocol):
     """How the work of a round is computed: the reference is one, every engine another."""

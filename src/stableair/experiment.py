@@ -365,13 +365,23 @@ def _baseline_calls(name: str) -> list[tuple[str, dict[str, Any]]]:
 
 
 def _beyond_baseline(name: str, calls: list[tuple[str, dict[str, Any]]]) -> list[Any]:
-    """Components with the arguments that are not the baseline's."""
+    """Components with the arguments that are not the baseline's, also of the specs within a spec."""
     found = []
     for component, arguments in calls:
         usual = BASELINE_ARGUMENTS.get(name, {}).get(component, {})
-        own = {key: written(v) for key, v in arguments.items() if key not in usual or not equal(v, usual[key])}
+        specs = registry(name).entries[component].specs
+        mine, theirs = ({key: _told(v, specs.get(key)) for key, v in some.items()} for some in (arguments, usual))
+        own = {key: v for key, v in mine.items() if key not in theirs or v != theirs[key]}
         found.append([component, dict(sorted(own.items()))])
     return found
+
+
+def _told(value: Any, specs: Registry | None) -> Any:
+    """An argument as the hash sees it: as it is written, or of a spec what is not the baseline's."""
+    if specs is None:
+        return written(value)
+    inner = specs.one(value)
+    return _beyond_baseline(inner.kind, [(inner.entry.name, inner.full().arguments)])
 
 
 def from_words(words: list[str]) -> Experiment:

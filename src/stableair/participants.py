@@ -73,7 +73,7 @@ class bernoulli:
         return n * self.q if self.expected else None
 
 
-@participation("dropout")
+@participation("dropout", specs={"of": participation})
 class dropout:
     """Of the clients that another rule names, each is lost with probability p: it trained, and is not heard.
 

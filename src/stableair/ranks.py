@@ -24,8 +24,9 @@ from torch import Tensor
 
 from stableair.algorithm import Simulation
 from stableair.channels.flat import Flat
+from stableair.channels.superposition import Total
 from stableair.checks import InputError, Note
-from stableair.contracts import Channel, Fade, Gain, Received, Trainer, Upload, check_finite
+from stableair.contracts import Channel, Fade, Gain, Trainer, Upload, check_finite
 from stableair.vector import State
 
 T = TypeVar("T")
@@ -34,11 +35,6 @@ JOIN = timedelta(minutes=2)  # until all ranks have found each other
 WAIT = timedelta(hours=6)  # for a rank that is still training; one that has died is noticed at once
 TELLABLE = InputError, OSError  # errors that every rank can be told of
 _joined = count()  # how often this process has joined the others
-
-
-def rank() -> int:
-    """The number of this process among those of torchrun; 0 where there are no others."""
-    return int(os.environ["RANK"]) if "WORLD_SIZE" in os.environ and "RANK" in os.environ else 0
 
 
 class Alone:
@@ -176,10 +172,9 @@ class Share:
             if error is not None:
                 raise error
         assert isinstance(mine, Upload)
-        rows, m = mine.update, len(mine.clients)
-        norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
-        side = torch.cat([mine.stats.double(), mine.loss.double()[:, None], norms[:, None]], 1)
-        rows, side = (torch.cat([t, t.new_zeros(self.chunk - m, t.shape[1])]) for t in (rows, side))
+        beside = torch.cat([mine.stats.double(), mine.loss.double()[:, None], mine.norms()[:, None]], 1)
+        missing = self.chunk - len(mine.clients)
+        rows, side = (torch.cat([t, t.new_zeros(missing, t.shape[1])]) for t in (mine.update, beside))
         exchange = self.ranks.scatter if self.slices else self.ranks.gather
         payloads, sides = (
             torch.cat([of_rank[: len(clients)] for of_rank, clients in zip(each, wave, strict=False)])
@@ -194,17 +189,20 @@ class Sliced(Flat):
 
     ranks: Ranks
 
-    def superpose(self, uploads: Iterable[Upload], fade: Fade) -> Received:
-        """Eq. (3): accumulate this rank's slice, put the slices together, finish."""
+    def accumulate(self, uploads: Iterable[Upload], fade: Fade) -> Total:
+        """The sums over this rank's slice of the payloads."""
         d, mine = len(fade.xi), self.ranks.slice(len(fade.xi))
 
         def sliced(gain: Gain) -> Gain:
             return (lambda _, device: gain(d, device)[mine]) if callable(gain) else gain
 
         gains = None if fade.gains is None else {client: sliced(gain) for client, gain in fade.gains.items()}
-        total = self.accumulate(uploads, fade._replace(xi=fade.xi[mine], gains=gains))
-        faded, clean = self.ranks.assemble(torch.stack([total.faded, total.clean]), d)
-        return self.finish(total._replace(faded=faded, clean=clean), fade)
+        return super().accumulate(uploads, fade._replace(xi=fade.xi[mine], gains=gains))
+
+    def reduce(self, total: Total, fade: Fade) -> Total:
+        """The slices of all ranks put together."""
+        faded, clean = self.ranks.assemble(torch.stack([total.faded, total.clean]), len(fade.xi))
+        return total._replace(faded=faded, clean=clean)
 
 
 @contextmanager

@@ -54,15 +54,7 @@ def run(
     folder = None if folder is None else place("folder", folder)
     with ExitStack() as stack, enough_memory():
         ranks = stack.enter_context(joined(experiment.id(), __version__))  # one process, or those of torchrun
-
-        def open_folder() -> tuple[ResumePoint, list[dict[str, Any]]]:
-            if folder is None:
-                return ResumePoint([], None), []
-            stack.enter_context(locked(folder))
-            begin = resume_point(folder, experiment, resume)
-            return begin, read_environments(folder) if begin.rounds else []
-
-        begin, past = ranks.first(open_folder)
+        begin, past = ranks.first(lambda: _opened(folder, experiment, resume, stack))
         if folder and (begin.rounds >= experiment.rounds or begin.diverged):
             return ranks.first(lambda: load(folder))
         if past:
@@ -98,6 +90,17 @@ def run(
         rows = ranks.first(lambda: rows)  # only the first has evaluated
         ranks.tell(len(rows) - begin.rounds)
     return Run(experiment.to_record(), rows, folder, final)
+
+
+def _opened(
+    folder: Path | None, experiment: Experiment, resume: bool, stack: ExitStack
+) -> tuple[ResumePoint, list[dict[str, Any]]]:
+    """Where the run in a folder stands, and what it was computed with so far; it stays locked with the stack."""
+    if folder is None:
+        return ResumePoint([], None), []
+    stack.enter_context(locked(folder))
+    begin = resume_point(folder, experiment, resume)
+    return begin, read_environments(folder) if begin.rounds else []
 
 
 def _named(rounds: Iterator[Round], experiment: Experiment) -> Iterator[Round]:

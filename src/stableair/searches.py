@@ -170,15 +170,8 @@ def search(
     optuna = _optuna()
     whole("trials", trials, 1)
     whole("seeds", seeds, 1)
-    folder, wanted = place("folder", folder), {key: _as_space(key, one) for key, one in spaces.items()}
-    if fixed := [key for key in wanted if key in ("evaluate", "seed", *EXECUTION)]:
-        raise InputError(f"{fixed[0]} cannot be searched: every trial is judged on the validation split, alike")
-    if not wanted:
-        raise InputError("nothing to search: give a range such as receiver.C=0.01:10:log")
-    base = base.with_(evaluate="validation")
-    for key, one in wanted.items():
-        for value in one.ends():
-            base.with_(**{key: value})  # what no trial could take is refused before the first
+    folder, base = place("folder", folder), base.with_(evaluate="validation")
+    wanted = _wanted(base, spaces)
     if not (folder / RESULT).exists():
         check_writable(folder)
         with enough_memory():
@@ -220,6 +213,19 @@ def search(
     result = Result(base.with_(evaluate="test"), wanted, found)
     _write(folder, header, result)
     return result
+
+
+def _wanted(base: Experiment, spaces: Mapping[str, Space | str]) -> dict[str, Space]:
+    """The spaces to search; what no trial could take is refused before the first."""
+    wanted = {key: _as_space(key, one) for key, one in spaces.items()}
+    if fixed := [key for key in wanted if key in ("evaluate", "seed", *EXECUTION)]:
+        raise InputError(f"{fixed[0]} cannot be searched: every trial is judged on the validation split, alike")
+    if not wanted:
+        raise InputError("nothing to search: give a range such as receiver.C=0.01:10:log")
+    for key, one in wanted.items():
+        for value in one.ends():
+            base.with_(**{key: value})
+    return wanted
 
 
 def _choices(spaces: list[Space]) -> list[tuple[Any, ...]]:

@@ -51,6 +51,16 @@ class Entry:
         return inspect.Parameter.VAR_KEYWORD in kinds
 
     @property
+    def specs(self) -> dict[str, "Registry"]:
+        """The parameters that are specs themselves, and where these are looked up."""
+        return self.declared.get("specs", {})
+
+    def complete(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """The arguments, in which every spec within the spec has all of its own."""
+        inner = {k: v for k, v in arguments.items() if k in self.specs and isinstance(v, str)}
+        return arguments | {k: str(self.specs[k].one(text).full()) for k, text in inner.items()}
+
+    @property
     def home(self) -> tuple[str, int] | None:
         """The file and line where it is made, if that is not in this package."""
         code = getattr(inspect.unwrap(self.factory), "__code__", None)
@@ -90,14 +100,17 @@ class Call:
         return replace(self, arguments={name: given[name] for name in changed.parameters if name in given})
 
     def full(self) -> "Call":
-        """The same call with every argument, defaults included."""
-        defaults = {k: p.default for k, p in self.parameters.items() if p.default is not p.empty}
-        every = defaults | self.arguments
-        return replace(self, arguments={k: every[k] for k in self.parameters if k in every}, bare=False)
+        """The same call with every argument, defaults included, in the order of the signature."""
+        declared = inspect.signature(self.entry.factory).parameters
+        defaults = {k: p.default for k, p in declared.items() if p.default is not p.empty}
+        every = self.entry.complete(defaults | self.arguments)
+        order = dict.fromkeys([*declared, *self.arguments])
+        return replace(self, arguments={k: every[k] for k in order if k in every}, bare=False)
 
     def without(self, hidden: dict[str, Any]) -> "Call":
         """The same call without the arguments of these names that equal their defaults."""
-        same = [k for k, v in self.arguments.items() if k in hidden and equal(v, self.parameters[k].default)]
+        usual = replace(self, arguments={}).full().arguments
+        same = [k for k, v in self.arguments.items() if k in hidden and k in usual and equal(v, usual[k])]
         return replace(self, arguments={k: v for k, v in self.arguments.items() if k not in same})
 
     def __call__(self) -> Any:
@@ -185,6 +198,10 @@ class Registry:
         for name, value in bound.arguments.items():
             handed_on = bound.signature.parameters[name].kind == inspect.Parameter.VAR_KEYWORD
             given |= value if handed_on else {name: value}
+        try:
+            given = entry.complete(given)
+        except InputError as error:
+            raise InputError(f"{self.kind} {text}: {error}", hint=error.hint) from None
         return Call(self.kind, entry, given, bare=not isinstance(node, ast.Call))
 
 

@@ -208,7 +208,7 @@ def check_memory(needed: int, device: torch.device, what: str) -> None:
         raise InputError(f"{what} take {sizes}; take aggregate=mean, which keeps none, or a coarser quantize=qsgd(s)")
 
 
-@channel("digital")
+@channel("digital", specs={"quantize": quantizer, "aggregate": aggregator})
 def digital(quantize: str = "none()", aggregate: str = "mean()", rate: float = 1) -> Make:
     """A digital reference without errors: each update quantised and sent by itself, the server aggregates them.
 

@@ -105,7 +105,7 @@ def unit() -> Fading:
     )
 
 
-@fading("block")
+@fading("block", specs={"of": fading})
 def block(of: str = "rayleigh()", rounds: int | None = None, entries: int | None = None) -> Fading:
     """Block fading: another fading, given as a spec in quotes, held for some rounds, or new after so many entries.
 
@@ -126,7 +126,7 @@ def block(of: str = "rayleigh()", rounds: int | None = None, entries: int | None
     return replace(known, draw=lambda n, source: one(n, source.at(source.round // held)), entries=length)
 
 
-@fading("ar")
+@fading("ar", specs={"of": fading})
 def ar(a: float, of: str = "rayleigh()") -> Fading:
     """Fading that changes slowly: the scattered part of another, given as a spec in quotes, is a Gauss-Markov process.
 

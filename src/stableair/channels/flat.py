@@ -66,7 +66,7 @@ class Flat:
 
     def superpose(self, uploads: Iterable[Upload], fade: Fade) -> Received:
         """Eq. (3): accumulate, reduce, finish. Chunks of (m, d) payloads -> g (d,)."""
-        return self.finish(self.reduce(self.accumulate(uploads, fade)), fade)
+        return self.finish(self.reduce(self.accumulate(uploads, fade), fade), fade)
 
     def accumulate(self, uploads: Iterable[Upload], fade: Fade) -> Total:
         """sum_n h_n u_n (d,), sum_n u_n (d,) and their like, in float64."""
@@ -75,7 +75,7 @@ class Flat:
             gains = dict(zip(fade.clients.tolist(), fade.h.tolist(), strict=True))
         return accumulate(uploads, gains, len(fade.xi), fade.k, fade.xi.device)
 
-    def reduce(self, total: Total) -> Total:
+    def reduce(self, total: Total, fade: Fade) -> Total:
         """The total over all processes; here there is one."""
         return total
 

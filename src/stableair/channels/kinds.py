@@ -53,7 +53,9 @@ def inner(registry: Registry, text: str, but: tuple[str, ...] = ()) -> Any:
     """The component that a spec within a spec stands for, made; those named in `but` cannot be within another."""
     call = registry.one(text)
     if call.entry.name in but:
-        raise InputError(f"{text!r} cannot stand within another {registry.kind}; give one without a memory of its own")
+        raise InputError(
+            f"{call.entry.name} cannot stand within another {registry.kind}; give one without a memory of its own"
+        )
     return call()
 
 

@@ -198,7 +198,7 @@ def field_law(density: float, exponent: float = 4, power: float = 1) -> tuple[fl
     return alpha, float((math.pi * density * moment * tail) ** (1 / alpha))
 
 
-@noise("markov")
+@noise("markov", specs={"good": noise, "bad": noise})
 def markov(good: str = "sas(tau=0.1)", bad: str = "sas(tau=3)", p: float = 0.1, q: float = 0.5) -> Noise:
     """Rounds are good or bad, a Markov chain: each kind has its interference, given as a spec in quotes.
 

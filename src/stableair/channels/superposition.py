@@ -47,12 +47,7 @@ def accumulate(
         if not len(upload.clients):
             continue
         check_finite(upload, k)
-        whole = (
-            upload.norm
-            if upload.norm is not None
-            else torch.linalg.vector_norm(upload.update, dim=1, dtype=torch.float64)
-        )
-        norms = whole.tolist()
+        norms = upload.norms().tolist()
         for i, client in enumerate(upload.clients.tolist()):
             if client in gains:
                 gain = gains[client]

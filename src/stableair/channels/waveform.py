@@ -171,7 +171,7 @@ class Waveform(Flat):
             yield torch.view_as_complex(filled.view(-1, 2)).view(-1, self.basis.n)
 
 
-@channel("waveform")
+@channel("waveform", specs={"basis": bases})
 def waveform(
     basis: str = "ofdm()",
     timing: int = 0,

@@ -12,7 +12,7 @@ import typer
 
 from stableair.checks import InputError, Note
 from stableair.cli import bench, data, paper, reference, results, runs, sweeps
-from stableair.cli.stopping import CLOSED, INTERRUPTED, OutputClosed, end_in_order, exit_code
+from stableair.cli.stopping import CLOSED, INTERRUPTED, OutputClosed, end_in_order, exit_code, speaks
 from stableair.spec import line_of
 
 app = typer.Typer(
@@ -106,11 +106,6 @@ def with_flag(error: InputError) -> str:
     """The library's message, and the option that would help."""
     flag = FLAGS.get(getattr(error, "hint", ""))
     return f"{error}; {flag}" if flag else str(error)
-
-
-def speaks() -> bool:
-    """Whether this process is the one that talks to the user: of those of torchrun the first."""
-    return "WORLD_SIZE" not in os.environ or os.environ.get("RANK", "0") == "0"
 
 
 def fail(message: str, code: int = WRONG) -> int:

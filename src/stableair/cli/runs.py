@@ -9,7 +9,7 @@ import typer
 from stableair.checks import InputError
 from stableair.cli.display import OnRound, Row, describe_run, print_line, progress, show_engine
 from stableair.cli.options import DataDir, Device, Plugin, given, load_plugins, place, use_data_folder
-from stableair.cli.stopping import stop_politely
+from stableair.cli.stopping import speaks, stop_politely
 
 if TYPE_CHECKING:
     from stableair.experiment import Experiment
@@ -37,7 +37,6 @@ def run(
     use_data_folder(data_dir)
     load_plugins(plugin)
     from stableair.experiment import from_words
-    from stableair.ranks import rank
     from stableair.results.track import check_installed
     from stableair.results.track import track as track_run
     from stableair.runner import resume_point
@@ -48,14 +47,14 @@ def run(
     base = from_words(words or []).with_(**given(device=device, engine=engine))
     experiments = over_seeds(base, seeds)
     folders = [run_folder(experiment, out, seeds) for experiment in experiments]
-    for experiment, folder in zip(experiments, folders, strict=True) if rank() == 0 else ():
+    for experiment, folder in zip(experiments, folders, strict=True) if speaks() else ():
         resume_point(folder, experiment, resume)  # none is begun where one would be refused
     for experiment, folder in zip(experiments, folders, strict=True):
         advice = f"{folder} holds every complete round, --resume goes on from there"
         with (
             stop_politely(advice),
             progress() as start_run,
-            track_run(track if rank() == 0 else None, experiment, folder) as track_round,
+            track_run(track if speaks() else None, experiment, folder) as track_round,
         ):
             result = run_experiment(
                 experiment,

@@ -12,6 +12,11 @@ INTERRUPTED, CLOSED, TERMINATED = 130, 141, 143  # 128 + the number of the signa
 INSISTENT = 3  # signals: whoever sends so many does not want to wait, and what is on the disk is whole at any moment
 
 
+def speaks() -> bool:
+    """Whether this process is the one that talks to the user: of those of torchrun the first."""
+    return "WORLD_SIZE" not in os.environ or os.environ.get("RANK", "0") == "0"
+
+
 class Terminated(KeyboardInterrupt):
     """SIGTERM, handled as Ctrl-C is."""
 
@@ -48,7 +53,7 @@ def stop_politely(advice: str) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as stop:
-        if os.environ.get("RANK", "0") == "0":  # of the processes of torchrun the first
+        if speaks():
             print(f"stopped; {advice}", file=sys.stderr)
         raise typer.Exit(exit_code(stop)) from None
     except BrokenPipeError:

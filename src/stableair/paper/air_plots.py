@@ -35,7 +35,7 @@ def limit() -> Figure:
         for payload, style in (("gradient", "-"), ("delta", "--")):
             sim = build(base.with_(payload=payload, power=power, device="cpu"))
             ratio = [round.metrics["channel/snr_db"] for round in simulate(sim, sim.start, base.rounds)]
-            axes.plot(np.array(ratio, float), style, linewidth=2, label=f"payload={payload}")
+            axes.plot(_from_one(base.rounds), np.array(ratio, float), style, linewidth=2, label=f"payload={payload}")
         axes.set_title(f"power={power}")
         axes.legend(fontsize="small")
     panels[1].sharey(panels[0])
@@ -87,9 +87,9 @@ def markov(rounds: int = 150, p: float = 0.1, q: float = 0.3) -> Figure:
     draw = markov_noise(p=p, q=q)
     size = np.array([draw(2000, generator(SEED, "noise", k)).abs().median().item() for k in range(rounds)])
     bad = size > math.sqrt(size.min() * size.max())
-    axes.plot(size, color="0.7", linewidth=1)
+    axes.plot(_from_one(rounds), size, color="0.7", linewidth=1)
     for which, colour, name in ((~bad, "tab:green", "good: sas(tau=0.1)"), (bad, "tab:red", "bad: sas(tau=3)")):
-        axes.plot(np.flatnonzero(which), size[which], "o", markersize=4, color=colour, label=name)
+        axes.plot(_from_one(rounds)[which], size[which], "o", markersize=4, color=colour, label=name)
     shares = f"{bad.mean():.0%} of the rounds are bad, {p / (p + q):.0%} expected"
     axes.set(yscale="log", title=f"markov(p={p:g}, q={q:g}): {shares}")
     axes.legend(fontsize="small")
@@ -132,7 +132,8 @@ def block(rounds: int = 30, d: int = 200) -> Figure:
         for k in range(rounds):
             first = law(1, generator(SEED, "fading", k)).item()
             rows.append(law.along(first, d, generator(SEED, "fading", k, 0)))
-        image = axes.imshow(torch.stack(rows), aspect="auto", interpolation="nearest", vmin=0, vmax=2.5)
+        around = -0.5, d - 0.5, rounds + 0.5, 0.5
+        image = axes.imshow(torch.stack(rows), extent=around, aspect="auto", interpolation="nearest", vmin=0, vmax=2.5)
         axes.set_title("block(rounds=5)" if entries is None else f"block(rounds=5, entries={entries})")
         axes.grid(visible=False)
     figure.colorbar(image, ax=panels, label="amplitude h of client 0")
@@ -143,10 +144,16 @@ def ar(rounds: int = 150) -> Figure:
     """The amplitude of one client over the rounds, for three memories."""
     figure, panels = _panels(3, "communication round", "h", tall=True)
     for axes, a in zip(panels, (0.0, 0.9, 0.99), strict=True):
-        axes.plot([ar_fading(a)(1, generator(SEED, "fading", k)).item() for k in range(rounds)], linewidth=1.5)
+        h = [ar_fading(a)(1, generator(SEED, "fading", k)).item() for k in range(rounds)]
+        axes.plot(_from_one(rounds), h, linewidth=1.5)
         axes.set_title(f"ar(a={a:g})", fontsize="medium")
         axes.set_ylim(0, 3.6)
     return figure
+
+
+def _from_one(rounds: int) -> np.ndarray:
+    """The rounds as readers count them."""
+    return np.arange(1, rounds + 1)
 
 
 def _panels(number: int, xlabel: str = "", ylabel: str = "", tall: bool = False) -> tuple[Figure, list[Axes]]:
