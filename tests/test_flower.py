@@ -1,4 +1,4 @@
-"""Flower's nodes as the clients of Algorithm 1: replies that are made up here, and at the end real processes."""
+"""Flower's nodes as the clients of Algorithm 1, with replies that are made up here."""
 
 import importlib
 import itertools
@@ -268,14 +268,14 @@ def set_to(name, value):
 
 
 FAULTS = {
-    "nan": ({"change": set_to("0.weight", lambda w: w * np.float32(np.nan))}, "weights are not finite"),
-    "inf in a buffer": ({"change": set_to("1.running_mean", lambda w: w + np.float32(np.inf))}, "norm buffers are not"),
+    "nan": ({"change": set_to("0.weight", lambda w: w * np.float32(np.nan))}, "weights must be finite"),
+    "inf in a buffer": ({"change": set_to("1.running_mean", lambda w: w + np.float32(np.inf))}, "norm buffers must be"),
     "shape (1,)": ({"change": set_to("0.bias", np.ones(1, np.float32))}, r"0.bias has shape \(1,\) where \(4,\)"),
     "no key": ({"change": lambda weights: weights.pop("2.bias")}, "there is no array 2.bias"),
     "another model": ({"change": set_to("9.weight", np.ones(2, np.float32))}, "the model has no array 9.weight"),
     "text": ({"change": set_to("0.bias", np.array(["a"] * 4))}, "no real numbers"),
     "number too large": ({"client": 7}, "must be one of the 4 clients, from 0: got 7"),
-    "loss": ({"train_loss": float("nan")}, "train_loss are not finite"),
+    "loss": ({"train_loss": float("nan")}, "train_loss must be finite"),
     "no samples": ({"num-examples": None}, "must hold num-examples"),
 }
 
@@ -461,28 +461,68 @@ def test_a_stock_run_needs_a_model():
         over.start(Nodes(reply), ArrayRecord({"counter": Array(np.ones(2, np.int64))}))
 
 
-def test_a_node_of_another_version_or_experiment_says_so(small):
-    grid = ours(small, lr=0.5)
-    with pytest.raises(InputError, match=r"the server has experiment '[0-9a-f]+', this node '[0-9a-f]+'"):
-        OverTheAir(averaging(), small).start(grid, num_rounds=1)
-    told = ConfigRecord({"stableair": "0.1.0", "experiment": small.id(), "server-round": 1})
-    message = Message(RecordDict({"arrays": start_arrays(), "config": told}), dst_node_id=1, message_type="train")
-    with pytest.raises(InputError, match=r"the server has stableair '0\.1\.0', this node"):
-        client_app(small)(message, Context(1, 1, {"partition-id": 0}, RecordDict(), {}))
+def another(small, node, **changes):
+    """Our own nodes, one of which has other settings, or with `version` another version of stableair."""
+    good, odd = ours(small), ours(small.with_(**{key: v for key, v in changes.items() if key != "version"}))
+
+    def answer(message):
+        if message.metadata.dst_node_id != node:
+            return good.answer(message)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sa, "__version__", changes.get("version", sa.__version__))
+            return odd.answer(message)
+
+    return Nodes(answer)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"version": "0.0.1"}, f"the server has stableair {sa.__version__}, this node 0.0.1"),
+        ({"model": "logistic()"}, "the server has model normed(), this node logistic()"),
+        ({"lr": 0.5, "seed": 1}, "the server has seed 0, this node 1; lr 0.03, this node 0.5"),
+    ],
+)
+def test_a_node_of_another_model_or_version_is_left_out_and_says_so(small, changes, why):
+    over = OverTheAir(averaging(), small)
+    found = over.start(another(small, NODES[2], **changes), num_rounds=1)
+    assert over.left_out == [(0, NODES[2], why)]
+    assert found.train_metrics_clientapp[1]["channel/senders"] == 3
+
+
+def test_a_payload_of_another_length_is_left_out(small):
+    """A node whose app compares nothing, and has a wider layer."""
+
+    def wider(message, context, call_next):
+        back = call_next(message, context)
+        if back.content["metrics"]["client"] == 1:
+            arrays = back.content["payload"]
+            back.content["payload"] = ArrayRecord(dict(arrays) | {"1.bias": Array(np.zeros(6, np.float32))})
+        return back
+
+    over = OverTheAir(averaging(), small)
+    over.start(ours(small, mods=[wider]), num_rounds=1)
+    assert [fault.why for fault in over.left_out] == ["1.bias has shape (6,) where (5,) belongs"]
+
+
+def test_if_all_nodes_have_another_experiment_the_run_ends_with_the_reason(small):
+    with pytest.raises(InputError, match=r"none can be heard; the first: the server has lr 0\.03, this node 0\.5"):
+        OverTheAir(averaging(), small).start(ours(small, lr=0.5), num_rounds=1)
 
 
 def test_a_node_without_a_number_is_told_how_to_get_one(small):
-    told = ConfigRecord({"stableair": sa.__version__, "experiment": small.id(), "server-round": 1})
+    told = ConfigRecord({"stableair": sa.__version__, "experiment": small.to_json(), "server-round": 1})
     message = Message(RecordDict({"arrays": start_arrays(), "config": told}), dst_node_id=1, message_type="train")
     with pytest.raises(InputError, match="--node-config 'partition-id=0', and so on to 3"):
         client_app(small)(message, Context(1, 1, {}, RecordDict(), {}))
 
 
-def test_without_the_extra_the_pip_command_is_told(monkeypatch):
+@pytest.mark.parametrize("missing", ["flwr", "flwr.serverapp.strategy"])  # none at all; one of before
+def test_without_the_extra_the_pip_command_is_told(missing, monkeypatch):
     for name in [name for name in sys.modules if name.startswith("stableair.flower")]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "flwr", None)
-    with pytest.raises(InputError, match=r"pip install 'stableair\[flower\]'"):
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(InputError, match=r"needs Flower 1\.41: pip install 'stableair\[flower\]'"):
         importlib.import_module("stableair.flower")
 
 

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -24,19 +25,14 @@ DEPLOY = Path(__file__).parent.parent / "examples/flower/deploy.sh"
 PATIENCE = 240  # seconds on a busy machine; alone it takes a quarter of that
 
 
-def surroundings(folder, **more):
-    """The environment in which Flower's commands find each other and leave nothing outside of the folder."""
-    package = str(Path(sa.__file__).resolve().parents[1])
-    return os.environ | {
-        "PYTHONPATH": package, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1",
-        "FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0", "FLWR_HOME": str(folder / "home"), **more,
-    }  # fmt: skip
-
-
 @contextlib.contextmanager
 def started(words, folder, **more):
     """A command in a session of its own; whatever is left of it at the end is killed and is a failure."""
-    env = surroundings(folder, **more)
+    package = str(Path(sa.__file__).resolve().parents[1])
+    env = os.environ | {
+        "PYTHONPATH": package, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1",
+        "FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0", "FLWR_HOME": str(folder / "home"), **more,
+    }  # fmt: skip
     log = folder / "output.log"
     with log.open("wb") as file:
         process = subprocess.Popen(words, cwd=folder, env=env, stdout=file, stderr=file, start_new_session=True)
@@ -128,7 +124,7 @@ def test_a_simulation_has_the_bits_of_a_plain_run_with_faulty_clients_too(tmp_pa
     assert torch.equal(faulty.state.w, expected(e, lambda k: (3, 4)).w)
     assert (good["channel/senders"], faulty["channel/senders"]) == ([5, 5], [2, 2])
     assert len(re.findall("LEFT OUT", log.read_text())) == 6
-    for why in ("why='client 0 broke'", "has shape (1, 64) where (10, 64) belongs", "weights are not finite"):
+    for why in ("why='client 0 broke'", "has shape (1, 64) where (10, 64) belongs", "weights must be finite"):
         assert why in log.read_text()
 
 
@@ -136,15 +132,37 @@ def test_a_simulation_has_the_bits_of_a_plain_run_with_faulty_clients_too(tmp_pa
 
 
 def free_ports():
-    """The first of four ports in a row that nobody listens on."""
-    for first in range(21000 + os.getpid() % 5000, 60000, 4):
+    """The first of six ports in a row that nobody listens on: a deployment's four, and two for nodes it refuses."""
+    for first in range(21000 + os.getpid() % 5000, 60000, 6):
         with contextlib.ExitStack() as stack:
             try:
-                for port in range(first, first + 4):
+                for port in range(first, first + 6):
                     stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
             except OSError:
                 continue
             return first
+
+
+def listening(port):
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def kill(*words):
+    """Kill the one process that has all of these words in its command and environment."""
+    (pid,) = [pid for pid, text in alive() if all(word in text for word in words)]
+    os.kill(pid, signal.SIGKILL)
+
+
+def made(command, folder):
+    """The folder, with what a command makes in it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    subprocess.run(shlex.split(command), cwd=folder, capture_output=True, check=True)
+    return folder
+
+
+KEY = "ssh-keygen -q -t ecdsa -b 384 -N '' -f key"
+CERTIFICATE = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-384 -nodes -subj /CN=me -keyout key -out "
 
 
 def waited(condition, process, log):
@@ -155,27 +173,37 @@ def waited(condition, process, log):
     return found
 
 
-def test_a_deployment_goes_on_without_a_node_that_is_killed_and_refuses_a_strangers_key(tmp_path):
+def test_a_deployment_outlives_its_superlink_and_a_node_and_refuses_strangers(tmp_path):
     e = sa.Experiment(partition="dirichlet_by_class(beta=2.0)", model="logistic()", clients=3, rounds=2, local_epochs=1,
                       receiver="mac(C=auto)", device="cpu", engine="reference")  # fmt: skip
     settings = {"partition": e.partition, "model": e.model, "rounds": 2, "local_epochs": 1, "receiver": e.receiver}
     (tmp_path / "settings.toml").write_text("".join(f"{key} = {json.dumps(v)}\n" for key, v in settings.items()))
     run, port = tmp_path / "run", free_ports()
     rounds, keys = run / "rounds.jsonl", run / "flower"
-    with started([DEPLOY, run, tmp_path / "settings.toml"], tmp_path, PORT=str(port)) as (process, log):
+    deploy = [DEPLOY, run, tmp_path / "settings.toml"]
+    with started(deploy, tmp_path, PORT=str(port)) as (process, log):
         waited(lambda: rounds.exists() and rounds.read_text().count("\n") == 1, process, log)
-        third = "flower-supernode", "--auth-supernode-private-key node2", str(keys)
-        for pid in [pid for pid, text in alive() if all(word in text for word in third)]:
-            os.kill(pid, signal.SIGKILL)  # the second round has just begun
-        make = ["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", "stranger"]
-        subprocess.run(make, cwd=tmp_path, check=True)
-        words = ["flower-supernode", "--superlink", f"127.0.0.1:{port}", "--root-certificates", keys / "ca.crt",
-                 "--auth-supernode-private-key", tmp_path / "stranger", "--port", str(port + 5)]  # fmt: skip
-        with (tmp_path / "stranger.log").open("w") as file:  # no pipe: a child of it would hold that open
-            env = surroundings(tmp_path)
-            stranger = subprocess.run(words, env=env, stdout=file, stderr=file, timeout=PATIENCE, check=False)
-        assert stranger.returncode != 0
-        assert "Failed to initialize the connection" in (tmp_path / "stranger.log").read_text()
+        kill("flower-superlink", "--database", str(keys))  # the second round has just begun
+        assert process.wait(PATIENCE) == 2
+        assert "not complete (its SuperLink is gone)" in log.read_text().splitlines()[-1]
+    stranger, misled = made(KEY, tmp_path / "stranger"), made(CERTIFICATE + "ca.crt", tmp_path / "misled")
+
+    def node(number, key, certificate):
+        program = Path(sys.executable).parent / "flower-supernode"
+        return [program, "--superlink", f"127.0.0.1:{port}", "--root-certificates", certificate,
+                "--auth-supernode-private-key", key, "--port", str(port + number)]  # fmt: skip
+
+    with started(deploy, tmp_path, PORT=str(port)) as (process, log):
+        waited(lambda: listening(port), process, log)
+        with (
+            started(node(4, stranger / "key", keys / "ca.crt"), stranger) as (first, its_words),
+            started(node(5, keys / "node0", misled / "ca.crt"), misled) as (second, other_words),
+        ):
+            waited(lambda: "Sampled 3 nodes" in log.read_text(), process, log)
+            kill("flower-supernode", "--auth-supernode-private-key node2", str(keys))
+            assert first.wait(PATIENCE) == second.wait(PATIENCE) == 1
+        assert "Failed to initialize the connection" in its_words.read_text()
+        assert "CERTIFICATE_VERIFY_FAILED" in other_words.read_text()
         assert process.wait(PATIENCE) == 0, log.read_text()
     found = sa.load(run)
     assert found["channel/senders"] == [3, 2]
@@ -184,17 +212,16 @@ def test_a_deployment_goes_on_without_a_node_that_is_killed_and_refuses_a_strang
 
 
 @pytest.mark.parametrize(
-    ("wrong", "why"), [("port", "is in use"), ("key", "did you mean 'noise'"), ("ca", "by ca.crt")]
+    ("wrong", "why"),
+    [("port", "is in use"), ("key", "did you mean 'noise'"), ("ca", "is not a certificate by ca.crt")],
 )
 def test_the_deployment_refuses_in_one_line(wrong, why, tmp_path):
     port, run = free_ports(), tmp_path / "run"
     settings = tmp_path / "settings.toml"
     settings.write_text('noize = "none()"' if wrong == "key" else "")
     if wrong == "ca":
-        (run / "flower").mkdir(parents=True)
         for name in ("ca.crt", "server.pem"):  # each signed by itself
-            make = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-384 -nodes -subj /CN=me -keyout key"
-            subprocess.run([*make.split(), "-out", name], cwd=run / "flower", capture_output=True, check=True)
+            made(CERTIFICATE + name, run / "flower")
     with socket.socket() as taken:
         if wrong == "port":
             taken.bind(("127.0.0.1", port + 2))
@@ -202,4 +229,4 @@ def test_the_deployment_refuses_in_one_line(wrong, why, tmp_path):
         with started([DEPLOY, run, settings], tmp_path, PORT=str(port)) as (process, log):
             assert process.wait(PATIENCE) == 2
     (line,) = log.read_text().splitlines()
-    assert {"port": "is in use", "key": "did you mean 'noise'", "ca": "is not a certificate by ca.crt"}[wrong] in line
+    assert why in line

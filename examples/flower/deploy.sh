@@ -3,7 +3,7 @@
 # this script. Whatever it starts it ends. Started again with the same folder it goes on where the last run ended.
 #   ./deploy.sh FOLDER [SETTINGS.toml]     FOLDER is the run's; PORT=18000 is the first of four ports
 set -euo pipefail
-set -m # every background job is a process group of its own, so that it can be ended with its children
+set -m # a process group for each job: Ctrl-C reaches this script alone, which ends the others in order
 
 app=$(cd "$(dirname "$0")" && pwd)
 nodes=3
@@ -32,20 +32,33 @@ mkdir -p "$state" && chmod 700 "$state" && cd "$state"
 
 export FLWR_HOME=$state/home FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
 export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1 OMP_NUM_THREADS=1
-jobs_started=()
-ours() { grep -lsz "^FLWR_HOME=$FLWR_HOME\$" /proc/[0-9]*/environ | cut -d/ -f3; } # Flower starts sessions of its own, too
-finish() {
-    for signal in TERM KILL; do
-        for job in "${jobs_started[@]}"; do kill -$signal -- "-$job" 2>/dev/null || true; done
-        for process in $(ours); do kill -$signal "$process" 2>/dev/null || true; done
+export DEPLOYMENT=$$.$RANDOM # in the environment of whatever is ours: Flower starts sessions of its own, too
+ours() { # those whose names begin so
+    grep -lszxF "DEPLOYMENT=$DEPLOYMENT" /proc/[0-9]*/environ | cut -d/ -f3 | while read -r process; do
+        [[ $(cat "/proc/$process/comm" 2>/dev/null) != "$1"* ]] || echo "$process"
+    done
+}
+end() {
+    for signal in "${2:-TERM}" KILL; do
+        kill -$signal $(ours "$1") 2>/dev/null || true
         for _ in $(seq 100); do
-            kill -0 $(ours) 2>/dev/null || return 0 # nobody is left but the grep that looked
+            kill -0 $(ours "$1") 2>/dev/null || return 0 # nobody is left but the grep that looked
             sleep 0.1
         done
     done
 }
+loops=() # which start the nodes again
+finish() {
+    trap '' INT TERM
+    disown -a
+    end flwr KILL # the run first: else it would record a round in which all of its nodes went
+    kill "${loops[@]}" 2>/dev/null || true
+    end flower-supern # then the nodes, which take leave of the SuperLink and so can come back to it at once
+    end ""
+}
 trap finish EXIT
-trap 'exit 130' INT TERM
+trap 'exit 130' INT
+trap 'exit 143' TERM
 
 # An authority of our own, a certificate of the SuperLink by it, and a key for each node.
 ec="ec -pkeyopt ec_paramgen_curve:P-384"
@@ -66,14 +79,16 @@ done
 flower-superlink --host 127.0.0.1 --port "$port" --database state.db --disable-runtime-dependency-installation \
     --ssl-ca-certfile ca.crt --ssl-certfile server.pem --ssl-keyfile server.key --enable-supernode-auth \
     >>superlink.log 2>&1 &
-jobs_started+=($!) && disown
+superlink=$! && disown
 for _ in $(seq 600); do # it listens within seconds
     (: </dev/tcp/127.0.0.1/$port) 2>/dev/null && break
-    kill -0 "${jobs_started[0]}" 2>/dev/null || fail "the SuperLink did not start: $(tail -n 1 superlink.log)"
+    kill -0 $superlink 2>/dev/null || fail "the SuperLink did not start: $(tail -n 1 superlink.log)"
     sleep 0.1
 done
 mkdir -p "$FLWR_HOME"
 printf '[superlink.air]\naddress = "127.0.0.1:%s"\nroot-certificates = "%s/ca.crt"\n' "$port" "$PWD" >"$FLWR_HOME/config.toml"
+# A SuperLink that was killed counts on its nodes for up to a minute, and refuses them while it does.
+while flwr supernode list air --format json 2>/dev/null | grep -q '"online"'; do sleep 1; done
 
 for i in $(seq 0 $((nodes - 1))); do
     if [ ! -f node$i.registered ]; then
@@ -83,13 +98,17 @@ for i in $(seq 0 $((nodes - 1))); do
     # A node that dies is started again, after a minute: so long it takes the SuperLink to give it up. Before that it would
     # be refused, or be taken back without the round's message, for which the round would then wait in vain.
     (while true; do
-        flower-supernode --superlink "127.0.0.1:$port" --root-certificates ca.crt --auth-supernode-private-key node$i \
-            --host 127.0.0.1 --port $((port + 1 + i)) --node-config "partition-id=$i" >>node$i.log 2>&1 || true
+        flower-supernode --superlink "127.0.0.1:$port" --root-certificates ca.crt \
+            --auth-supernode-private-key node$i --node-config "partition-id=$i" \
+            --host 127.0.0.1 --port $((port + 1 + i)) >>node$i.log 2>&1 || true
         sleep 60
     done) &
-    jobs_started+=($!) && disown
+    loops+=($!) && disown
 done
 
 # Spaces round an equals sign in --run-config would drop a setting in silence, so the settings go in as a file.
 { cat "$settings" && printf '\nfolder = "%s"\n' "$folder"; } >run.toml
-flwr run "$app" air --run-config run.toml --stream
+flwr run "$app" air --run-config run.toml --stream </dev/null &
+wait $! || true # and be interrupted; it fails when the SuperLink does, and not when the run does
+status=$(flwr list air --limit 1 --format json 2>/dev/null | sed -n 's/^ *"status": "\(.*\)",$/\1/p') || true
+[ "$status" = finished:completed ] || fail "the run is not complete (${status:-its SuperLink is gone}); this command goes on with it"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from flwr.app import Context, Message, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import Mod
 from flwr.serverapp import Grid, ServerApp
@@ -20,7 +20,7 @@ import stableair
 from stableair.algorithm import Simulation
 from stableair.builder import build
 from stableair.checks import InputError, positive, whole
-from stableair.experiment import Experiment
+from stableair.experiment import EXECUTION, Experiment
 from stableair.flower.arrays import PAYLOAD, flat, record_of
 from stableair.flower.strategy import CLIENT, OverTheAir
 from stableair.local import Reference
@@ -65,9 +65,7 @@ def client_app(experiment: Experiment | None = None, mods: list[Mod] | None = No
     def train(message: Message, context: Context) -> Message:
         e = experiment or experiment_of(context.run_config)
         config = next(iter(message.content.config_records.values()))
-        for what, here in (("stableair", stableair.__version__), ("experiment", e.id())):
-            if config.get(what) != here:
-                raise InputError(f"the server has {what} {config.get(what)!r}, this node {here!r}")
+        _agree(config, e)
         n, sim = _number(context, e.clients), _built(e)
         assert isinstance(sim.train, Reference)
         work = sim.train.work
@@ -91,6 +89,18 @@ def experiment_of(run_config: Mapping[str, Any]) -> Experiment:
 def _built(experiment: Experiment) -> Simulation:
     """Once a process, and not once a round."""
     return build(experiment)
+
+
+def _agree(config: ConfigRecord, experiment: Experiment) -> None:
+    """Refuse a server that has another version than this node, or another experiment."""
+    theirs = str(config.get("stableair"))
+    if theirs != stableair.__version__:
+        raise InputError(f"the server has stableair {theirs}, this node {stableair.__version__}")
+    server, here = Experiment.from_json(str(config["experiment"])), experiment.to_dict()
+    if server.id() != experiment.id():
+        pairs = {key: (value, here[key]) for key, value in server.to_dict().items() if key not in EXECUTION}
+        different = (f"{key} {there}, this node {mine}" for key, (there, mine) in pairs.items() if there != mine)
+        raise InputError(f"the server has {'; '.join(different)}")
 
 
 def _number(context: Context, clients: int) -> int:

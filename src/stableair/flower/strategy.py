@@ -38,13 +38,7 @@ from stableair.vector import State, moments
 
 REMOTE = "remote()"  # data, model and local training are the clients' own
 AIR = "lr", "payload", "blocks", "power", "channel", "fading", "noise", "receiver", "server", "seed"  # ours even then
-MEANS = (
-    FedAvg,
-    FedAvgM,
-    FedAdagrad,
-    FedAdam,
-    FedYogi,
-)  # all that they aggregate is the mean of the replies
+MEANS = FedAvg, FedAvgM, FedAdagrad, FedAdam, FedYogi  # all that they aggregate is the mean of the replies
 MEMORY = "m_t", "v_t", "momentum_vector"  # what these keep between rounds
 LONGEST = 300  # characters of a node's own words
 CLIENT = "client"  # the metric in which a client may tell its number
@@ -232,7 +226,7 @@ class OverTheAir(Strategy):
             return []
         self.sent = arrays
         if self.experiment.data != REMOTE:  # for our own client app, which compares them with what it has
-            config["stableair"], config["experiment"] = stableair.__version__, self.experiment.id()
+            config["stableair"], config["experiment"] = stableair.__version__, self.experiment.to_json()
         messages = list(self.strategy.configure_train(self.first + server_round, arrays, config, grid))
         self.asked = [message.metadata.dst_node_id for message in messages]
         here = sorted(grid.get_node_ids())
@@ -310,7 +304,7 @@ class OverTheAir(Strategy):
         client, samples = metrics.get(CLIENT, self.numbers.get(node, -1)), metrics.get(self.weight)
         for what, values in (("weights", update), ("norm buffers", stats), (self.loss, loss), (self.weight, samples)):
             if values is not None and not torch.as_tensor(values).isfinite().all():
-                raise InputError(f"its {what} are not finite")
+                raise InputError(f"its {what} must be finite")
         if not isinstance(samples, int | float) or samples < 0:
             raise InputError(f"its metrics must hold {self.weight}, how many samples it has")
         if not isinstance(client, int) or not 0 <= client < self.n:
