@@ -79,8 +79,8 @@ class AdaptiveMac(Adaptive):
     With x = g - med(g) and the round's own (alpha, tau), y = clip(x, [-C, C]) / gain, where C is C*(alpha) tau times a
     power of two and the gain is the share of the signal that the clipping lets through. With S and N the signal's and
     the noise's energy in an entry of y, the round counts min(1, (usual N + H^2 S) / N)^2: in full, unless its noise is
-    beyond what is usual and beyond what the signal does in H = 25 rounds. Rounds that point against those before tell of
-    steps too long; each halves the step, and the others lengthen it by a fifth, up to 1.
+    beyond what is usual and beyond what the signal does in H = 25 rounds. A round that points against those before
+    tells of steps that are too long: it halves the step, and each that does not lengthens it by a fifth, up to 1.
     """
 
     remembered = "rounds", "alpha", "log_tau", "evidence", "before", "trust", "signal", "known", "log_noise", "brake"
@@ -126,8 +126,9 @@ class AdaptiveMac(Adaptive):
         energy = y.square().mean().item() or TINY
         self._learn_signal(y, before.clamp(-2 * self.C, 2 * self.C) / _share(before, 2 * self.C), energy)
         self.counts = self.brake * self._weigh(energy)
-        self.trust = RECENT * self.trust + 1 / energy
-        self.before = (before + (x - before) / (energy * self.trust)).float()
+        if energy > TINY:
+            self.trust = RECENT * self.trust + 1 / energy
+            self.before = (before + (x - before) / (energy * self.trust)).float()
 
     def _learn_signal(self, y: Tensor, reference: Tensor, energy: float) -> None:
         """S = y r / d, tracked over rounds by a Kalman filter: noise alone gives variance |y|^2 |r|^2 / d^3."""
