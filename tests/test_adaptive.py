@@ -116,7 +116,7 @@ def test_auto_takes_infinities():
 def test_the_memory_is_saved_and_restored(make, tmp_path):
     rule, fresh, strong = make(), make(), 0.05 * signal(1.0) ** 3
     for k in range(2):
-        rule(strong + noise(k=k))
+        rule((-1) ** k * strong + noise(k=k))  # the second round overshoots
     torch.save(rule.state_dict(), tmp_path / "state.pt")
     fresh.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
     for k in (2, 3):
@@ -258,6 +258,16 @@ def test_steps_that_overshoot_are_shortened(curvature, brakes):
         shares.append(rule.metrics()["brake"])
     assert w.norm() < 0.1 * signal(1.0, 2000).norm()
     assert (min(shares[:5]) < 1) == brakes, "later on there is nothing left to learn, and noise alone overshoots"
+
+
+def test_one_turn_of_the_signal_is_forgotten():
+    rule, strong, shares = mac("auto"), signal(0.1, 2000), []
+    for k in range(12):
+        rule((strong if k < 3 else -strong) + noise(1.5, 0.01, k, 2000))
+        shares.append(rule.metrics()["brake"])
+    assert shares[:3] == [1] * 3
+    assert shares[3] == 0.5
+    assert shares[-3:] == [1] * 3
 
 
 def test_silence_is_no_reference():
