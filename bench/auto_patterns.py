@@ -125,7 +125,22 @@ HELD_OUT = {
     "momentum, every fifth round 2": Pattern(every(5, 2, 0.1), change={"server": "momentum(lr=0.01, beta=0.7)"}),
 }  # fmt: skip
 
-PATTERNS = SEEN | HELD_OUT
+SECOND = {
+    "logistic, log-uniform from 0.03 to 3": Pattern(listed(log_uniform(0.03, 3, 13)), change={"model": "logistic()"}),
+    "logistic, 0.1, from round 15 on 1": Pattern(
+        lambda k: (1.5, 1 if k >= 15 else 0.1), change={"model": "logistic()"}
+    ),
+    "logistic, 0.03 and 1 in turn": Pattern(every(2, 1, 0.03), change={"model": "logistic()"}),
+    "mlp(20), two rounds 2, six rounds 0.05": Pattern(
+        lambda k: (1.5, 2 if k % 8 in (5, 6) else 0.05), change={"model": "mlp(20)"}
+    ),
+    "two hidden layers, every fourth round 2": Pattern(every(4, 2, 0.1), change={"model": "mlp(50, depth=2)"}),
+    "5 of 50 clients, 0.1 and 1 in turn": Pattern(every(2, 1, 0.1), change={"participation": "sample(5)"}),
+    "server lr 0.1, every fifth round 1": Pattern(every(5, 1, 0.1), change={"server": "sgd(lr=0.1)"}),
+    "good 0.05 or bad 1.5, for four rounds on average": Pattern(listed(markov(0.05, 1.5, 0.75, 6))),
+}
+
+PATTERNS = SEEN | HELD_OUT | SECOND
 
 
 @sa.noise("pattern")
