@@ -260,6 +260,16 @@ def test_steps_that_overshoot_are_shortened(curvature, brakes):
     assert (min(shares[:5]) < 1) == brakes, "later on there is nothing left to learn, and noise alone overshoots"
 
 
+@pytest.mark.parametrize(("curvature", "low", "high"), [(0.02, 0.008, 0.025), (0.001, -0.001, 0.003)])
+def test_the_harm_of_noise_is_measured(curvature, low, high):
+    """g = curvature w + xi, w - g: the next round tells what a loud one did, and the next loud one counts by it."""
+    rule, w = mac("auto"), signal(0.1 / curvature, 20_000)
+    for k in range(8):
+        w = w - rule(curvature * w + noise(1.5, 1.0 if k % 4 == 3 else 0.1, k, 20_000))
+    assert low < rule.metrics()["harm"] < high
+    assert (rule.metrics()["counts"] < 0.2) == (curvature > 0.01)
+
+
 def test_one_turn_of_the_signal_is_forgotten():
     rule, strong, shares = mac("auto"), signal(0.1, 2000), []
     for k in range(12):
