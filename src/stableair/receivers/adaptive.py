@@ -109,7 +109,7 @@ class AdaptiveMac(Adaptive):
         elif self.estimate(x, memory=1):
             self._adapt(x)
         else:
-            self.C, self.gain, self.counts = math.inf, 1.0, 1.0
+            self.C, self.gain, self.counts, self.step = math.inf, 1.0, 1.0, None
 
     def apply(self, g: Tensor) -> Tensor:
         m = median(g)
