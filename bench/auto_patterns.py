@@ -8,6 +8,7 @@ standard output as Markdown: mean accuracies in per cent, and auto minus the bes
 this paired difference. With --out what a fixed threshold got is kept there and not computed again.
 
 The patterns of SEEN were in view when the rule was made; those of HELD_OUT were written down before it, and run after.
+SECOND was written down after that, before the harm of noise was measured, and run after.
 """
 
 import argparse
