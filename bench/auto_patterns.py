@@ -1,17 +1,28 @@
 """mac(C=auto) against fixed thresholds where the channel or the task changes from round to round.
 
-    python bench/auto_patterns.py [--seeds 3] [--workers 2] [--only NAME ...]
+    python bench/auto_patterns.py [--seeds 0 1 2] [--workers 2] [--out runs/auto-patterns.json] [--only NAME ...]
 
 Embedded digits, mlp(50), 30 rounds, 50 clients, Rayleigh fading. Each pattern runs with mac(C=auto) and with C = 0.1,
 0.3, 1, 3 and 10, without the gain put back and with it, on the same fading, noise and batches. The table goes to
-standard output as Markdown: mean accuracies in per cent, and auto minus the best of the ten.
+standard output as Markdown: mean accuracies in per cent, and auto minus the best of the ten with the standard error of
+this paired difference. With --out what a fixed threshold got is kept there and not computed again.
+
+The patterns of SEEN were in view when the rule was made; those of HELD_OUT were written down before it, and run after.
+SECOND was written down after that, before the harm of noise was measured, and run after.
 """
 
 import argparse
+import json
+import math
 import os
 import statistics
+from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from itertools import accumulate
+from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
@@ -25,43 +36,134 @@ from stableair.data.sets import digits
 from stableair.engine import accelerate, choose
 from stableair.streams import generator
 
-ROUNDS, TURN = 30, 15
+ROUNDS = 30
 FIXED = [f"mac(C={C}{gain})" for gain in ("", ", gain=True") for C in (0.1, 0.3, 1, 3, 10)]
 
-LAWS = {  # the (alpha, tau) of round k
-    "every fifth round 3, else 0.1": lambda k: (1.5, 3 if k % 5 == 4 else 0.1),
-    "0.03 and 3 in turn": lambda k: (1.5, 3 if k % 2 else 0.03),
-    "labels permuted at round 15": lambda k: (1.5, 0.1),
-    "labels permuted, tau = 0.5": lambda k: (1.5, 0.5),
-    "labels permuted, every fifth round 3": lambda k: (1.5, 3 if k % 5 == 4 else 0.1),
-    "from 0.03 to 3, slowly": lambda k: (1.5, 0.03 * 100 ** (k / 29)),
-    "from 3 to 0.03, slowly": lambda k: (1.5, 3 * 0.01 ** (k / 29)),
-    "from 0.1 to 3 at round 15": lambda k: (1.5, 3 if k >= TURN else 0.1),
-    "from 0.03 to 1 at round 10": lambda k: (1.5, 1 if k >= 10 else 0.03),
-    "from 3 to 0.1 at round 15": lambda k: (1.5, 0.1 if k >= TURN else 3),
-    "five rounds 0.1, five rounds 3": lambda k: (1.5, 3 if k // 5 % 2 else 0.1),
-    "five rounds 0.1, five rounds 1": lambda k: (1.5, 1 if k // 5 % 2 else 0.1),
-    "three rounds 10, else 0.1": lambda k: (1.5, 10 if k in (4, 13, 22) else 0.1),
-    "every fifth round 0.001, else 1": lambda k: (1.5, 0.001 if k % 5 == 2 else 1),
-    "log-normal": lambda k: (1.5, 0.1 * (1.5 * generator(5, "tau", k).normal(1)).exp().item()),
-    "alpha 1.1 and 1.9 in turn, tau = 1": lambda k: (1.1 if k % 2 else 1.9, 1),
-    "normal, then Cauchy, tau = 0.3": lambda k: (2.0 if k < TURN else 1.0, 0.3),
-    "pilots, 0.03 and 3 in turn": lambda k: (1.5, 3 if k % 2 else 0.03),
-    "whole vector, every fifth round 3": lambda k: (1.5, 3 if k % 5 == 4 else 0.1),
-    "server lr 0.3, tau = 0.1": lambda k: (1.5, 0.1),
+
+class Pattern(NamedTuple):
+    """The (alpha, tau) of round k; the data from round `turn` on; and what else differs from the defaults."""
+
+    law: Callable[[int], tuple[float, float]]
+    data: str = ""
+    turn: int = 15
+    change: Mapping[str, str] = MappingProxyType({})
+
+
+def every(n: int, loud: float, quiet: float) -> Callable[[int], tuple[float, float]]:
+    """Every n-th round loud."""
+    return lambda k: (1.5, loud if k % n == n - 1 else quiet)
+
+
+def still(alpha: float, tau: float) -> Callable[[int], tuple[float, float]]:
+    return lambda k: (alpha, tau)
+
+
+def listed(taus: list[float]) -> Callable[[int], tuple[float, float]]:
+    return lambda k: (1.5, taus[k])
+
+
+def walk(step: float, stream: int) -> list[float]:
+    """A random walk of log tau, from 0.3, between 0.02 and 5."""
+    steps = (step * generator(stream, "walk").normal(ROUNDS)).tolist()
+    path = accumulate(steps, lambda at, by: min(max(at + by, math.log(0.02)), math.log(5)), initial=math.log(0.3))
+    return [math.exp(at) for at in path]
+
+
+def markov(good: float, bad: float, stay: float, stream: int) -> list[float]:
+    """Good or bad, as in the round before with probability `stay`."""
+    turns = (generator(stream, "markov").uniform(ROUNDS) > stay).tolist()
+    return [bad if odd % 2 else good for odd in accumulate(turns)]
+
+
+def log_uniform(low: float, high: float, stream: int) -> list[float]:
+    return (low * (high / low) ** generator(stream, "tau").uniform(ROUNDS)).tolist()
+
+
+SEEN = {
+    "every fifth round 3, else 0.1": Pattern(every(5, 3, 0.1)),
+    "0.03 and 3 in turn": Pattern(every(2, 3, 0.03)),
+    "labels permuted at round 15": Pattern(still(1.5, 0.1), "permuted_digits(0)"),
+    "labels permuted, tau = 0.5": Pattern(still(1.5, 0.5), "permuted_digits(0)"),
+    "labels permuted, every fifth round 3": Pattern(every(5, 3, 0.1), "permuted_digits(0)"),
+    "labels permuted, another way for each seed": Pattern(still(1.5, 0.1), "permuted_digits({seed})"),
+    "from 0.03 to 3, slowly": Pattern(lambda k: (1.5, 0.03 * 100 ** (k / 29))),
+    "from 3 to 0.03, slowly": Pattern(lambda k: (1.5, 3 * 0.01 ** (k / 29))),
+    "from 0.1 to 3 at round 15": Pattern(lambda k: (1.5, 3 if k >= 15 else 0.1)),
+    "from 0.03 to 1 at round 10": Pattern(lambda k: (1.5, 1 if k >= 10 else 0.03)),
+    "from 3 to 0.1 at round 15": Pattern(lambda k: (1.5, 0.1 if k >= 15 else 3)),
+    "five rounds 0.1, five rounds 3": Pattern(lambda k: (1.5, 3 if k // 5 % 2 else 0.1)),
+    "five rounds 0.1, five rounds 1": Pattern(lambda k: (1.5, 1 if k // 5 % 2 else 0.1)),
+    "three rounds 10, else 0.1": Pattern(lambda k: (1.5, 10 if k in (4, 13, 22) else 0.1)),
+    "every fifth round 0.001, else 1": Pattern(lambda k: (1.5, 0.001 if k % 5 == 2 else 1)),
+    "log-normal": Pattern(lambda k: (1.5, 0.1 * (1.5 * generator(5, "tau", k).normal(1)).exp().item())),
+    "alpha 1.1 and 1.9 in turn, tau = 1": Pattern(lambda k: (1.1 if k % 2 else 1.9, 1)),
+    "normal, then Cauchy, tau = 0.3": Pattern(lambda k: (2.0 if k < 15 else 1.0, 0.3)),
+    "pilots, 0.03 and 3 in turn": Pattern(every(2, 3, 0.03)),
+    "whole vector, every fifth round 3": Pattern(every(5, 3, 0.1), change={"blocks": "model"}),
+    "server lr 0.3, tau = 0.1": Pattern(still(1.5, 0.1), change={"server": "sgd(lr=0.3)"}),
 }
+
+HELD_OUT = {
+    "random walk, steps of 0.5": Pattern(listed(walk(0.5, 1))),
+    "random walk, steps of 1": Pattern(listed(walk(1.0, 2))),
+    "log-uniform from 0.03 to 3, first": Pattern(listed(log_uniform(0.03, 3, 11))),
+    "log-uniform from 0.03 to 3, second": Pattern(listed(log_uniform(0.03, 3, 12))),
+    "good 0.1 or bad 2, for five rounds on average": Pattern(listed(markov(0.1, 2, 0.8, 3))),
+    "good 0.03 or bad 0.7, for three rounds on average": Pattern(listed(markov(0.03, 0.7, 0.67, 4))),
+    "two rounds 2, six rounds 0.05": Pattern(lambda k: (1.5, 2 if k % 8 in (5, 6) else 0.05)),
+    "alpha falls from 1.9 to 1.2 as tau rises": Pattern(lambda k: (1.9 - k % 6 * 0.14, 0.05 * 2 ** (k % 6))),
+    "saw tooth, 0.03 to 3 in six rounds": Pattern(lambda k: (1.5, 0.03 * 100 ** (k % 6 / 5))),
+    "saw tooth, 3 to 0.03 in ten rounds": Pattern(lambda k: (1.5, 3 * 0.01 ** (k % 10 / 9))),
+    "from 1 to 0.05 at round 8": Pattern(lambda k: (1.5, 0.05 if k >= 8 else 1)),
+    "0.05, from round 20 on 2": Pattern(lambda k: (1.5, 2 if k >= 20 else 0.05)),
+    "labels permuted at round 10, for each seed, tau = 0.2": Pattern(still(1.5, 0.2), "permuted_digits({seed})", 10),
+    "a third of the labels changed at round 12, tau = 0.3": Pattern(still(1.5, 0.3), "shifted_digits()", 12),
+    "10 of 50 clients, every fourth round 2": Pattern(every(4, 2, 0.1), change={"participation": "sample(10)"}),
+    "logistic, every third round 2": Pattern(every(3, 2, 0.1), change={"model": "logistic()"}),
+    "mlp(200), every third round 2": Pattern(every(3, 2, 0.1), change={"model": "mlp(200)"}),
+    "Dirichlet 0.3, 0.1 and 1 in turn": Pattern(every(2, 1, 0.1), change={"partition": "dirichlet(0.3)"}),
+    "server lr 0.01, 0.1 and 2 in turn": Pattern(every(2, 2, 0.1), change={"server": "sgd(lr=0.01)"}),
+    "momentum, every fifth round 2": Pattern(every(5, 2, 0.1), change={"server": "momentum(lr=0.01, beta=0.7)"}),
+}  # fmt: skip
+
+SECOND = {
+    "logistic, log-uniform from 0.03 to 3": Pattern(listed(log_uniform(0.03, 3, 13)), change={"model": "logistic()"}),
+    "logistic, 0.1, from round 15 on 1": Pattern(
+        lambda k: (1.5, 1 if k >= 15 else 0.1), change={"model": "logistic()"}
+    ),
+    "logistic, 0.03 and 1 in turn": Pattern(every(2, 1, 0.03), change={"model": "logistic()"}),
+    "mlp(20), two rounds 2, six rounds 0.05": Pattern(
+        lambda k: (1.5, 2 if k % 8 in (5, 6) else 0.05), change={"model": "mlp(20)"}
+    ),
+    "two hidden layers, every fourth round 2": Pattern(every(4, 2, 0.1), change={"model": "mlp(50, depth=2)"}),
+    "5 of 50 clients, 0.1 and 1 in turn": Pattern(every(2, 1, 0.1), change={"participation": "sample(5)"}),
+    "server lr 0.1, every fifth round 1": Pattern(every(5, 1, 0.1), change={"server": "sgd(lr=0.1)"}),
+    "good 0.05 or bad 1.5, for four rounds on average": Pattern(listed(markov(0.05, 1.5, 0.75, 6))),
+}
+
+PATTERNS = SEEN | HELD_OUT | SECOND
 
 
 @sa.noise("pattern")
 def pattern(name: str):
     """The interference of a named pattern."""
-    return lambda d, source: stable.sample(d, *LAWS[name](source.round), source)
+    return lambda d, source: stable.sample(d, *PATTERNS[name].law(source.round), source)
 
 
 @sa.dataset("permuted_digits")
-def permuted_digits():
+def permuted_digits(seed: int):
     """The digits with other names."""
-    names, data = generator(0, "names").permutation(10), digits()
+    return renamed(generator(seed, "names").permutation(10))
+
+
+@sa.dataset("shifted_digits")
+def shifted_digits():
+    """The digits with 0, 1 and 2 called 1, 2 and 0."""
+    return renamed(torch.tensor([1, 2, 0, *range(3, 10)]))
+
+
+def renamed(names: torch.Tensor):
+    data = digits()
     train, test = (split._replace(y=names[split.y]) for split in (data.train, data.test))
     return data._replace(train=train, test=test)
 
@@ -75,44 +177,51 @@ def accuracy(job: tuple[str, str, int]) -> float:
     """The final accuracy of a receiver in a pattern with a seed."""
     torch.set_num_threads(1)
     name, receiver, seed = job
-    if name.startswith("pilots") and "auto" in receiver:
+    _, data, turn, change = PATTERNS[name]
+    if receiver == "mac(C=auto)" and name.startswith("pilots"):
         receiver = "mac(C=auto, pilot=1000)"
-    e = sa.Experiment(
-        rounds=ROUNDS,
-        seed=seed,
-        device="cpu",
-        model="mlp(50)",
-        noise=f"pattern('{name}')",
-        receiver=receiver,
-        blocks="model" if name.startswith("whole vector") else "tensor",
-        server="sgd(lr=0.3)" if name.startswith("server") else "sgd()",
-    )
+    settings = {"model": "mlp(50)", "receiver": receiver, "noise": f"pattern('{name}')"} | change
+    e = sa.Experiment(rounds=ROUNDS, seed=seed, device="cpu", **settings)
     sim = simulation(e)
-    *_, last = simulate(sim, sim.start, TURN)
-    if name.startswith("labels permuted"):
-        sim = replace(simulation(e.with_(data="permuted_digits()")), receive=sim.receive, update=sim.update)
-    *_, last = simulate(sim, last.state, ROUNDS, TURN)
+    *_, last = simulate(sim, sim.start, turn)
+    if data:
+        sim = replace(simulation(e.with_(data=data.format(seed=seed))), receive=sim.receive, update=sim.update)
+    *_, last = simulate(sim, last.state, ROUNDS, turn)
     return 100 * last.metrics["test/accuracy"]
 
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    options.add_argument("--seeds", type=int, default=3)
+    options.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     options.add_argument("--workers", type=int, default=2)
-    options.add_argument("--only", nargs="+", default=list(LAWS), choices=LAWS, metavar="NAME")
+    options.add_argument("--out", type=Path, help="a file in which the results of fixed thresholds are kept")
+    options.add_argument("--only", nargs="+", default=list(PATTERNS), choices=PATTERNS, metavar="NAME")
     given = options.parse_args()
-    rules = ["mac(C=auto)", *FIXED]
+    kept = json.loads(given.out.read_text()) if given.out and given.out.exists() else {}
     print("| pattern | best fixed | accuracy with it | best without gain | accuracy with auto | auto minus best |")
     print("|---|---|---|---|---|---|")
     with ProcessPoolExecutor(given.workers) as pool:
         for name in given.only:
-            jobs = [(name, rule, seed) for rule in rules for seed in range(given.seeds)]
-            found = dict(zip(jobs, pool.map(accuracy, jobs), strict=True))
-            mean = {rule: statistics.mean(found[name, rule, s] for s in range(given.seeds)) for rule in rules}
-            best, plain = (max(some, key=mean.__getitem__) for some in (FIXED, FIXED[:5]))
-            auto, label = mean["mac(C=auto)"], best.removeprefix("mac(").removesuffix(")").replace("gain=True", "gain")
-            values = f"{mean[best]:.1f} | {mean[plain]:.1f} | {auto:.1f} | {auto - mean[best]:+.1f}"
-            print(f"| {name} | {label} | {values} |", flush=True)
+            jobs = [(name, rule, seed) for rule in ["mac(C=auto)", *FIXED] for seed in given.seeds]
+            todo = [job for job in jobs if str(job) not in kept]
+            found = {str(job): value for job, value in zip(todo, pool.map(accuracy, todo), strict=True)}
+            if given.out:
+                kept |= {job: value for job, value in found.items() if "auto" not in job}
+                given.out.write_text(json.dumps(kept))
+            found |= kept
+            accuracies = {rule: [found[str((name, rule, s))] for s in given.seeds] for _, rule, _ in jobs}
+            print(row(name, accuracies), flush=True)
+
+
+def row(name: str, found: dict[str, list[float]]) -> str:
+    """A line of the table, from the accuracies of each rule, a seed each."""
+    mean = {rule: statistics.mean(some) for rule, some in found.items()}
+    best, plain = (max(some, key=mean.__getitem__) for some in (FIXED, FIXED[:5]))
+    gaps = [a - b for a, b in zip(found["mac(C=auto)"], found[best], strict=True)]
+    error = statistics.stdev(gaps) / math.sqrt(len(gaps)) if len(gaps) > 1 else math.nan
+    label = best.removeprefix("mac(").removesuffix(")").replace("gain=True", "gain")
+    values = f"{mean[best]:.1f} | {mean[plain]:.1f} | {mean['mac(C=auto)']:.1f}"
+    return f"| {name} | {label} | {values} | {statistics.mean(gaps):+.1f} ± {error:.1f} |"
 
 
 if __name__ == "__main__":

@@ -115,14 +115,14 @@ def test_auto_takes_infinities():
 @pytest.mark.parametrize("make", [lambda: mac("auto"), lambda: cauchy("auto")])
 def test_the_memory_is_saved_and_restored(make, tmp_path):
     rule, fresh, strong = make(), make(), 0.05 * signal(1.0) ** 3
-    for k in range(2):
-        rule(strong + noise(k=k))
+    for k in range(4):
+        rule((-1) ** k * strong + noise(k=k))  # from the second round on they overshoot
     torch.save(rule.state_dict(), tmp_path / "state.pt")
     fresh.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
-    for k in (2, 3):
+    for k in (4, 5):
         assert torch.equal(rule(strong + noise(k=k)), fresh(strong + noise(k=k)))
         assert rule.metrics() == fresh.metrics()
-    assert not torch.equal(make()(strong + noise(k=3)), fresh(strong + noise(k=3))), "the memory matters"
+    assert not torch.equal(make()(strong + noise(k=6)), fresh(strong + noise(k=6))), "the memory matters"
 
 
 def test_pilots_tell_the_noise_where_the_vector_cannot(tiny):
@@ -227,10 +227,71 @@ def test_without_the_gain_a_burst_counts_as_little():
     assert out[5].norm() < 2 * out[4].norm()
 
 
+def test_a_loud_round_counts_by_the_square():
+    _, seen = heard(mac("auto"), [0.1] * 10 + [3.0])
+    tolerated, noise = 0.03 + 25**2 * 0.05**2, 22.0  # energies of an entry; 0.03 and 22 are those of clipped noise
+    assert seen[-1]["counts"] == pytest.approx((tolerated / noise) ** 2, rel=0.3)
+
+
+def test_the_signal_is_tracked_and_outlives_loud_rounds():
+    rule, known = mac("auto"), []
+    for k, (std, tau) in enumerate([(0.02, 0.1)] * 10 + [(0.06, 0.1)] * 3 + [(0.06, 3.0)] * 5):
+        rule(noise(1.5, tau, k, 20_000) + signal(std, 20_000))
+        known.append(rule.signal)
+    assert known[9] == pytest.approx(0.02**2, rel=0.3)
+    assert known[12:] == pytest.approx([0.06**2] * 6, rel=0.3), "three rounds after it has grown, and not forgotten"
+
+
+def test_the_reference_is_made_of_the_quiet_rounds():
+    rule, weak = mac("auto"), signal(0.05, 20_000)
+    for k, tau in enumerate([1.0, 1.0, 0.01, 1.0, 1.0]):
+        rule(noise(1.5, tau, k, 20_000) + weak)
+    assert torch.cosine_similarity(rule.before.clamp(-0.2, 0.2), weak, dim=0) > 0.8
+
+
+@pytest.mark.parametrize(("curvature", "brakes"), [(0.5, False), (3.0, True)])
+def test_steps_that_overshoot_are_shortened(curvature, brakes):
+    """g = curvature w + xi, w - g: beyond a curvature of 2 whole steps diverge, here by a factor of 2 a round."""
+    rule, w, shares = mac("auto"), signal(1.0, 2000), []
+    for k in range(30):
+        w = w - rule(curvature * w + noise(1.5, 0.03, k, 2000))
+        shares.append(rule.metrics()["brake"])
+    assert w.norm() < 0.1 * signal(1.0, 2000).norm()
+    assert (min(shares[:5]) < 1) == brakes, "later on there is nothing left to learn, and noise alone overshoots"
+
+
+@pytest.mark.parametrize(("curvature", "low", "high"), [(0.02, 0.008, 0.025), (0.001, -0.001, 0.003)])
+def test_the_harm_of_noise_is_measured(curvature, low, high):
+    """g = curvature w + xi, w - g: the next round tells what a loud one did, and the next loud one counts by it."""
+    rule, w = mac("auto"), signal(0.1 / curvature, 20_000)
+    for k in range(8):
+        w = w - rule(curvature * w + noise(1.5, 1.0 if k % 4 == 3 else 0.1, k, 20_000))
+    assert low < rule.metrics()["harm"] < high
+    assert (rule.metrics()["counts"] < 0.2) == (curvature > 0.01)
+
+
+def test_one_turn_of_the_signal_is_forgotten():
+    rule, strong, shares = mac("auto"), signal(0.1, 2000), []
+    for k in range(12):
+        rule((strong if k < 3 else -strong) + noise(1.5, 0.01, k, 2000))
+        shares.append(rule.metrics()["brake"])
+    assert shares[:3] == [1] * 3
+    assert shares[3] == 0.5
+    assert shares[-3:] == [1] * 3
+
+
+def test_silence_is_no_reference():
+    rule, weak = mac("auto", pilot=100), signal(0.05, 2000)
+    for k in range(4):
+        rule.listen(noise(k=k, d=100))
+        rule(torch.zeros(2000) if k < 2 else weak + noise(1.5, 0.001, k, 2000))
+    assert torch.cosine_similarity(rule.before, weak, dim=0) > 0.9
+
+
 def test_noise_that_the_signal_outweighs_counts_in_full():
     _, seen = heard(mac("auto"), [0.03] * 5 + [0.3] * 3, std=0.1)
     assert [s["counts"] for s in seen] == [1] * 8, (
-        "a hundred times the usual energy, and less than 20^2 of the signal's"
+        "a hundred times the usual energy, and less than 25^2 of the signal's"
     )
 
 
@@ -244,11 +305,11 @@ def test_a_permanent_change_is_followed_at_once(old, new):
 
 
 def test_what_is_usual_follows_a_permanent_change():
-    _, seen = heard(mac("auto"), [0.1] * 3 + [30.0] * 60, d=2000)
+    _, seen = heard(mac("auto"), [0.1] * 3 + [30.0] * 80, d=2000)
     counts = [s["counts"] for s in seen]
     assert counts[3] < 0.01
     assert counts[-1] > 0.5
-    assert all(a < b * 1.3 for a, b in pairwise(counts[3:])), "step by step"
+    assert all(a < b * 1.7 for a, b in pairwise(counts[3:])), "step by step"
 
 
 def test_the_gain_is_the_signals_own():

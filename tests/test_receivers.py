@@ -281,6 +281,8 @@ def test_two_rules_of_one_kind_keep_their_metrics_apart():
         "C",
         "gain",
         "counts",
+        "brake",
+        "harm",
         "alpha",
         "tau",
         "C_2",

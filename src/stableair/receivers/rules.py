@@ -23,9 +23,9 @@ def mac(C: float | Literal["auto"], gain: bool | None = None, pilot: int = 0) ->
     m = med(g); g_i -> m + clip(g_i - m, [-C, C]): (..., d) -> (..., d).
 
     C="auto" estimates the interference from what is received, or from `pilot` noise-only symbols a round, sets the
-    threshold from that, and lets a round count less whose noise is far beyond the usual. With gain=True (the default of
-    "auto" alone) the clipped part is divided by its expected derivative, the share of unclipped entries ("auto": of the
-    signal that passes), so that the step no longer depends on C.
+    threshold from that, lets a round count less whose noise is far beyond the usual, and shortens steps that go too
+    far. With gain=True (the default of "auto" alone) the clipped part is divided by its expected derivative, the share
+    of unclipped entries ("auto": of the signal that passes), so that the step no longer depends on C.
 
     >>> mac(1.0)(torch.tensor([0.0, 1.0, 90.0])).tolist()
     [0.0, 1.0, 2.0]
