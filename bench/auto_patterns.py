@@ -8,7 +8,8 @@ standard output as Markdown: mean accuracies in per cent, and auto minus the bes
 this paired difference. With --out what a fixed threshold got is kept there and not computed again.
 
 The patterns of SEEN were in view when the rule was made; those of HELD_OUT were written down before it, and run after.
-SECOND was written down after that, before the harm of noise was measured, and run after.
+SECOND was written down after that, before the harm of noise was measured, and run after; THIRD likewise, before the
+first guess of the harm was made to depend on the length of the vector.
 """
 
 import argparse
@@ -141,7 +142,26 @@ SECOND = {
     "good 0.05 or bad 1.5, for four rounds on average": Pattern(listed(markov(0.05, 1.5, 0.75, 6))),
 }
 
-PATTERNS = SEEN | HELD_OUT | SECOND
+THIRD = {
+    "mlp(10), every third round 1": Pattern(every(3, 1, 0.05), change={"model": "mlp(10)"}),
+    "mlp(20), log-uniform from 0.03 to 3": Pattern(listed(log_uniform(0.03, 3, 14)), change={"model": "mlp(20)"}),
+    "mlp(100), every fourth round 3": Pattern(every(4, 3, 0.1), change={"model": "mlp(100)"}),
+    "mlp(400), two rounds 2, six rounds 0.05": Pattern(
+        lambda k: (1.5, 2 if k % 8 in (5, 6) else 0.05), change={"model": "mlp(400)"}
+    ),
+    "logistic, five rounds 0.1, five rounds 1": Pattern(
+        lambda k: (1.5, 1 if k // 5 % 2 else 0.1), change={"model": "logistic()"}
+    ),
+    "logistic, alpha = 1.2, every fourth round 1": Pattern(
+        lambda k: (1.2, 1 if k % 4 == 3 else 0.05), change={"model": "logistic()"}
+    ),
+    "20 of 50 clients, good 0.1 or bad 2": Pattern(
+        listed(markov(0.1, 2, 0.7, 7)), change={"participation": "sample(20)"}
+    ),
+    "server lr 0.06, every third round 1": Pattern(every(3, 1, 0.1), change={"server": "sgd(lr=0.06)"}),
+}
+
+PATTERNS = SEEN | HELD_OUT | SECOND | THIRD
 
 
 @sa.noise("pattern")
