@@ -8,8 +8,8 @@ standard output as Markdown: mean accuracies in per cent, and auto minus the bes
 this paired difference. With --out what a fixed threshold got is kept there and not computed again.
 
 The patterns of SEEN were in view when the rule was made; those of HELD_OUT were written down before it, and run after.
-SECOND was written down after that, before the harm of noise was measured, and run after; THIRD likewise, before the
-first guess of the harm was made to depend on the length of the vector.
+So were SECOND and THIRD, before the harm that noise does was made to depend on the length of the vector; HELD_OUT and
+SECOND were in view then.
 """
 
 import argparse

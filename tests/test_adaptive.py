@@ -227,9 +227,10 @@ def test_without_the_gain_a_burst_counts_as_little():
     assert out[5].norm() < 2 * out[4].norm()
 
 
-def test_a_loud_round_counts_by_the_square():
-    _, seen = heard(mac("auto"), [0.1] * 10 + [3.0])
-    tolerated, noise = 0.03 + 25**2 * 0.05**2, 22.0  # energies of an entry; 0.03 and 22 are those of clipped noise
+@pytest.mark.parametrize("d", [20_000, 1200])
+def test_a_loud_round_counts_by_the_square(d):
+    _, seen = heard(mac("auto"), [0.1] * 10 + [3.0], d=d)
+    tolerated, noise = 0.03 + min(625, d / 6) * 0.05**2, 22.0  # energies of an entry; 0.03, 22: those of clipped noise
     assert seen[-1]["counts"] == pytest.approx((tolerated / noise) ** 2, rel=0.3)
 
 
@@ -258,16 +259,6 @@ def test_steps_that_overshoot_are_shortened(curvature, brakes):
         shares.append(rule.metrics()["brake"])
     assert w.norm() < 0.1 * signal(1.0, 2000).norm()
     assert (min(shares[:5]) < 1) == brakes, "later on there is nothing left to learn, and noise alone overshoots"
-
-
-@pytest.mark.parametrize(("curvature", "low", "high"), [(0.02, 0.008, 0.025), (0.001, -0.001, 0.003)])
-def test_the_harm_of_noise_is_measured(curvature, low, high):
-    """g = curvature w + xi, w - g: the next round tells what a loud one did, and the next loud one counts by it."""
-    rule, w = mac("auto"), signal(0.1 / curvature, 20_000)
-    for k in range(8):
-        w = w - rule(curvature * w + noise(1.5, 1.0 if k % 4 == 3 else 0.1, k, 20_000))
-    assert low < rule.metrics()["harm"] < high
-    assert (rule.metrics()["counts"] < 0.2) == (curvature > 0.01)
 
 
 def test_one_turn_of_the_signal_is_forgotten():

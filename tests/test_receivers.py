@@ -282,7 +282,6 @@ def test_two_rules_of_one_kind_keep_their_metrics_apart():
         "gain",
         "counts",
         "brake",
-        "harm",
         "alpha",
         "tau",
         "C_2",

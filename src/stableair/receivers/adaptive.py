@@ -32,7 +32,7 @@ FADE = 0.9  # of a round's evidence for the next
 RECENT = 0.5  # what a round's vector counts in the reference for each round that it lies back
 TINY = 1e-60  # the energy of a vector of zeros
 HORIZON = 25  # rounds over which the noise is averaged that is usual
-HARM = 1 / 625  # the curvature times the server's step before any is known, with this standard error; the least, too
+HARM, TRACE = 1 / 625, 6.0  # noise is taken to do this share of its energy in harm, or TRACE / d if that is more
 CHANGE = 0.25  # of the signal's energy from round to round
 OVERSHOT = 3.0  # standard errors by which a round has to point against those before
 SHORTER, LONGER = 0.5, 1.2  # the step after a round that does, and after one that does not (Rprop's)
@@ -79,14 +79,13 @@ class AdaptiveMac(Adaptive):
 
     With x = g - med(g) and the round's own (alpha, tau), y = clip(x, [-C, C]) / gain, where C is C*(alpha) tau times a
     power of two and the gain is the share of the signal that the clipping lets through. With S and N the signal's and
-    the noise's energy in an entry of y, the round counts min(1, (usual N + S / h) / N)^2, where h is the curvature of
-    the loss, times the server's step, along the steps so far: in full, unless its noise is beyond what is usual and
-    does more harm, h N, than the signal does good, S. A round that points against those before tells of steps that are
-    too long: it halves the step, and each that does not lengthens it by a fifth, up to 1.
+    the noise's energy in an entry of y, the round counts min(1, (usual N + S / h) / N)^2 with h = max(1 / 625, 6 / d):
+    in full, unless its noise is beyond what is usual and does more harm, h N, than the signal does good, S. A round
+    that points against those before tells of steps that are too long: it halves the step, and each that does not
+    lengthens it by a fifth, up to 1.
     """
 
-    remembered = ("rounds", "alpha", "log_tau", "evidence", "before", "trust", "signal", "known", "log_noise", "brake",
-                  "step", "counts", "harm", "sure")  # fmt: skip
+    remembered = "rounds", "alpha", "log_tau", "evidence", "before", "trust", "signal", "known", "log_noise", "brake"
 
     def __init__(self, C: float | None, gain: bool, pilot: int = 0):
         super().__init__(pilot)
@@ -99,8 +98,6 @@ class AdaptiveMac(Adaptive):
         self.signal, self.known = 0.0, 0.0  # S as far as it is known, and the inverse of its variance
         self.log_noise = 0.0  # the usual N; the first round replaces it
         self.brake = 1.0  # the share of the step that is taken
-        self.step: Tensor | None = None  # what the last round was passed on as
-        self.harm, self.sure = HARM, HARM**-2  # h as far as it is known, and the inverse of its variance
 
     def observe(self, g: Tensor) -> None:
         x = g - median(g)
@@ -109,7 +106,7 @@ class AdaptiveMac(Adaptive):
         elif self.estimate(x, memory=1):
             self._adapt(x)
         else:
-            self.C, self.gain, self.counts, self.step = math.inf, 1.0, 1.0, None
+            self.C, self.gain, self.counts = math.inf, 1.0, 1.0
 
     def apply(self, g: Tensor) -> Tensor:
         m = median(g)
@@ -129,10 +126,8 @@ class AdaptiveMac(Adaptive):
         self.gain = passed * _share(x, self.C)
         y = x.clamp(-self.C, self.C) / self.gain
         energy = y.square().mean().item() or TINY
-        self._learn_harm(y, energy)
         self._learn_signal(y, before.clamp(-2 * self.C, 2 * self.C) / _share(before, 2 * self.C), energy)
-        self.counts = self.brake * self._weigh(energy)
-        self.step = (self.counts * y).float()
+        self.counts = self.brake * self._weigh(energy, len(x))
         if energy > TINY:
             self.trust = RECENT * self.trust + 1 / energy
             self.before = (before + (x - before) / (energy * self.trust)).float()
@@ -147,24 +142,13 @@ class AdaptiveMac(Adaptive):
             self.known = self.known / (1 + self.known * (CHANGE * max(self.signal, 0.0)) ** 2) + 1 / variance
             self.signal += (found - self.signal) / (variance * self.known)
 
-    def _learn_harm(self, y: Tensor, energy: float) -> None:
-        """h z^2 = (s - y) z for the last step z and the signal s before it, averaged by precision over all rounds."""
-        if self.step is not None and self.known > 0:
-            step = self.step.to(y)
-            along, square = torch.stack([y @ step, step @ step]).tolist()
-            if square > 0:
-                share = self.counts * len(y) / square
-                variance = energy / square + share**2 / self.known
-                self.sure += 1 / variance
-                self.harm += (share * self.signal - along / square - self.harm) / (variance * self.sure)
-
-    def _weigh(self, energy: float) -> float:
-        """What a round counts whose entries have this energy, but for the brake."""
+    def _weigh(self, energy: float, d: int) -> float:
+        """What a round counts whose d entries have this energy, but for the brake."""
         signal = max(self.signal, 0.0)
         noise = self._heard() if self.pilots else max(energy - signal, energy / 10)
         if self.rounds == 1:
             self.log_noise = math.log(noise)
-        tolerated = signal / max(self.harm, HARM) + math.exp(self.log_noise)
+        tolerated = signal / max(HARM, TRACE / d) + math.exp(self.log_noise)
         self.log_noise += (math.log(noise) - self.log_noise) / min(self.rounds, HORIZON)
         return min(1.0, tolerated / noise) ** 2
 
@@ -195,8 +179,7 @@ class AdaptiveMac(Adaptive):
 
     def metrics(self) -> Metrics:
         own: Metrics = {"C": self.C, "gain": self.gain}
-        weight: Metrics = {"counts": self.counts, "brake": self.brake, "harm": self.harm}
-        return own if self.fixed is not None else own | weight | super().metrics()
+        return own if self.fixed is not None else own | {"counts": self.counts, "brake": self.brake} | super().metrics()
 
 
 def _share(x: Tensor, C: float) -> float:
