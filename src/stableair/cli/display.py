@@ -1,5 +1,6 @@
 """What a command shows of its runs: a live line or plain lines while they go, and sentences about them."""
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +14,11 @@ if TYPE_CHECKING:
 Row = dict[str, Any]  # the numbers of a round
 OnRound = Callable[[Row], None]
 StartRun = Callable[[str, int], OnRound]  # (title, rounds) -> what shows each round of that run
+
+
+def speaks() -> bool:
+    """Whether this process is the one that talks to the user: of those of torchrun the first."""
+    return "WORLD_SIZE" not in os.environ or os.environ.get("RANK", "0") == "0"
 
 
 @contextmanager

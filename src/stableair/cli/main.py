@@ -12,7 +12,8 @@ import typer
 
 from stableair.checks import InputError, Note
 from stableair.cli import bench, data, paper, reference, results, runs, sweeps
-from stableair.cli.stopping import CLOSED, INTERRUPTED, OutputClosed, end_in_order, exit_code, speaks
+from stableair.cli.display import speaks
+from stableair.cli.stopping import CLOSED, INTERRUPTED, OutputClosed, end_in_order, exit_code
 from stableair.spec import line_of
 
 app = typer.Typer(

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stableair.checks import InputError
-from stableair.cli.display import OnRound, Row, describe_run, print_line, progress, show_engine
+from stableair.cli.display import OnRound, Row, describe_run, print_line, progress, show_engine, speaks
 from stableair.cli.options import DataDir, Device, Plugin, given, load_plugins, place, use_data_folder
-from stableair.cli.stopping import speaks, stop_politely
+from stableair.cli.stopping import stop_politely
 
 if TYPE_CHECKING:
     from stableair.experiment import Experiment

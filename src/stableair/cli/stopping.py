@@ -8,13 +8,10 @@ from contextlib import contextmanager
 
 import typer
 
+from stableair.cli.display import speaks
+
 INTERRUPTED, CLOSED, TERMINATED = 130, 141, 143  # 128 + the number of the signal
 INSISTENT = 3  # signals: whoever sends so many does not want to wait, and what is on the disk is whole at any moment
-
-
-def speaks() -> bool:
-    """Whether this process is the one that talks to the user: of those of torchrun the first."""
-    return "WORLD_SIZE" not in os.environ or os.environ.get("RANK", "0") == "0"
 
 
 class Terminated(KeyboardInterrupt):
