@@ -236,6 +236,7 @@ def test_a_figure_from_python_takes_what_the_command_takes(tmp_path, no_data):
         ("fig3a", {"rounds": 0}, "rounds must be at least 1"),
         ("fig3a", {"search_rounds": 0}, "search_rounds must be at least 1"),
         ("fig3a", {"search_each": True}, "search_each=True is for fig4a and fig4b"),
+        ("fig3a", {"settings": {"device": "cuda:99"}}, "device 'cuda:99' is not there"),
         ("fig3", {}, "figure: 'fig3' is unknown"),
     ],
 )

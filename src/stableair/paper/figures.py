@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure as Picture
 
+from stableair import builder
 from stableair.checks import InputError, Note, choice, count, place, typed, whole
 from stableair.data import hub
 from stableair.data.table import IMAGE_SETS
@@ -182,8 +183,9 @@ def plan(
     given = given or {}
     _check_thresholds(name, given, search_each)
     base = base.with_(**settings)
+    builder.device(base.device)  # what no run could take is refused before the first
     for method, value in given.items():
-        _at_threshold(method, base, value)  # what no run could take is refused before the first
+        _at_threshold(method, base, value)
     if trials is None:
         trials = SMOKE_TRIALS if smoke else TRIALS
     if search_rounds is None:
