@@ -33,7 +33,7 @@ def make(spec):
 
 def uploads(clients, update, stats=None, chunk=2):
     stats = torch.zeros(len(update), 0) if stats is None else stats
-    rows = clients, update, stats, clients.float()
+    rows = clients, update, *(t.to(update.device) for t in (stats, clients.float()))
     return [Upload(*(t[i : i + chunk] for t in rows)) for i in range(0, len(update), chunk)]
 
 
