@@ -148,6 +148,12 @@ def listening(port):
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
+def recorded(run):
+    """How many rounds a run's folder has."""
+    rounds = run / "rounds.jsonl"
+    return rounds.read_text().count("\n") if rounds.exists() else 0
+
+
 def kill(*words):
     """Kill the one process that has all of these words in its command and environment."""
     (pid,) = [pid for pid, text in alive() if all(word in text for word in words)]
@@ -179,14 +185,10 @@ def test_a_deployment_outlives_its_superlink_and_a_node_and_refuses_strangers(tm
     settings = {"partition": e.partition, "model": e.model, "rounds": 3, "local_epochs": 1, "receiver": e.receiver}
     (tmp_path / "settings.toml").write_text("".join(f"{key} = {json.dumps(v)}\n" for key, v in settings.items()))
     run, port = tmp_path / "run", free_ports()
-    rounds, keys = run / "rounds.jsonl", run / "flower"
-    deploy = [DEPLOY, run, tmp_path / "settings.toml"]
-
-    def recorded():
-        return rounds.read_text().count("\n") if rounds.exists() else 0
+    keys, deploy = run / "flower", [DEPLOY, run, tmp_path / "settings.toml"]
 
     with started(deploy, tmp_path, PORT=str(port)) as (process, log):
-        waited(lambda: recorded() == 1, process, log)
+        waited(lambda: recorded(run) == 1, process, log)
         kill("flower-superlink", "--database", str(keys))  # the second round has just begun
         assert process.wait(PATIENCE) == 2
         assert "not complete (its SuperLink is gone)" in log.read_text().splitlines()[-1]
@@ -203,7 +205,7 @@ def test_a_deployment_outlives_its_superlink_and_a_node_and_refuses_strangers(tm
             started(node(4, stranger / "key", keys / "ca.crt"), stranger) as (first, its_words),
             started(node(5, keys / "node0", misled / "ca.crt"), misled) as (second, other_words),
         ):
-            waited(lambda: recorded() == 2, process, log)
+            waited(lambda: recorded(run) == 2, process, log)
             kill("flower-supernode", "--auth-supernode-private-key node2", str(keys))  # and so has the third
             assert first.wait(PATIENCE) == second.wait(PATIENCE) == 1
         assert "Failed to initialize the connection" in its_words.read_text()
@@ -213,6 +215,16 @@ def test_a_deployment_outlives_its_superlink_and_a_node_and_refuses_strangers(tm
     assert found["channel/senders"] == [3, 3, 2]
     assert torch.equal(found.state.w, expected(e, lambda k: (0, 1, 2) if k < 2 else (0, 1)).w)
     assert "is left out" in log.read_text()
+
+
+@pytest.mark.parametrize(("sent", "code", "rounds"), [(signal.SIGINT, 130, 0), (signal.SIGTERM, 143, 1)])
+def test_a_deployment_that_is_told_to_stop_ends_all_of_it(sent, code, rounds, tmp_path):
+    run, port = tmp_path / "run", free_ports()
+    with started([DEPLOY, run], tmp_path, PORT=str(port)) as (process, log):
+        waited(lambda: listening(port) and recorded(run) >= rounds, process, log)
+        process.send_signal(sent)
+        assert process.wait(60) == code, log.read_text()
+        assert not [pid for pid, text in alive() if str(run) in text]
 
 
 @pytest.mark.parametrize(
