@@ -330,7 +330,7 @@ def _with_snr(label: str, runs: list[Run]) -> str:
     """A label of Fig. 4(b) with the measured SNR, and the paper's at that tau."""
     found, tau = snrs(runs), components_of_record(runs[0].record)["noise"][0][1].get("tau")
     measured = f"{fmean(found):.1f} dB, linear mean {linear_mean(found):.1f} dB" if found else "none"
-    return f"{label}, SNR {measured}" + (f" (paper: {SNR[tau]} dB)" if tau in SNR else "")
+    return f"{label}, SNR {measured}" + (f" (paper: up to {SNR[tau]} dB)" if tau in SNR else "")
 
 
 def caption(plan: Plan, runs: dict[str, list[Run]], notes: list[str], data: str = "") -> str:
