@@ -5,6 +5,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -167,7 +168,7 @@ def search(
     that after a third of its rounds is among the worst quarter of those before it is stopped. All is kept in the
     folder: the same search goes on where it was stopped, and a finished one is not computed again.
     """
-    optuna = _optuna()
+    _optuna()  # without it nothing is begun
     whole("trials", trials, 1)
     whole("seeds", seeds, 1)
     folder, base = place("folder", folder), base.with_(evaluate="validation")
@@ -182,31 +183,9 @@ def search(
     if choices := _choices(list(wanted.values())):
         trials = min(trials, len(choices))  # more would repeat some
 
-    even = trials - trials // 2
-    sampler = optuna.samplers.TPESampler(seed=base.seed, n_startup_trials=even)
-    pruner = optuna.pruners.PercentilePruner(75.0, n_startup_trials=3, n_warmup_steps=base.rounds // 3)
-    study = optuna.create_study(direction="maximize", sampler=sampler, pruner=pruner)
-    for point in _spread(list(wanted.values()), even):
-        study.enqueue_trial(dict(zip(wanted, point, strict=True)))
-
-    found: list[Trial] = []
-    for number in range(trials):
-        trial = study.ask()
-        values = {key: one.suggest(trial, key) for key, one in wanted.items()}
-        judge = _Judge(trial, base.rounds * seeds)
-        try:
-            for candidate in over_seeds(base.with_(**values), seeds):
-                show = progress(f"trial {number + 1}/{trials}", candidate.rounds)
-                _play(candidate, folder, judge, show)
-        except optuna.TrialPruned:
-            study.tell(trial, state=optuna.trial.TrialState.PRUNED)
-            found.append(Trial(values, judge.score, judge.rounds, stopped=True))
-        except Overflow as error:  # such as a learning rate that overflows at once: the others may do
-            study.tell(trial, 0.0)
-            found.append(Trial(values, 0.0, judge.rounds, failed=str(error)))
-        else:
-            study.tell(trial, judge.score)
-            found.append(Trial(values, judge.score, judge.rounds))
+    study, found = _study(base, wanted, trials), []
+    for number in range(1, trials + 1):
+        found.append(_tried(study, base, wanted, seeds, folder, partial(progress, f"trial {number}/{trials}")))
         log(describe(found[-1], base.rounds * seeds))
     if all(trial.failed for trial in found):
         raise InputError(f"every trial failed; the first: {found[0].failed}")
@@ -226,6 +205,37 @@ def _wanted(base: Experiment, spaces: Mapping[str, Space | str]) -> dict[str, Sp
         for value in one.ends():
             base.with_(**{key: value})
     return wanted
+
+
+def _study(base: Experiment, wanted: dict[str, Space], trials: int) -> Any:
+    """Optuna's: half of the trials spread evenly, the others placed by what those found, the hopeless given up."""
+    optuna, even = _optuna(), trials - trials // 2
+    sampler = optuna.samplers.TPESampler(seed=base.seed, n_startup_trials=even)
+    pruner = optuna.pruners.PercentilePruner(75.0, n_startup_trials=3, n_warmup_steps=base.rounds // 3)
+    study = optuna.create_study(direction="maximize", sampler=sampler, pruner=pruner)
+    for point in _spread(list(wanted.values()), even):
+        study.enqueue_trial(dict(zip(wanted, point, strict=True)))
+    return study
+
+
+def _tried(
+    study: Any, base: Experiment, wanted: dict[str, Space], seeds: int, folder: Path, show: Callable[[int], OnRound]
+) -> Trial:
+    """The study's next values, played with each seed; it is told what came of them."""
+    optuna, trial = _optuna(), study.ask()
+    values = {key: one.suggest(trial, key) for key, one in wanted.items()}
+    judge = _Judge(trial, base.rounds * seeds)
+    try:
+        for candidate in over_seeds(base.with_(**values), seeds):
+            _play(candidate, folder, judge, show(candidate.rounds))
+    except optuna.TrialPruned:
+        study.tell(trial, state=optuna.trial.TrialState.PRUNED)
+        return Trial(values, judge.score, judge.rounds, stopped=True)
+    except Overflow as error:  # such as a learning rate that overflows at once: the others may do
+        study.tell(trial, 0.0)
+        return Trial(values, 0.0, judge.rounds, failed=str(error))
+    study.tell(trial, judge.score)
+    return Trial(values, judge.score, judge.rounds)
 
 
 def _choices(spaces: list[Space]) -> list[tuple[Any, ...]]:
