@@ -296,14 +296,15 @@ def _choices_table(curves: Curves) -> str:
 
 
 def _summary(curves: dict[str, Curves]) -> str:
-    """A line for each claim of each figure."""
+    """A line for each claim of each figure, and one alone for a figure without runs."""
+    unseen = [("", MISSING, NONE)]
     rows = [
-        (figures.FIGURES[name].title.partition(":")[0], *claim)
+        (figures.FIGURES[name].title.partition(":")[0].removeprefix("Fig. "), *claim)
         for name in NAMES
         if name in figures.FIGURES
-        for claim in _claims(name, curves[name])
+        for claim in (_claims(name, curves[name]) if curves[name] else unseen)
     ]
-    return _table(("figure", "the paper says", "we saw", "verdict"), rows)
+    return _table(("Fig.", "the paper says", "we saw", "verdict"), rows)
 
 
 def _front(curves: Curves, images: str) -> str:
