@@ -133,11 +133,7 @@ def _results(curves: Curves) -> str:
             f"{statistics.median(db):.1f}" if db else NONE,
         ]  # fmt: skip
 
-    head = (
-        "curve", "receiver", "seeds x rounds", "final test accuracy", f"mean of the last {LAST}",
-        "fluctuation over them", f"mean of the last {LAST} with the clients' norm statistics", "fluctuation with these",
-        f"SNR in dB, median of the first {FIRST}",
-    )  # fmt: skip
+    head = "curve", "receiver", "runs", "final", "settled", "moves", "settled, clients'", "moves, clients'", "SNR"
     return _table(head, (row(*item) for item in curves.items()))
 
 
@@ -256,11 +252,10 @@ def _snr_table(curves: Curves) -> str:
         highest = f"{statistics.fmean(map(_highest_snr, runs)):.1f}"
         return [f"{tau:g}", str(paper), *three(snrs(runs, FIRST)), *three(snrs(runs)), highest, verdict]
 
-    head = [
-        "τ", "the paper", f"first {FIRST} rounds: mean in dB", "median", "of the linear mean", "all rounds: mean in dB",
-        "median", "of the linear mean", "longest gradient, median interference",
-        f"median of the first {FIRST} within {FEW:g} dB",
-    ]  # fmt: skip
+    head = (
+        "τ", "the paper", f"{FIRST} rounds: mean", "median", "linear", "all: mean", "median", "linear", "highest",
+        f"median of {FIRST} within {FEW:g} dB",
+    )  # fmt: skip
     return _table(head, (row(*item) for item in figures.SNR.items()))
 
 
