@@ -1,10 +1,13 @@
 """Receivers over channels on paired seeds."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy import stats
 
 import stableair as sa
+from stableair.checks import Note
 from stableair.comparisons import comparison
 from stableair.results import report
 from stableair.results.run import Run, find
@@ -148,6 +151,18 @@ def test_what_does_not_pair_is_one_line_and_nothing_is_computed(plan, said, tmp_
     assert said in str(error.value)
     assert "\n" not in str(error.value)
     assert not list(tmp_path.iterdir())
+
+
+def test_runs_that_have_not_come_as_far_are_left_out():
+    runs, _ = many(6)
+    behind = [replace(run, rounds=[row | {"round": k} for k in range(2) for row in run.rounds]) for run in runs]
+    behind[0] = runs[0]  # mac(C=1), seed 0
+    with pytest.warns(Note, match="1 run left out: 1 round, where others have 2"):
+        found = comparison(behind)
+    (lines,) = found.lines.values()
+    assert {line.receiver: len(line.runs) for line in lines} == {"mac(C=1)": 5, "clip(C=1)": 6, "none()": 6}
+    with pytest.warns(Note, match="12 runs left out"), pytest.raises(sa.InputError, match=r"there is mac\(C=1\) alone"):
+        comparison(behind[1:6] + runs[6:])
 
 
 def test_runs_that_do_not_pair_or_are_not_there():

@@ -117,21 +117,19 @@ def bits(arrays):
 # -------------------------------------------------------------------------------------------------- the same bits
 
 
-def test_the_replies_are_the_uploads_of_algorithm_1():
-    """The same model as simulate() makes of the same payloads, added up by falling samples and then by number."""
-    over, found = air(rounds=3)
-    e = over.experiment.with_(clients=4)
+def algorithm_1(e, rounds, heard=(0, 1, 2, 3)):
+    """What simulate() makes of the same payloads, added up by falling samples and then by number."""
     arrays = start_arrays()
     layout, norms = layouts(arrays)
-    order = sorted(range(4), key=lambda n: (-samples(sorted(NODES)[n]), n))
-    assert order != [0, 1, 2, 3], "else the order would not be seen"
+    order = sorted(heard, key=lambda n: (-samples(sorted(NODES)[n]), n))
+    assert order != sorted(order), "else the order would not be seen"
 
     def train(state, k, who):
         given = dict(arrays)
         for part, v in ((layout, state.w), (norms, state.stats)):
             for name, shape, block in zip(part.names, part.shapes, part.split(v), strict=True):
                 given[name] = Array(block.reshape(shape).numpy())
-        for n in order:
+        for n in who.tolist():
             content = RecordDict({"arrays": ArrayRecord(given)})
             message = Message(content, dst_node_id=sorted(NODES)[n], message_type="train")
             back = reply(message).content
@@ -140,10 +138,14 @@ def test_the_replies_are_the_uploads_of_algorithm_1():
             yield Upload(torch.tensor([n]), u[None], moments(flat(back["arrays"], norms), norms)[None], loss)
 
     begin = State(flat(arrays, layout), flat(arrays, norms))
-    side = receiving_side(e, layout, norms)._asdict()
-    everybody = torch.arange(4)
-    sim = Simulation(4, 0, begin, layout, train, **side, evaluate=lambda s: {}, participants=lambda k: everybody)
-    rounds = list(simulate(sim, begin, 3))
+    side, who = receiving_side(e, layout, norms)._asdict(), torch.tensor(order)
+    sim = Simulation(4, 0, begin, layout, train, **side, evaluate=lambda s: {}, participants=lambda k: who)
+    return list(simulate(sim, begin, rounds)), layout, norms
+
+
+def test_the_replies_are_the_uploads_of_algorithm_1():
+    over, found = air(rounds=3)
+    rounds, layout, norms = algorithm_1(over.experiment.with_(clients=4), 3)
     assert torch.equal(flat(found.arrays, layout), rounds[-1].state.w)
     assert torch.equal(flat(found.arrays, norms), rounds[-1].state.stats)
     for k, round_ in enumerate(rounds, 1):
@@ -151,6 +153,33 @@ def test_the_replies_are_the_uploads_of_algorithm_1():
         assert {name: told[name] for name in round_.metrics if round_.metrics[name] is not None} == {
             name: value for name, value in round_.metrics.items() if value is not None
         }
+
+
+SILENT = {"noise": "none()", "fading": "unit()"}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"channel": "waveform(basis=hadamard, antennas=3)"}, {"channel": "digital(aggregate=median)"} | SILENT],
+    ids=lambda settings: settings.get("channel", "flat"),
+)
+def test_only_those_that_replied_are_on_the_air(settings):
+    over, found = air(lambda m: None if m.metadata.dst_node_id == 44 else reply(m), **settings)
+    rounds, layout, _ = algorithm_1(over.experiment.with_(clients=4), 2, heard=(0, 2, 3))
+    assert torch.equal(flat(found.arrays, layout), rounds[-1].state.w)
+
+
+@pytest.mark.parametrize("aggregate", ["krum(f=0)", "trimmed_mean(f=1)"])
+def test_with_fewer_replies_than_the_aggregator_needs_the_model_stays(aggregate, tmp_path):
+    def answer(message):
+        late = message.content["config"]["server-round"] == 2 and message.metadata.dst_node_id in (17, 44)
+        return None if late else reply(message)
+
+    settings = SILENT | {"channel": f"digital(aggregate={aggregate!r})"}
+    with pytest.warns(Note, match="nobody was heard"):
+        _, found = air(answer, rounds=3, folder=tmp_path, **settings)
+    assert sa.load(tmp_path)["channel/senders"] == [4, 0, 4]
+    assert bits(found.arrays) != bits(air(rounds=1, **settings)[1].arrays)
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(4)))[5::7])

@@ -1,12 +1,13 @@
 """Receivers compared over channels on the same seeds: the same data, batches, fading and noise for all of them."""
 
 import statistics
+import warnings
 from collections.abc import Iterable, Mapping
 from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from stableair.checks import InputError, count
+from stableair.checks import InputError, Note, count
 from stableair.experiment import Experiment
 from stableair.results import report
 from stableair.results.report import ALIKE, CHANNEL, FEWEST, LEVEL, Paired
@@ -135,10 +136,15 @@ def compared(plan: Plan | str | Path | Iterable[Experiment], seeds: int | None =
 
 
 def comparison(runs: Run | str | Path | Iterable[Run | str | Path]) -> Comparison:
-    """The comparison of runs that are there, or of folders of them."""
+    """The comparison of runs that are there, or of folders of them; those that have not come as far are left out."""
     found = [run for run in runs_of(runs)[0] if run.rounds]
     if not found:
         raise InputError("none of these runs has a complete round; there is nothing to compare")
+    rounds = max((len(run) for run in found if run.diverged is None), default=0)
+    if behind := [run for run in found if run.diverged is None and len(run) < rounds]:
+        far = " and ".join(count(n, "round") for n in sorted({len(run) for run in behind}))
+        warnings.warn(f"{count(len(behind), 'run')} left out: {far}, where others have {rounds}", Note, stacklevel=2)
+        found = [run for run in found if run not in behind]
     lines, pairs = {}, {}
     for channel, receivers in sorted(_by_channel(found).items()):
         accuracy = f"{found[0].settings['evaluate']}/accuracy"

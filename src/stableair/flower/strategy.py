@@ -26,6 +26,7 @@ from torch import Tensor
 import stableair
 from stableair.algorithm import Simulation, simulate
 from stableair.builder import build, receiving_side
+from stableair.channels.digital import Digital
 from stableair.checks import InputError, choice, count, whole
 from stableair.contracts import Metrics, Round, Update, Upload, payload_scale
 from stableair.experiment import Experiment
@@ -179,7 +180,6 @@ class OverTheAir(Strategy):
             self.model = arrays
             self.layout, self.norms = layouts(arrays)
             begin = State(flat(arrays, self.layout), flat(arrays, self.norms))
-            everybody = torch.arange(e.clients)
             sim = Simulation(
                 n=e.clients,
                 seed=e.seed,
@@ -188,13 +188,15 @@ class OverTheAir(Strategy):
                 train=self._uploads,
                 **receiving_side(e, self.layout, self.norms)._asdict(),
                 evaluate=lambda state: {},
-                participants=lambda k: everybody,
+                participants=self._senders,
             )
         self.scale, self.device, self.n = payload_scale(e.payload, e.lr), sim.start.w.device, e.clients
         self.own_evaluation = sim.evaluate
+        if isinstance(sim.channel, Digital):
+            self.enough = max(self.enough, sim.channel.aggregator.least)
         step = Step(sim.update, self.strategy, self._by_the_strategy)
         self.rules = sim.rules | {"server": step}
-        return replace(sim, train=self._uploads, update=step, evaluate=self._evaluate)
+        return replace(sim, train=self._uploads, participants=self._senders, update=step, evaluate=self._evaluate)
 
     def _circumstances(self, e: Experiment, sim: Simulation, begin: ResumePoint) -> Circumstances:
         """What the folder keeps beside the rounds; a run that was begun with another strategy is refused."""
@@ -315,6 +317,10 @@ class OverTheAir(Strategy):
     def weight(self) -> str:
         """The metric that tells how many samples a client has."""
         return str(getattr(self.strategy, "weighted_by_key", "num-examples"))
+
+    def _senders(self, k: int) -> Tensor:
+        """The clients whose replies are used, in their order: (m,)."""
+        return torch.tensor([reply.client for reply in self.heard], dtype=torch.int64)
 
     def _uploads(self, state: State, k: int, who: Tensor) -> Iterator[Upload]:
         """The replies of the round, as a trainer gives them."""
