@@ -2,8 +2,10 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
+from datetime import timedelta
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ import torch
 import stableair as sa
 from conftest import forgotten
 from ranked import digest, experiments
+from stableair import ranks
 from stableair.experiment import from_words
 from stableair.ranks import Ranks
 from stableair.results.run import load
@@ -72,6 +75,23 @@ def test_two_ranks_on_one_gpu_give_the_bits_of_one(model, cuda, tmp_path):
     done = torchrun(2, "stableair", "run", *words, "--out", tmp_path / "a", module=True)
     assert done.returncode == 0, done.stderr
     assert digest(load(tmp_path / "a")) == digest(plain)
+
+
+@pytest.mark.parametrize(("rank", "why"), [("1", "nobody answers at 127.0.0.1:"), ("0", "1/2 clients joined")])
+def test_ranks_that_are_alone_end_with_one_line(rank, why, monkeypatch):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    about = {"RANK": rank, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    for name, value in about.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(ranks, "ANSWER", 0.3)
+    monkeypatch.setattr(ranks, "JOIN", timedelta(seconds=1))
+    with pytest.raises(sa.InputError) as told, ranks.joined("a run"):
+        pass
+    assert str(told.value).startswith("the ranks have not found each other: ")
+    assert why in str(told.value)
+    assert "\n" not in str(told.value)
 
 
 @pytest.mark.slow

@@ -10,6 +10,8 @@ result for another number of ranks.
 """
 
 import os
+import socket
+import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -31,7 +33,8 @@ from stableair.vector import State
 
 T = TypeVar("T")
 
-JOIN = timedelta(minutes=2)  # until all ranks have found each other
+ANSWER = 20.0  # seconds that the first rank may take to open its address
+JOIN = timedelta(minutes=1)  # until all ranks have found each other
 WAIT = timedelta(hours=6)  # for a rank that is still training; one that has died is noticed at once
 TELLABLE = InputError, OSError  # errors that every rank can be told of
 _joined = count()  # how often this process has joined the others
@@ -229,6 +232,8 @@ def _join() -> Ranks:
         torch.cuda.set_device(local % gpus)
     own = gpus >= here  # NCCL wants a GPU for each
     try:
+        if os.environ["RANK"] != "0":
+            _await(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
         store, number, size = next(dist.rendezvous("env://", timeout=JOIN))
         # Ranks that are started again must not find the addresses of those before them.
         life = f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}/{next(_joined)}"
@@ -239,7 +244,19 @@ def _join() -> Ranks:
             world_size=size,
             timeout=WAIT,
         )
-    except (dist.DistError, ValueError, RuntimeError) as error:
+    except (dist.DistError, KeyError, ValueError, RuntimeError) as error:
         first = str(error).strip().partition("\n")[0]
         raise InputError(f"the ranks have not found each other: {first}; start them with torchrun") from error
     return Ranks(number, size, torch.device("cuda" if own else "cpu"))
+
+
+def _await(host: str, port: int) -> None:
+    """Wait until somebody answers there; torch itself would try for minutes, and fill the screen."""
+    end = time.monotonic() + ANSWER
+    while True:
+        try:
+            return socket.create_connection((host, port), timeout=ANSWER).close()
+        except (OSError, OverflowError) as error:
+            if time.monotonic() > end:
+                raise InputError(f"nobody answers at {host}:{port} ({error})") from None
+        time.sleep(0.1)
