@@ -11,7 +11,7 @@ from stableair.builder import build
 from stableair.channels import digital as module
 from stableair.channels.kinds import aggregator, channel, fading, noise, quantizer
 from stableair.channels.power import Power
-from stableair.checks import InputError
+from stableair.checks import InputError, Note
 from stableair.contracts import Upload
 from stableair.streams import generator
 
@@ -157,13 +157,22 @@ def test_uploads_may_be_written_over_once_they_are_heard():
     assert link.superpose(chunks(), link.draw(3, torch.arange(3), 4, 0, 0)).g.tolist() == [1] * 4
 
 
-@pytest.mark.parametrize(("spec", "clients", "least"), [("krum(f=2)", 6, 7), ("trimmed_mean(f=2)", 4, 5)])
-def test_too_few_clients_are_one_line_before_they_train(spec, clients, least):
+@pytest.mark.parametrize(("spec", "least"), [("krum(f=2)", 7), ("trimmed_mean(f=2)", 5)])
+def test_too_few_clients_are_one_line_before_they_train(spec, least):
     link = made(f"digital(aggregate='{spec}')")
-    said = rf"round 3: the aggregator needs at least {least} clients .*: {clients} clients sent"
-    with pytest.raises(InputError, match=said):
-        link.draw(9, torch.arange(clients), 5, 0, 3)
-    link.draw(9, torch.arange(least), 5, 0, 3)
+    with pytest.raises(InputError, match=rf"the aggregator needs at least {least} clients .*: there are {least - 1}"):
+        link.draw(least - 1, torch.arange(least - 1), 5, 0, 0)
+    assert len(link.draw(least, torch.arange(least), 5, 0, 0).clients) == least
+
+
+@pytest.mark.parametrize(("spec", "least"), [("krum(f=2)", 7), ("trimmed_mean(f=2)", 5)])
+def test_a_round_with_too_few_of_the_clients_is_empty(spec, least):
+    link, few = made(f"digital(aggregate='{spec}')"), torch.arange(least - 1)
+    with pytest.warns(Note, match=rf"round 3: the aggregator needs at least {least} clients .*, and {least - 1} sent"):
+        fade = link.draw(9, few, 5, 0, 3)
+    upload = Upload(few, torch.ones(len(few), 5), torch.zeros(len(few), 0), torch.ones(len(few)))
+    got = link.superpose([upload], fade)
+    assert (got.senders, got.uses, got.g.tolist()) == (0, 0, [0.0] * 5)
 
 
 def test_what_does_not_fit_into_memory_is_one_line(monkeypatch):

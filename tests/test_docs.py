@@ -78,6 +78,15 @@ def test_the_commands_run(page, monkeypatch, tmp_path, capsys, registries):
         assert stop.value.code == 0, (line, capsys.readouterr().err)
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_shell_can_read_the_commands(page):
+    """Such as those with brackets, which want quotes; those that take too long to be run here too."""
+    shown = re.findall(r"^    ((?:stableair|torchrun|python|pip|flwr|make) .*)$", page.read_text(), re.MULTILINE)
+    text = "\n".join([*shown, *blocks(page, "sh")])
+    done = subprocess.run(["bash", "-n"], input=text, capture_output=True, text=True, check=False)
+    assert not done.stderr
+
+
 def test_the_receivers_of_one_file_are_run():
     assert [page.name for page in PAGES if any(text.startswith(PLUGIN) for text in blocks(page, "python"))] == [
         page.name for page in PAGES if any("my_rule.py" in line for line in commands(page))

@@ -97,8 +97,8 @@ def test_ranks_that_are_alone_end_with_one_line(rank, why, monkeypatch):
 @pytest.mark.slow
 def test_a_run_is_stopped_with_two_ranks_and_resumed_with_three_and_with_one(known, tmp_path):
     whole = sa.run(known["mortal"].with_(rounds=8))
-    for ranks, rounds in ((2, 3), (3, 6), (1, 8)):
-        assert ranked(ranks, "rounds", tmp_path / "a", rounds).returncode == 0
+    for size, rounds in ((2, 3), (3, 6), (1, 8)):
+        assert ranked(size, "rounds", tmp_path / "a", rounds).returncode == 0
     assert digest(load(tmp_path / "a")) == digest(whole)
     assert [e["ranks"] for e in load(tmp_path / "a").environments] == [2, 3, 1]
 

@@ -4,6 +4,7 @@ An aggregator works entry by entry, (N, s) -> (s,) on a slice; or it gives each 
 distances between the updates (N, N), which are added up slice by slice. An N x d matrix of floats never exists.
 """
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from stableair.channels.kinds import aggregator
-from stableair.checks import InputError, count, whole
+from stableair.checks import InputError, Note, whole
 
 
 @dataclass(frozen=True)
@@ -23,11 +24,14 @@ class Aggregator:
     least: int = 1  # clients that it needs
     why: str = ""  # in words
 
-    def check(self, k: int, senders: int) -> None:
-        """Refuse a round k with too few senders; one without any is an empty round."""
+    def enough(self, k: int, senders: int, clients: int) -> bool:
+        """Whether so many of the clients are enough in round k; where all of them are too few it is refused."""
+        needed = f"the aggregator needs at least {self.least} clients ({self.why})"
+        if clients < self.least:
+            raise InputError(f"{needed}: there are {clients}")
         if 0 < senders < self.least:
-            needed = f"at least {self.least} clients ({self.why})"
-            raise InputError(f"round {k}: the aggregator needs {needed}: {count(senders, 'client')} sent")
+            warnings.warn(f"round {k}: {needed}, and {senders} sent", Note, stacklevel=2)
+        return senders >= self.least
 
     @property
     def keeps(self) -> bool:

@@ -137,9 +137,11 @@ class Digital:
             raise InputError(f"a divisor of the sum ({self.divisor:g}) needs channel digital(aggregate=mean)")
 
     def draw(self, n: int, who: Tensor, d: int, seed: int, k: int, device: torch.device | str = "cpu") -> Turns:
-        """Whose turn it is, and the source of each one's rounding: a function of (seed, k) and of the client alone."""
-        self.aggregator.check(k, len(who))
-        device = torch.device(device)
+        """Whose turn it is, and the source of each one's rounding: a function of (seed, k) and of the client alone.
+
+        Where fewer send than the aggregator needs nobody is heard.
+        """
+        device, who = torch.device(device), who if self.aggregator.enough(k, len(who), n) else who[:0]
         sources = {client: generator(seed, "quantize", k, client, device=device) for client in who.tolist()}
         if self.aggregator.keeps:
             check_memory(len(who) * d * self.quantizer.dtype.itemsize, device, f"the updates of {len(who)} clients")

@@ -26,7 +26,6 @@ from torch import Tensor
 import stableair
 from stableair.algorithm import Simulation, simulate
 from stableair.builder import build, receiving_side
-from stableair.channels.digital import Digital
 from stableair.checks import InputError, choice, count, whole
 from stableair.contracts import Metrics, Round, Update, Upload, payload_scale
 from stableair.experiment import Experiment
@@ -192,8 +191,6 @@ class OverTheAir(Strategy):
             )
         self.scale, self.device, self.n = payload_scale(e.payload, e.lr), sim.start.w.device, e.clients
         self.own_evaluation = sim.evaluate
-        if isinstance(sim.channel, Digital):
-            self.enough = max(self.enough, sim.channel.aggregator.least)
         step = Step(sim.update, self.strategy, self._by_the_strategy)
         self.rules = sim.rules | {"server": step}
         return replace(sim, train=self._uploads, participants=self._senders, update=step, evaluate=self._evaluate)
