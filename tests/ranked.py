@@ -50,6 +50,18 @@ def whole():
     return lambda **parts: Whole(channel.one("flat()")()(**parts))
 
 
+def hungry():
+    """A model for which only the first rank has the memory."""
+
+    class Hungry(nn.Linear):
+        def forward(self, x):
+            if RANK and torch.is_grad_enabled():
+                raise MemoryError("no room for more")
+            return super().forward(x.flatten(1))
+
+    return lambda shape, classes: Hungry(4, classes)
+
+
 def poisoned():
     """A model that overflows on every rank but the first."""
 
@@ -64,7 +76,7 @@ def poisoned():
     return lambda shape, classes: Poisoned(classes)
 
 
-COMPONENTS = {sa.model: (normed, poisoned), sa.participation: (coming_and_going, mortal), channel: (whole,)}
+COMPONENTS = {sa.model: (normed, poisoned, hungry), sa.participation: (coming_and_going, mortal), channel: (whole,)}
 
 
 def experiments():
@@ -88,6 +100,16 @@ def experiments():
         ),
         "in blocks": TINY.with_(engine="reference", fading="block(entries=5)", noise="bursts(length=4)"),
         "whole payloads": TINY.with_(engine="reference", channel="whole()"),
+        "signals": TINY.with_(
+            engine="reference", channel="waveform(basis='ofdm(n=8, prefix=2)', timing=1)", participation="sample(5)"
+        ),
+        "digital": TINY.with_(
+            engine="reference",
+            channel="digital(quantize='qsgd(s=3)', aggregate=median)",
+            fading="unit()",
+            noise="none()",
+            receiver="none()",
+        ),
         "stacked": TINY.with_(engine="fast", chunk=2),
         "mortal": TINY.with_(engine="reference", participation="mortal()", receiver="mac(C=auto)", server="momentum()"),
     }
@@ -109,5 +131,5 @@ if __name__ == "__main__":
         sa.run(known["mortal"].with_(rounds=int(names[0])), folder, resume=True)
     if what == "disagree":
         sa.run(TINY.with_(seed=RANK))
-    if what == "poisoned":
-        sa.run(TINY.with_(model="poisoned()", engine="reference"), folder)
+    if what in ("poisoned", "hungry"):
+        sa.run(TINY.with_(model=f"{what}()", engine="reference"), folder)

@@ -25,6 +25,8 @@ SAME = [
     "coming and going",
     "averaged",
     "whole payloads",
+    "signals",
+    "digital",
     "stacked",
     "turning",
     "in blocks",
@@ -112,11 +114,14 @@ def test_a_rank_that_is_killed_is_started_again_and_the_run_goes_on(known, tmp_p
 
 
 @pytest.mark.slow
-def test_the_error_of_one_rank_is_the_error_of_all(tmp_path):
-    done = ranked(3, "poisoned", tmp_path / "a")
+@pytest.mark.parametrize(
+    ("model", "why"), [("poisoned", "uploaded a non-finite"), ("hungry", "rank 1: no room for more")]
+)
+def test_the_error_of_one_rank_is_the_error_of_all(model, why, tmp_path):
+    done = ranked(3, model, tmp_path / "a")
     assert done.returncode != 0
     told = {line.partition("InputError: ")[2] or line.partition("Overflow: ")[2] for line in done.stderr.splitlines()
-            if "uploaded a non-finite" in line}  # fmt: skip
+            if why in line}  # fmt: skip
     assert len(told) == 1, done.stderr
     assert not (tmp_path / "a").exists()
 
@@ -135,6 +140,11 @@ def test_the_command_speaks_with_one_voice(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "3 ranks" in done.stdout.splitlines()[0]
     assert len(done.stdout.splitlines()) == 4
+    found = load(tmp_path / "a")
+    d, chunk = len(found.state.w), found.environments[0]["chunk"]
+    waves, entries = -(-7 // (3 * chunk)), -(-d // 3)  # in each: chunk clients' slices, and their loss and norm
+    sent = 2 * (waves * chunk * (4 * entries + 2 * 8) + 2 * 8 * entries)  # to two others; then two sums of float64
+    assert f"each of 3 ranks sent {sent / 1e6:,.3g} MB a round" in done.stderr
     again = torchrun(3, "stableair", "run", *words, "--out", tmp_path / "a", module=True)
     assert again.returncode != 0
     assert [line for line in again.stderr.splitlines() if line.startswith("error:")] == [

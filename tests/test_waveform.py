@@ -204,7 +204,7 @@ def test_what_a_client_meets_does_not_depend_on_who_else_takes_part():
 def gains(antennas, clients, rounds, fades="rayleigh(power=1)", interference="none()"):
     """The gains of the clients in many rounds, (rounds, clients), and how loud the interference is, (rounds,)."""
     air = on("hadamard(n=1)", f", antennas={antennas}", fades=fades, interference=interference)
-    found = [air.gains(clients, torch.arange(clients), 0, k) for k in range(rounds)]
+    found = [air.heard(clients, torch.arange(clients), 0, k) for k in range(rounds)]
     return torch.stack([gain for gain, _ in found]), torch.tensor([loudness for _, loudness in found])
 
 

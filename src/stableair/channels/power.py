@@ -68,7 +68,7 @@ class Limit(Power):
     on_sum = True
 
     def noise(self, xi: Tensor, total: Total) -> Tensor:
-        return xi * (total.largest / math.sqrt(self.P * len(total.clean)))
+        return _times(xi, total.largest / math.sqrt(self.P * len(total.clean)))
 
 
 @power("limit")
@@ -104,6 +104,8 @@ class Inversion(Power):
     on_sum = True
 
     def under(self, fading: Fading) -> "Inversion":
+        if fading is self.fading:
+            return self
         if isinstance(fading, Law) and fading.entries:
             raise InputError("inversion needs one amplitude a client and round, not one for every block of entries")
         inverse = inverse_power(fading, self.threshold, self.csi)
@@ -129,7 +131,12 @@ class Inversion(Power):
         return {n: partial(turning, *own) for n, own in zip(active.tolist(), parts, strict=True)}
 
     def noise(self, xi: Tensor, total: Total) -> Tensor:
-        return xi * (total.largest * math.sqrt(self.inverse / (self.P * len(total.clean))))
+        return _times(xi, total.largest * math.sqrt(self.inverse / (self.P * len(total.clean))))
+
+
+def _times(xi: Tensor, factor: float) -> Tensor:
+    """The interference that much louder: none of it, infinite or not, where nothing was sent that it could disturb."""
+    return xi * factor if factor else torch.zeros_like(xi)
 
 
 def estimate(h: Tensor, fading: Fading, csi: float, errors: Generator, phases: Generator) -> Tensor:

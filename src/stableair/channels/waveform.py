@@ -15,7 +15,7 @@ from stableair.channels.flat import NOISE_ON, Flat
 from stableair.channels.kinds import Law, Make, channel, part
 from stableair.channels.kinds import basis as bases
 from stableair.channels.noise import Stable
-from stableair.channels.power import Power
+from stableair.channels.power import DRAWS, Power
 from stableair.channels.superposition import Total, accumulate
 from stableair.checks import InputError, choice, number, whole
 from stableair.contracts import Received, Upload, check_shape
@@ -23,7 +23,6 @@ from stableair.streams import Generator, generator
 
 PIECE = 1 << 15  # complex symbols that are signals at once: on a CPU they stay in cache
 PIECE_ELSEWHERE = 1 << 21
-DRAWS = 1_000_000  # amplitudes from which a fading's mean square is taken
 
 
 class Path(NamedTuple):
@@ -76,7 +75,7 @@ class Waveform(Flat):
 
     def draw(self, n: int, who: Tensor, d: int, seed: int, k: int, device: torch.device | str = "cpu") -> Any:
         """The paths of the clients `who` (m,) and xi_k (d,) as `Signals`: functions of (seed, k) and of the client."""
-        gains, loudness = self.gains(n, who, seed, k)
+        gains, loudness = self.heard(n, who, seed, k)
         delays = (generator(seed, "timing", k).uniform(n) * (self.timing + 1)).long()
         turns = self.cfo * (2 * generator(seed, "cfo", k).uniform(n) - 1)
         echoes = torch.ones(n, 1, dtype=torch.complex128)
@@ -115,7 +114,7 @@ class Waveform(Flat):
             for late, echo in enumerate(path.echoes.tolist()):
                 air[start + late : start + late + len(x)].add_(x, alpha=path.gain * echo)
 
-    def gains(self, n: int, who: Tensor, seed: int, k: int) -> tuple[Tensor, float]:
+    def heard(self, n: int, who: Tensor, seed: int, k: int) -> tuple[Tensor, float]:
         """The complex gains of the clients `who` (m,), and what the interference is multiplied by."""
         if not self.antennas:
             h = check_shape("fading", self.fading(n, generator(seed, "fading", k)), n).double()

@@ -55,7 +55,7 @@ def antennas() -> Figure:
         loud = []
         for count in counts:
             air = Waveform(rayleigh(power=1), sas(alpha, 1.0), antennas=count)
-            found = [air.gains(clients, torch.arange(clients), 0, k)[1] for k in range(rounds)]
+            found = [air.heard(clients, torch.arange(clients), 0, k)[1] for k in range(rounds)]
             loud.append(math.exp(np.mean(np.log(found))) / math.sqrt(clients))
         (line,) = axes.loglog(counts, loud, "o", label=f"alpha = {alpha:g}")
         law = [loud[-1] * (count / counts[-1]) ** (1 / alpha - 1) for count in counts]
