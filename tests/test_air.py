@@ -444,6 +444,14 @@ def test_everybody_silenced_is_an_empty_round(tiny):
     assert result.rounds[0]["test/loss"] == result.rounds[1]["test/loss"]
 
 
+@pytest.mark.parametrize("rule", ["limit(P=1)", "inversion(P=1, threshold=100)"])
+def test_infinite_interference_beside_nothing_sent_is_none(rule):
+    channel, who = over(rule, "rayleigh()"), torch.arange(3)
+    fade = channel.draw(3, who, 4, 0, 0)._replace(xi=torch.tensor([math.inf, -math.inf, 1.0, 0.0]))
+    nothing = Upload(who, torch.zeros(3, 4), torch.zeros(3, 0), torch.zeros(3))
+    assert channel.superpose([nothing], fade).g.tolist() == [0.0] * 4
+
+
 def test_inversion_needs_one_amplitude_a_client(tiny):
     e = tiny.with_(power="inversion(P=1, threshold=1)", channel="flat(noise_on=sum)", fading="block(entries=5)")
     with pytest.raises(InputError, match="inversion needs one amplitude a client and round"):

@@ -1,5 +1,7 @@
+import copy
 import math
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -208,6 +210,19 @@ def test_a_round_in_which_nobody_is_heard_changes_nothing(tiny, engine, registri
     assert (silent["channel/senders"], loud["channel/senders"]) == (0, 5)
     assert silent["test/loss"] == result.rounds[1]["test/loss"] != loud["test/loss"]
     assert silent["receiver/tau"] == result.rounds[1]["receiver/tau"] != loud["receiver/tau"]
+
+
+def test_after_an_empty_round_receiver_and_server_remember_what_they_did(tiny, registries):
+    participation("not_then")(lambda: lambda n, source: torch.arange(0 if source.round == 2 else n))
+    sim = build(tiny.with_(participation="not_then()", receiver="mac(C=auto)", server="momentum()", average=0.5))
+    with pytest.warns(Note, match="nobody was heard"):
+        kept = [copy.deepcopy({kind: sim.rules[kind].state_dict() for kind in ("receiver", "server")})
+                for _ in simulate(sim, sim.start, 4)]  # fmt: skip
+    same = partial(torch.testing.assert_close, rtol=0, atol=0)
+    same(kept[2], kept[1])
+    for kind in ("receiver", "server"):
+        with pytest.raises(AssertionError):
+            same(kept[3][kind], kept[2][kind])
 
 
 def test_the_powers_of_the_blocks_add_up_to_the_whole(tiny):
