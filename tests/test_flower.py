@@ -466,6 +466,7 @@ def test_the_clients_metrics_reach_flower():
         ({"local_epochs": 3}, "setting: 'local_epochs' is unknown"),
         ({"receiver": "mac(D=1)"}, "mac"),
         ({"enough": 0}, "enough must be at least 1"),
+        ({"power": "limit(P=1)"}, r"needs the interference on the sum .* add channel='flat\(noise_on=sum\)'"),
     ],
 )
 def test_settings_are_checked(settings, why):

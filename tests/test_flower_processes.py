@@ -229,12 +229,17 @@ def test_a_deployment_that_is_told_to_stop_ends_all_of_it(sent, code, rounds, tm
 
 @pytest.mark.parametrize(
     ("wrong", "why"),
-    [("port", "is in use"), ("key", "did you mean 'noise'"), ("ca", "is not a certificate by ca.crt")],
+    [
+        ("port", "is in use"),
+        ("key", "did you mean 'noise'"),
+        ("clients", "clients is 5, and this starts 3 nodes"),
+        ("ca", "is not a certificate by ca.crt"),
+    ],
 )
 def test_the_deployment_refuses_in_one_line(wrong, why, tmp_path):
     port, run = free_ports(), tmp_path / "run"
     settings = tmp_path / "settings.toml"
-    settings.write_text('noize = "none()"' if wrong == "key" else "")
+    settings.write_text({"key": 'noize = "none()"', "clients": "clients = 5"}.get(wrong, ""))
     if wrong == "ca":
         for name in ("ca.crt", "server.pem"):  # each signed by itself
             made(CERTIFICATE + name, run / "flower")

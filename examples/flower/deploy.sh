@@ -18,11 +18,14 @@ done
 for i in $(seq 0 $nodes); do
     (: </dev/tcp/127.0.0.1/$((port + i))) 2>/dev/null && fail "port $((port + i)) is in use; PORT=... takes others"
 done
-python - "$settings" <<'PYTHON' || exit 2
+python - "$settings" "$nodes" <<'PYTHON' || exit 2
 import sys, tomllib
 from stableair.flower.app import experiment_of
 try:
-    experiment_of(tomllib.load(open(sys.argv[1], "rb")))
+    settings = tomllib.load(open(sys.argv[1], "rb"))
+    experiment_of(settings)
+    if settings.get("clients", int(sys.argv[2])) != int(sys.argv[2]):
+        raise ValueError(f"clients is {settings['clients']}, and this starts {sys.argv[2]} nodes; leave it out")
 except ValueError as error:  # what is wrong is one line
     sys.exit(f"deploy.sh: {sys.argv[1]}: {error}")
 PYTHON

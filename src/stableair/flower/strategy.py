@@ -34,7 +34,7 @@ from stableair.local import Reference
 from stableair.results.folder import Circumstances, ResumePoint, environment, locked, recorded, restored, resume_point
 from stableair.results.run import read_record
 from stableair.results.sealed import EXPERIMENT, read_environments
-from stableair.vector import State, moments
+from stableair.vector import NOTHING, Layout, State, moments
 
 REMOTE = "remote()"  # data, model and local training are the clients' own
 AIR = "lr", "payload", "blocks", "power", "channel", "fading", "noise", "receiver", "server", "seed"  # ours even then
@@ -123,6 +123,7 @@ class OverTheAir(Strategy):
             raise InputError(f"participation={self.experiment.participation}: {why}")
         if experiment is not None:
             self.clients = self.clients or self.experiment.clients
+        receiving_side(self.experiment, Layout(("w",), ((1,),), (0, 1)), NOTHING)  # what cannot be is refused here
         self.left_out: list[LeftOut] = []
         self.numbers: dict[int, int] = {}  # of the nodes, for those that do not tell their client's
         self.over = False  # the model is no longer finite
