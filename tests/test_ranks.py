@@ -33,10 +33,15 @@ SAME = [
 ]
 
 
-def torchrun(ranks, *words, module=False, restarts=0, **environment):
+def torchrun(ranks, *words, module=False, restarts=0, looks=0.1, **environment):
     """What a command started with torchrun gives; it may not take long."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    command += [f"--max-restarts={restarts}", *(["-m"] if module else []), *map(str, words)]
+    command += [
+        f"--max-restarts={restarts}",
+        f"--monitor-interval={looks}",
+        *(["-m"] if module else []),
+        *map(str, words),
+    ]
     environment = os.environ | {"OMP_NUM_THREADS": "1"} | environment
     return subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment, check=False)
 
@@ -111,6 +116,14 @@ def test_a_rank_that_is_killed_is_started_again_and_the_run_goes_on(known, tmp_p
     assert done.returncode == 0, done.stderr
     assert [e["first_round"] for e in load(tmp_path / "a").environments] == [0, 2]
     assert digest(load(tmp_path / "a")) == digest(sa.run(known["mortal"].with_(rounds=6)))
+
+
+@pytest.mark.slow
+def test_when_a_rank_is_killed_the_others_say_so_in_one_line(tmp_path):
+    done = ranked(2, "rounds", tmp_path / "a", 6, MORTAL="0", looks=5)  # seconds, before torchrun ends the other
+    assert done.returncode != 0
+    assert "InputError: another rank has ended, and so this one has to; with --resume" in done.stderr
+    assert len(load(tmp_path / "a")) == 2
 
 
 @pytest.mark.slow

@@ -74,7 +74,7 @@ class Ranks:
                 told[0] = function()
             except TELLABLE as error:
                 told[1] = error
-        dist.broadcast_object_list(told, src=0)
+        _talk(dist.broadcast_object_list, told, src=0)
         if told[1] is not None:
             raise told[1]
         return told[0]
@@ -82,7 +82,7 @@ class Ranks:
     def each(self, value: T) -> list[T]:
         """The value of every rank, on every one of them."""
         values: list[Any] = [None] * self.size
-        dist.all_gather_object(values, value)
+        _talk(dist.all_gather_object, values, value)
         return values
 
     def share(self, sim: Simulation) -> Simulation:
@@ -108,7 +108,7 @@ class Ranks:
         """What every rank has, in the order of the ranks: (...) -> (ranks, ...)."""
         mine = mine.contiguous()
         every = torch.empty((self.size, *mine.shape), dtype=mine.dtype, device=self.device)
-        dist.all_gather_into_tensor(every.view(-1), mine.to(self.device).view(-1))
+        _talk(dist.all_gather_into_tensor, every.view(-1), mine.to(self.device).view(-1))
         self.sent += (self.size - 1) * mine.nbytes
         return every.to(mine.device)
 
@@ -127,7 +127,7 @@ class Ranks:
             part = rows[:, self.slice(d, r)]
             apart[r, :, : part.shape[1]] = part
         mine = torch.empty_like(apart)
-        dist.all_to_all_single(mine, apart)
+        _talk(dist.all_to_all_single, mine, apart)
         self.sent += (self.size - 1) * apart[0].nbytes
         here = self.slice(d)
         return mine[..., : here.stop - here.start].to(rows.device)
@@ -220,7 +220,7 @@ def joined(*about: str) -> Iterator[Alone | Ranks]:
             if theirs != about:
                 raise InputError(f"the ranks disagree: rank {other} has {theirs}, rank {ranks.rank} {about}")
         yield ranks
-        dist.barrier()  # nobody leaves while another still listens
+        _talk(dist.barrier)  # nobody leaves while another still listens
     finally:
         dist.destroy_process_group()
 
@@ -248,6 +248,15 @@ def _join() -> Ranks:
         first = str(error).strip().partition("\n")[0]
         raise InputError(f"the ranks have not found each other: {first}; start them with torchrun") from error
     return Ranks(number, size, torch.device("cuda" if own else "cpu"))
+
+
+def _talk(together: Callable[..., Any], *args: Any, **options: Any) -> None:
+    """Do what takes all ranks."""
+    try:
+        together(*args, **options)
+    except RuntimeError as error:
+        advice = "with --resume the run goes on from its last checkpoint"
+        raise InputError(f"another rank has ended, and so this one has to; {advice}") from error
 
 
 def _await(host: str, port: int) -> None:
