@@ -36,6 +36,22 @@ def test_labels_say_what_differs():
     both = [made([1], clients=n, **more) for n in (5, 50) for more in (ideal, {})]
     assert list(group(both)) == ["ideal, clients=5", "clients=5", "ideal, clients=50", "clients=50"]
     assert list(group([made([1])])) == ["mac(C=1)"]
+    assert list(group([made([1], **ideal, participation="sample(5)"), made([1])])) == ["ideal, sample(m=5)", "mac(C=1)"]
+
+
+def test_only_the_plain_flat_channel_is_ideal():
+    free = {"fading": "unit", "noise": "none()", "receiver": "none()"}
+    krum = "digital(quantize='qsgd(s=4, coding=plain)', aggregate='krum(f=2, keep=1)')"
+    runs = [made([1], **free), made([1], **free, channel=krum), made([1], **free, power="limit(P=1)"), made([1])]
+    assert list(group(runs)) == ["ideal", krum, "ideal, limit(P=1)", "mac(C=1)"]
+    assert list(group(runs[1:2])) == [krum]
+
+
+def test_three_that_differ_in_a_default_alone_are_three():
+    records = [sa.Experiment(receiver="mac(C=auto)").to_record() for _ in range(3)]
+    for number, record in enumerate(records):
+        record["arguments"]["receiver"] = [{"C": "auto", "gain": None, "pilot": number}]
+    assert list(group([Run(record, []) for record in records]))[1:] == ["mac(C=auto) (2)", "mac(C=auto) (3)"]
 
 
 def test_a_diverged_run_is_drawn_up_to_there_and_says_so():
