@@ -47,6 +47,16 @@ def test_only_the_plain_flat_channel_is_ideal():
     assert list(group(runs[1:2])) == [krum]
 
 
+def test_where_several_settings_differ_none_says_of_what():
+    runs = [made([1], receiver="none()"), made([1], power="limit(P=1)"), made([1], augment="crop_flip")]
+    assert list(group([*runs[:1], made([1])])) == ["none()", "mac(C=1)"], "one setting alone needs no name"
+    assert list(group(runs)) == [
+        "augment=none, power=none(), receiver=none()",
+        "augment=none, limit(P=1), mac(C=1)",
+        "crop_flip, power=none(), mac(C=1)",
+    ]
+
+
 def test_three_that_differ_in_a_default_alone_are_three():
     records = [sa.Experiment(receiver="mac(C=auto)").to_record() for _ in range(3)]
     for number, record in enumerate(records):

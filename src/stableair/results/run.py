@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 LAST = 10  # rounds to average over: the accuracy of a method that suffers jumps from round to round
 
 PLAIN = {"channel": "flat()", "power": "none()"}  # what an ideal run has beside IDEAL
+VAGUE = "none", "auto", "tensor", "layer"  # values that do not tell their setting
 
 Row = dict[str, Any]  # what was recorded of a round, by the name of the metric
 
@@ -288,8 +289,9 @@ def _label(settings: dict[str, Any], apart: list[str]) -> str:
     if _is_free(settings):
         channel, power = (None if _same(settings[key], value) else settings[key] for key, value in PLAIN.items())
         words = [channel or "ideal", *([power] if power else [])]
+    several = len(words) + len(apart) > 1
     for key in apart:
-        tells = isinstance(value := settings[key], str)
+        tells = isinstance(value := settings[key], str) and not (several and _bare(value) in VAGUE)
         words.append(value if tells else f"{key}={value}")
     return ", ".join(words) or settings["receiver"]
 
