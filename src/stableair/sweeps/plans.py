@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from stableair.checks import InputError, choice, nearest, shown, whole
-from stableair.experiment import EXECUTION, PRESETS, Experiment, settings_of
+from stableair.experiment import EXECUTION, PRESETS, Experiment, check_known, settings_of
 from stableair.spec import literal
 
 Plan = Mapping[str, Any]
+BESIDE = "preset", "seeds", "runs"  # what a plan may have beside settings
 MOST = 10_000  # experiments; a plan of more is a slip
 
 
@@ -78,7 +79,9 @@ def _flat(plan: Plan) -> dict[str, Any]:
     for key, value in plan.items():
         if not isinstance(key, str):
             raise InputError(f"a setting of a plan has a name: got {shown(key)}")
-        flat |= {f"{key}.{k}": v for k, v in value.items()} if isinstance(value, dict) else {key: value}
+        check_known({key.partition(".")[0]: value}, *BESIDE)
+        within = isinstance(value, dict) and key not in BESIDE
+        flat |= {f"{key}.{k}": v for k, v in value.items()} if within else {key: value}
     return flat
 
 
