@@ -106,8 +106,10 @@ def read_plan(path: str | Path) -> dict[str, Any]:
         raise InputError(f"{path} is not TOML: {error}") from None
 
 
-def plan_of_words(words: list[str]) -> dict[str, Any]:
+def plan_of_words(words: list[str], other: str = "") -> dict[str, Any]:
     """The plan that words of a command line stand for: a preset or a plan's file first, then key=value,value,...
+
+    `other` is what else the first word might have been.
 
     >>> plan_of_words(["digits", "receiver=mac(C=1),gnc(10)", "noise.tau=0.1,0.5", "rounds=3"])
     {'preset': 'digits', 'receiver': ['mac(C=1)', 'gnc(10)'], 'noise.tau': [0.1, 0.5], 'rounds': 3}
@@ -120,7 +122,8 @@ def plan_of_words(words: list[str]) -> dict[str, Any]:
         elif Path(first).suffix == ".toml" or Path(first).is_file():
             plan = _flat(read_plan(first))
         else:
-            raise InputError(f"{first!r} is neither a preset, a plan's file nor key=value; {nearest(first, PRESETS)}")
+            kinds = ", ".join(filter(None, ("a preset", "a plan's file", other)))
+            raise InputError(f"{first!r} is neither {kinds} nor key=value; {nearest(first, PRESETS)}")
     keys = [word.partition("=")[0] for word in words]
     if repeated := [key for key in keys if keys.count(key) > 1]:
         raise InputError(f"{repeated[0]} is given twice")
