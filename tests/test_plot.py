@@ -139,3 +139,15 @@ def test_a_loss_that_blew_up_does_not_flatten_the_others_and_many_lines_have_the
     assert figure.axes[0].get_yscale() == "log"
     assert figure.axes[0].get_legend() is None
     assert len(figure.legends[0].get_texts()) == 8
+
+
+def test_long_names_have_their_key_below_in_lines_that_fit():
+    name = ", ".join(f"setting{i}=value{i}" for i in range(12))
+    figure = plot.curves({"short": [made([0.1, 0.2])], name: [made([0.2, 0.3], clients=5)]})
+    assert figure.axes[0].get_legend() is None
+    _, long = (text.get_text() for text in figure.legends[0].get_texts())
+    assert " ".join(long.split()) == name
+    assert max(map(len, long.splitlines())) <= plot.WIDEST
+    figure.draw_without_rendering()
+    assert figure.legends[0].get_window_extent().y1 < figure.axes[0].get_window_extent().y0
+    assert figure.axes[0].get_window_extent().width > 0.8 * figure.bbox.width
