@@ -1,12 +1,13 @@
 """Search a threshold for MAC and for each of its neighbours over three channels, and write the plan of a comparison.
 
-    python bench/neighbours.py > bench/neighbours.toml
+    python bench/neighbours.py [--out runs/neighbours-search] > bench/neighbours.toml
     stableair compare bench/neighbours.toml --out runs/neighbours
 
 Every rule has the same budget: six values, 15 rounds each, with seed 10 on a validation split. The comparison then runs
 30 rounds on the test split with the seeds 0 to 4.
 """
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -29,13 +30,20 @@ def searched(rule: str, noise: str, folder: Path) -> str:
     return sa.search(base, {f"receiver.{parameter}": space}, folder / base.name, trials=6).best.receiver
 
 
-if __name__ == "__main__":
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    options.add_argument("--out", type=Path, default=Path("runs/neighbours-search"), help="the folder of the searches")
+    given = options.parse_args()
     lines = [f'{key} = "{value}"' if isinstance(value, str) else f"{key} = {value}" for key, value in COMMON.items()]
     for noise in CHANNELS:
         found = []
         for rule in RULES:
-            found.append(searched(rule, noise, Path("runs/neighbours-search")))
+            found.append(searched(rule, noise, given.out))
             print(f"{noise}: {found[-1]}", file=sys.stderr, flush=True)
         listed = "".join(f'    "{receiver}",\n' for receiver in [*found, "none()"])
         lines.append(f'\n[[runs]]\nnoise = "{noise}"\nreceiver = [\n{listed}]')
     print("\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()

@@ -4,7 +4,7 @@
 
 MAC's and GNC's thresholds are searched for each channel with seed 0 on a validation split; then every rule runs with
 seeds 1 to 3 on the test split, paired. Finished runs are not repeated. The table goes to standard output as Markdown,
-the picture to signals-learning.png.
+the picture to air-receivers.png in the folder of the runs.
 """
 
 import argparse
@@ -66,7 +66,7 @@ def main() -> None:
             for name, found in table[label].items()
         ]
         print(f"| {label} | " + " | ".join(cells) + " |", flush=True)
-    print(save(drawn(table), given.out / "signals-learning.png"))
+    print(save(drawn(table), given.out / "air-receivers.png"))
 
 
 def drawn(table: dict[str, dict[str, list[float]]]):

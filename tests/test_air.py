@@ -550,3 +550,8 @@ def test_the_page_shows_a_picture_of_every_part_of_the_air():
         assert name in PICTURES
         assert f"stableair air {name}\n" in page
         assert f"(images/air-{name}.png)" in page
+
+
+def test_a_picture_is_written_where_it_is_asked_for(command, tmp_path):
+    assert command("air", "bursts", "-o", "b.pdf") == (0, "b.pdf\n", "")
+    assert (tmp_path / "b.pdf").read_bytes().startswith(b"%PDF")

@@ -40,7 +40,7 @@ def test_resume_and_refusal(command, small):
     command("run", *but(small, "rounds=2"), "--out", "a")
     code, _, errors = command("run", *small, "--out", "a")
     assert code == 2
-    assert errors.startswith("error: a already holds this run; resume=True goes on with it; add --resume")
+    assert errors.startswith("error: a already holds this run; add --resume")
     code, out, _ = command("run", *small, "--out", "a", "--resume")
     assert code == 0
     assert [line[:10] for line in out.splitlines()[1:-1]] == ["seed 0  3/", "seed 0  4/"]

@@ -181,6 +181,11 @@ def test_the_command_computes_and_reads(command, tmp_path):
     head, table = out.split("sas(alpha=1.5, tau=0.1)\n")
     assert len(head.splitlines()) == 4
     assert command("compare", "c") == (0, f"sas(alpha=1.5, tau=0.1)\n{table}", "")
+    code, again, errors = command("compare", "c", "nothing")
+    assert (code, again, errors) == (0, out[len(head) :], "left out: nothing: there is no such folder\n")
+    code, _, errors = command("compare", "nothing")
+    assert code == 2
+    assert "'nothing' is neither a preset, a plan's file, a folder of runs nor key=value" in errors
     code, _, errors = command("compare", *words, "receiver=mac(C=1),none()", "partition=iid(),shards(2)", "--out", "d")
     assert (code, errors.count("\n")) == (2, 1)
     assert "partition is iid() and shards(" in errors

@@ -36,6 +36,32 @@ def test_labels_say_what_differs():
     both = [made([1], clients=n, **more) for n in (5, 50) for more in (ideal, {})]
     assert list(group(both)) == ["ideal, clients=5", "clients=5", "ideal, clients=50", "clients=50"]
     assert list(group([made([1])])) == ["mac(C=1)"]
+    assert list(group([made([1], **ideal, participation="sample(5)"), made([1])])) == ["ideal, sample(m=5)", "mac(C=1)"]
+
+
+def test_only_the_plain_flat_channel_is_ideal():
+    free = {"fading": "unit", "noise": "none()", "receiver": "none()"}
+    krum = "digital(quantize='qsgd(s=4, coding=plain)', aggregate='krum(f=2, keep=1)')"
+    runs = [made([1], **free), made([1], **free, channel=krum), made([1], **free, power="limit(P=1)"), made([1])]
+    assert list(group(runs)) == ["ideal", krum, "ideal, limit(P=1)", "mac(C=1)"]
+    assert list(group(runs[1:2])) == [krum]
+
+
+def test_where_several_settings_differ_none_says_of_what():
+    runs = [made([1], receiver="none()"), made([1], power="limit(P=1)"), made([1], augment="crop_flip")]
+    assert list(group([*runs[:1], made([1])])) == ["none()", "mac(C=1)"], "one setting alone needs no name"
+    assert list(group(runs)) == [
+        "augment=none, power=none(), receiver=none()",
+        "augment=none, limit(P=1), mac(C=1)",
+        "crop_flip, power=none(), mac(C=1)",
+    ]
+
+
+def test_three_that_differ_in_a_default_alone_are_three():
+    records = [sa.Experiment(receiver="mac(C=auto)").to_record() for _ in range(3)]
+    for number, record in enumerate(records):
+        record["arguments"]["receiver"] = [{"C": "auto", "gain": None, "pilot": number}]
+    assert list(group([Run(record, []) for record in records]))[1:] == ["mac(C=auto) (2)", "mac(C=auto) (3)"]
 
 
 def test_a_diverged_run_is_drawn_up_to_there_and_says_so():
@@ -113,3 +139,15 @@ def test_a_loss_that_blew_up_does_not_flatten_the_others_and_many_lines_have_the
     assert figure.axes[0].get_yscale() == "log"
     assert figure.axes[0].get_legend() is None
     assert len(figure.legends[0].get_texts()) == 8
+
+
+def test_long_names_have_their_key_below_in_lines_that_fit():
+    name = ", ".join(f"setting{i}=value{i}" for i in range(12))
+    figure = plot.curves({"short": [made([0.1, 0.2])], name: [made([0.2, 0.3], clients=5)]})
+    assert figure.axes[0].get_legend() is None
+    _, long = (text.get_text() for text in figure.legends[0].get_texts())
+    assert " ".join(long.split()) == name
+    assert max(map(len, long.splitlines())) <= plot.WIDEST
+    figure.draw_without_rendering()
+    assert figure.legends[0].get_window_extent().y1 < figure.axes[0].get_window_extent().y0
+    assert figure.axes[0].get_window_extent().width > 0.8 * figure.bbox.width

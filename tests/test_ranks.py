@@ -161,8 +161,7 @@ def test_the_command_speaks_with_one_voice(tmp_path):
     again = torchrun(3, "stableair", "run", *words, "--out", tmp_path / "a", module=True)
     assert again.returncode != 0
     assert [line for line in again.stderr.splitlines() if line.startswith("error:")] == [
-        f"error: {tmp_path / 'a'} already holds this run; resume=True goes on with it; "
-        "add --resume or choose another --out"
+        f"error: {tmp_path / 'a'} already holds this run; add --resume or choose another --out"
     ]
     assert len(load(tmp_path / "a")) == 2
 

@@ -206,3 +206,11 @@ def test_text_in_a_figure_cannot_end_its_script():
     assert (
         report._data('{"a": "</script>"}') == '<script type="application/json" class="">{"a": "<\\/script>"}</script>'
     )
+
+
+def test_the_best_comes_first():
+    ended = made([0.9, 0.9, None], receiver="none()")
+    ended.rounds[-1]["diverged"] = True
+    runs = [ended, made([0.2] * 3), made([0.8] * 3, receiver="mac(C=2)"), made([0.5] * 3, receiver="mac(C=3)")]
+    results = report.page(runs).partition("<h2>Results</h2>")[2].partition("</table>")[0]
+    assert re.findall(r"<tr><td>(.*?)</td>", results) == ["mac(C=2)", "mac(C=3)", "mac(C=1)", "none()"]

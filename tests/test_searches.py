@@ -7,7 +7,7 @@ import stableair.runner
 import stableair.searches
 from stableair.checks import InputError
 from stableair.data.sets import dataset, synthetic
-from stableair.searches import OneOf, Range, Result, Trial, search, space
+from stableair.searches import OneOf, Range, Result, Trial, draw, search, space
 
 
 @pytest.mark.parametrize(
@@ -229,3 +229,13 @@ def test_refusals(tiny, tmp_path):
     search(tiny.with_(rounds=1), {"receiver.C": Range(1, 2)}, tmp_path, trials=1)
     with pytest.raises(InputError, match="holds another search"):
         search(tiny.with_(rounds=1), {"receiver.C": Range(1, 3)}, tmp_path, trials=1)
+
+
+@pytest.mark.parametrize(("log", "tried"), [(False, [1, 2, 3]), (False, [2]), (True, [1, 3, 60])])
+def test_a_whole_number_has_whole_ticks(log, tried):
+    space = Range(1, 64, log=log, int=True)
+    (axes,) = draw(Result(sa.Experiment(), {"clients": space}, [Trial({"clients": n}, 0.5, 1) for n in tried])).axes
+    low, high = axes.get_xlim()
+    shown = [tick for tick in axes.get_xticks() if low <= tick <= high]
+    assert shown
+    assert all(tick == round(tick) for tick in shown)

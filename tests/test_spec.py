@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 import stableair as sa
 from components import EXAMPLES
+from stableair.channels.kinds import fading
 from stableair.receivers import receiver
 from stableair.spec import REGISTRIES, Registry, literal, load_plugin
 
@@ -116,6 +117,13 @@ def test_a_bad_spec_is_one_line_that_helps(text, said):
         receiver.parse(text)
     assert said in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["block(of=rayleigh(power=1))", "block(rayleigh(power=1), 5)"])
+def test_a_spec_within_a_spec_is_told_to_stand_in_quotes(text):
+    with pytest.raises(sa.InputError, match=r"stands in quotes: write of='rayleigh\(power=1\)'"):
+        fading.one(text)
+    assert fading.one("block(of='rayleigh(power=1)')").arguments["of"].startswith("rayleigh(")
 
 
 def test_what_a_factory_refuses_is_said_with_the_spec():

@@ -75,13 +75,13 @@ def _strict(cls: type[T]) -> type[T]:
     return cls
 
 
-def check_known(settings: dict[str, Any]) -> None:
-    """Refuse settings that are no fields of an experiment."""
+def check_known(settings: dict[str, Any], *others: str) -> None:
+    """Refuse settings that are no fields of an experiment, nor one of the others."""
     for key, value in settings.items():
         if key in MOVED:
             raise InputError(f"setting {key!r} is now {MOVED[key].format(value)}")
-        if key not in TYPES:
-            raise InputError(f"setting {key!r} is unknown; {nearest(key, TYPES)}")
+        if key not in (allowed := [*TYPES, *others]):
+            raise InputError(f"setting {key!r} is unknown; {nearest(key, allowed)}")
 
 
 def registry(field: str) -> Registry:

@@ -358,6 +358,7 @@ def _optuna() -> Any:
 def draw(found: Result) -> "Figure":
     """The score of every trial of a search over each of its parameters; those stopped early are hollow."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
     figure = Figure(figsize=(max(6.4, 4.2 * len(found.spaces)), 4.2), layout="constrained")
     panels = figure.subplots(1, len(found.spaces), squeeze=False, sharey=True)[0]
@@ -370,8 +371,15 @@ def draw(found: Result) -> "Figure":
                 axes.plot(x, [t.score for t in some], "o", color="tab:blue", label=text, **style)
         best = found.winner
         axes.plot(best.values[key], best.score, "*", color="tab:red", markersize=14, label=f"best: {best.values[key]}")
-        if isinstance(space, Range) and space.log:
+        log = isinstance(space, Range) and space.log
+        if log:
             axes.set_xscale("log")
+        if all(isinstance(trial.values[key], int) for trial in found.trials):  # there is nothing between 1 and 2
+            axes.xaxis.set_major_locator(
+                LogLocator(subs=(1, 2, 5)) if log else MaxNLocator(integer=True, min_n_ticks=1)
+            )
+            axes.xaxis.set_major_formatter("{x:g}")
+            axes.xaxis.set_minor_locator(NullLocator())
         axes.set_xlabel(key)
         axes.grid(alpha=0.3)
         axes.legend(fontsize="small")

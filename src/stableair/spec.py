@@ -180,13 +180,17 @@ class Registry:
         if function.id not in self.entries:
             raise InputError(f"{self.kind} {function.id!r} is unknown; {nearest(function.id, self.entries)}")
         entry = self.entries[function.id]
+        known = list(inspect.signature(entry.factory).parameters)
         for keyword in keywords:
             if keyword.arg is None:
                 raise _refused(self.kind, text, keyword.value)
-            known = list(inspect.signature(entry.factory).parameters)
             if keyword.arg not in known and not entry.open:
                 problem = f"{entry.name} has no argument {keyword.arg!r}; {nearest(keyword.arg, known)}"
                 raise InputError(f"{self.kind} {text!r}: {problem}; the signature is {entry.signature}")
+        for name, inner in [*zip(known, positional, strict=False), *((word.arg, word.value) for word in keywords)]:
+            if name in entry.specs and isinstance(inner, ast.Call):
+                quoted = f"{name}={ast.unparse(inner)!r}"
+                raise InputError(f"{self.kind} {text!r}: a spec within a spec stands in quotes: write {quoted}")
         named = {str(keyword.arg): _value(self.kind, text, keyword.value) for keyword in keywords}
         if len(named) < len(keywords):
             raise InputError(f"{self.kind} {text!r}: an argument is given twice; the signature is {entry.signature}")

@@ -104,9 +104,12 @@ def _run(words: list[str]) -> int | None:
 
 
 def with_flag(error: InputError) -> str:
-    """The library's message, and the option that would help."""
-    flag = FLAGS.get(getattr(error, "hint", ""))
-    return f"{error}; {flag}" if flag else str(error)
+    """The library's message, and the option that would help; it takes the place of advice to set Python's argument."""
+    hint = getattr(error, "hint", "")
+    if hint not in FLAGS:
+        return str(error)
+    said, _, advice = str(error).rpartition("; ")
+    return f"{said if advice.startswith(f'{hint}=') else error}; {FLAGS[hint]}"
 
 
 def fail(message: str, code: int = WRONG) -> int:

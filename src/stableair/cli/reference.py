@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stableair.checks import choice, positive
-from stableair.cli.options import Plugin, load_plugins
+from stableair.cli.options import Plugin, load_plugins, place
 from stableair.experiment import HOMES, PARTS, PRESETS, Experiment, registry
 
 if TYPE_CHECKING:
@@ -97,9 +97,7 @@ def print_checks(checks: list["Check"]) -> None:
 
 def air(
     name: Annotated[str, typer.Argument(help='A component of the page "The air", such as bursts.')],
-    out: Annotated[
-        Path | None, typer.Option(help="The picture's file, as .png, .pdf or .svg (default: NAME.png).")
-    ] = None,
+    out: Annotated[Path | None, place("The picture's file, as .png, .pdf or .svg (default: NAME.png).", "-o")] = None,
 ) -> None:
     """Draw what a part of the air does: power, interference, fading, signals."""
     from stableair.paper import air_plots, signal_plots

@@ -98,12 +98,12 @@ def compare(
     from stableair.sweeps import processes
     from stableair.sweeps.plans import plan_of_words
 
-    if words[0] not in PRESETS and all(Path(word).is_dir() for word in words):
+    if words[0] not in PRESETS and Path(words[0]).is_dir():  # what else is none is left out and told
         found, unreadable = find(words)
         print_left_out(unreadable)
         print(comparisons.comparison(found))
         return
-    experiments = comparisons.compared(plan_of_words(words) | given(device=device), seeds)
+    experiments = comparisons.compared(plan_of_words(words, "a folder of runs") | given(device=device), seeds)
     with stop_politely(ADVICE), table(experiments, out) as done:
         runs = processes.sweep(experiments, out, parallel=parallel, done=done)
     print(comparisons.comparison(runs))

@@ -104,8 +104,9 @@ def field(density: float = 0.1, draws: int = 300_000) -> Figure:
     power = np.hypot(x, y) ** -4
     left.scatter(x, y, 4 + 60 * np.sqrt(power / power.max()), color="tab:red", label="interferers")
     left.plot(0, 0, "k^", markersize=9, label="server")
-    left.set(aspect="equal", title=f"density={density:g}; size: amplitude here, exponent 4")
-    left.legend(fontsize="small", loc="upper right")
+    left.set(aspect="equal", xlabel="east of the server", ylabel="north of the server")
+    left.set_title(f"density={density:g}; size: amplitude here, exponent 4")
+    left.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1, 1), frameon=False)  # beside, and over none
     for exponent in (2.5, 4, 8):
         alpha, tau = field_law(density, exponent)
         xi = field_noise(density, exponent)(draws, generator(SEED, "noise", 0)).abs().sort().values.double()

@@ -50,18 +50,24 @@ def antennas() -> Figure:
     """How loud the interference is after blind combining, over the number of antennas."""
     figure = Figure(figsize=(6.4, 4.2), layout="constrained")
     axes = figure.subplots()
-    counts, clients, rounds = [1, 4, 16, 64, 256, 1024], 10, 20
-    for alpha in (1.0, 1.2, 1.5, 2.0):
+    counts, clients, rounds = [1, 4, 16, 64, 256, 1024], 10, 200
+    for alpha, marker in zip((1.0, 1.2, 1.5, 2.0), "os^D", strict=True):
         loud = []
         for count in counts:
             air = Waveform(rayleigh(power=1), sas(alpha, 1.0), antennas=count)
             found = [air.heard(clients, torch.arange(clients), 0, k)[1] for k in range(rounds)]
             loud.append(math.exp(np.mean(np.log(found))) / math.sqrt(clients))
-        (line,) = axes.loglog(counts, loud, "o", label=f"alpha = {alpha:g}")
-        law = [loud[-1] * (count / counts[-1]) ** (1 / alpha - 1) for count in counts]
-        axes.loglog(counts, law, "--", linewidth=1, color=line.get_color())
+        look = {"markersize": 10 - 3 * (alpha - 1), "fillstyle": "none"}  # all are seen where they coincide, at M = 1
+        (line,) = axes.loglog(counts, loud, marker, **look, label=f"alpha = {alpha:g}")
+        mean = math.gamma(1 + alpha / 2) ** (1 / alpha)  # (E |H|^alpha)^(1 / alpha) of a complex normal H of power 1
+        axes.loglog(counts, [mean * count ** (1 / alpha - 1) for count in counts], "--", lw=1, color=line.get_color())
     axes.set(xlabel="antennas M", ylabel=r"scale of the interference, in $\sqrt{N} \tau / N$")
-    axes.set_title(r"Blind combining; dashed: $M^{1/\alpha - 1}$")
+    axes.set_title(
+        rf"Blind combining; marks: geometric mean of {rounds} rounds"
+        "\n"
+        r"dashed: $\Gamma(1 + \alpha/2)^{1/\alpha} M^{1/\alpha - 1}$, the law for many antennas",
+        fontsize="medium",
+    )
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small")
     return figure

@@ -22,6 +22,7 @@ FEW = 20  # classes that can be told apart by colour
 LINES: list[Any] = [  # ways to draw a line: curves are told apart without colours, too
     "-", "--", "-.", ":", (0, (9, 2)), (0, (5, 1.5, 1, 1.5, 1, 1.5)),
 ]  # fmt: skip
+SHORT, WIDEST = 40, 90  # letters of a name that may stand within the axes, and of a line below them
 AXES = {
     "test/accuracy": "test accuracy",
     "test/loss": "test loss",
@@ -138,19 +139,22 @@ def _log_axis(axes: Axes, low: float, high: float) -> None:
 
 
 def _key(figure: Figure, axes: Axes, caption: bool) -> None:
-    """The legend: within the axes for a few lines, beside or below them for many."""
-    _, texts = axes.get_legend_handles_labels()
+    """The legend: within the axes for a few lines of short names, beside or below them for others."""
+    handles, names = axes.get_legend_handles_labels()
+    texts = [textwrap.fill(name, WIDEST, subsequent_indent="   ") for name in names]
+    lines = [line for text in texts for line in text.splitlines()]
     title = "band: one standard deviation" if axes.collections else None
     key: dict[str, Any] = {"fontsize": "small", "title": title, "title_fontsize": "small"}
-    room = 1 + 0.075 * max(map(len, texts))  # for the longest name
-    if len(texts) <= 6 or len(figure.axes) > 1:
+    room = 1 + 0.075 * max(map(len, lines))  # for the longest
+    short = caption or max(map(len, names)) <= SHORT
+    if (len(names) <= 6 and short) or len(figure.axes) > 1:
         axes.legend(**key)
     elif caption:  # which stands below
-        figure.legend(**key, loc="outside right upper")
+        figure.legend(handles, texts, **key, loc="outside right upper")
         figure.set_figwidth(figure.get_figwidth() + room)
     else:
-        figure.legend(**key, loc="outside lower center")
-        figure.set_figheight(4.2 + 0.2 * len(texts))
+        figure.legend(handles, texts, **key, loc="outside lower center")
+        figure.set_figheight(4.2 + 0.2 * len(lines))
         figure.set_figwidth(max(6.4, room))
 
 

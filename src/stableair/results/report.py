@@ -194,9 +194,11 @@ def _results(groups: dict[str, list[Run]], accuracy: str) -> str:
     note = (
         "Mean ± standard deviation over the seeds that did not diverge. Settled: the mean over a run's last "
         f"{LAST} rounds, or over half of them where there are fewer than {2 * LAST}. Fluctuation: the standard "
-        f"deviation over its last {LAST} rounds, which for a run that still learns holds its trend as well."
+        f"deviation over its last {LAST} rounds, which for a run that still learns holds its trend as well. The rows "
+        "are in the order of the settled accuracy, in which a run that diverged counts as 0."
     )
-    return _table(head, (row(*item) for item in groups.items())) + f"<p class=note>{note}</p>"
+    ranked = sorted(groups, key=lambda name: -_mean_settled(groups[name], accuracy))
+    return _table(head, (row(name, groups[name]) for name in ranked)) + f"<p class=note>{note}</p>"
 
 
 def compare(groups: dict[str, list[Run]], accuracy: str) -> list[Paired]:

@@ -3,6 +3,7 @@
 import math
 import statistics
 import sys
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
     from stableair.vector import State
 
 LAST = 10  # rounds to average over: the accuracy of a method that suffers jumps from round to round
+
+PLAIN = {"channel": "flat()", "power": "none()"}  # what an ideal run has beside IDEAL
+VAGUE = "none", "auto", "tensor", "layer"  # values that do not tell their setting
 
 Row = dict[str, Any]  # what was recorded of a round, by the name of the metric
 
@@ -268,20 +272,55 @@ def group(runs: list[Run]) -> dict[str, list[Run]]:
     for run in runs:
         groups.setdefault(run.identity[1:], []).append(run)
     settings = [members[0].settings for members in groups.values()]
-    names = [""] * len(settings)
-    for ideal in (True, False):  # ideal runs differ from the others in three settings; "ideal" says it shorter
-        alike = [i for i, s in enumerate(settings) if _is_ideal(s) == ideal]
-        apart = [k for k in TYPES if k not in (*EXECUTION, "seed") and len({settings[i].get(k) for i in alike}) > 1]
-        for i in alike:
-            words = ["ideal"] if ideal else []
-            words += [str(v) if isinstance(v := settings[i][key], str) else f"{key}={v}" for key in apart]
-            names[i] = ", ".join(words) or settings[i]["receiver"]
-            twins = names[:i].count(
-                names[i]
-            )  # alike in every setting, and not in an argument whose default has changed
-            names[i] += f" ({twins + 1})" if twins else ""
+    free, loud = ([s for s in settings if _is_free(s) == which] for which in (True, False))
+    apart = {True: _apart_from(free, loud), False: _differing(loud)}
+    seen: Counter[str] = Counter()
+    names = []
+    for one in settings:
+        name = _label(one, apart[_is_free(one)])
+        seen[name] += 1  # twice: alike in every setting, and not in an argument whose default has changed
+        names.append(f"{name} ({seen[name]})" if seen[name] > 1 else name)
     return dict(zip(names, groups.values(), strict=True))
 
 
-def _is_ideal(settings: dict[str, Any]) -> bool:
-    return all(settings[key] == value for key, value in IDEAL.items())
+def _label(settings: dict[str, Any], apart: list[str]) -> str:
+    """The values of these settings; a run that is free of interference has a word for it, and no other for its air."""
+    words = []
+    if _is_free(settings):
+        channel, power = (None if _same(settings[key], value) else settings[key] for key, value in PLAIN.items())
+        words = [channel or "ideal", *([power] if power else [])]
+    several = len(words) + len(apart) > 1
+    for key in apart:
+        tells = isinstance(value := settings[key], str) and not (several and _bare(value) in VAGUE)
+        words.append(value if tells else f"{key}={value}")
+    return ", ".join(words) or settings["receiver"]
+
+
+def _is_free(settings: dict[str, Any]) -> bool:
+    """Whether there is neither fading nor interference, nor a receiver to deal with them."""
+    return all(_same(settings[key], value) for key, value in IDEAL.items())
+
+
+def _differing(some: list[dict[str, Any]]) -> list[str]:
+    """What tells these settings from each other."""
+    return [key for key in TYPES if key not in (*EXECUTION, "seed") and len(_values(some, key)) > 1]
+
+
+def _apart_from(free: list[dict[str, Any]], loud: list[dict[str, Any]]) -> list[str]:
+    """What tells runs free of interference from each other, and from all others where they have nothing in common."""
+    among, beside = _differing(free), _differing(free + loud) if free and loud else []
+    alone = [key for key in beside if not _values(free, key) & _values(loud, key)]
+    return [key for key in TYPES if key in (*among, *alone) and key not in IDEAL | PLAIN]
+
+
+def _values(some: list[dict[str, Any]], key: str) -> set[Any]:
+    return {_bare(settings.get(key)) for settings in some}
+
+
+def _same(one: Any, other: Any) -> bool:
+    return _bare(one) == _bare(other)
+
+
+def _bare(value: Any) -> Any:
+    """A spec without arguments as it is without parentheses, too: none() is none."""
+    return value.removesuffix("()") if isinstance(value, str) else value

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from stableair.checks import InputError, choice, nearest, shown, whole
-from stableair.experiment import EXECUTION, PRESETS, Experiment, settings_of
+from stableair.experiment import EXECUTION, PRESETS, Experiment, check_known, settings_of
 from stableair.spec import literal
 
 Plan = Mapping[str, Any]
+BESIDE = "preset", "seeds", "runs"  # what a plan may have beside settings
 MOST = 10_000  # experiments; a plan of more is a slip
 
 
@@ -78,7 +79,9 @@ def _flat(plan: Plan) -> dict[str, Any]:
     for key, value in plan.items():
         if not isinstance(key, str):
             raise InputError(f"a setting of a plan has a name: got {shown(key)}")
-        flat |= {f"{key}.{k}": v for k, v in value.items()} if isinstance(value, dict) else {key: value}
+        check_known({key.partition(".")[0]: value}, *BESIDE)
+        within = isinstance(value, dict) and key not in BESIDE
+        flat |= {f"{key}.{k}": v for k, v in value.items()} if within else {key: value}
     return flat
 
 
@@ -103,8 +106,10 @@ def read_plan(path: str | Path) -> dict[str, Any]:
         raise InputError(f"{path} is not TOML: {error}") from None
 
 
-def plan_of_words(words: list[str]) -> dict[str, Any]:
+def plan_of_words(words: list[str], other: str = "") -> dict[str, Any]:
     """The plan that words of a command line stand for: a preset or a plan's file first, then key=value,value,...
+
+    `other` is what else the first word might have been.
 
     >>> plan_of_words(["digits", "receiver=mac(C=1),gnc(10)", "noise.tau=0.1,0.5", "rounds=3"])
     {'preset': 'digits', 'receiver': ['mac(C=1)', 'gnc(10)'], 'noise.tau': [0.1, 0.5], 'rounds': 3}
@@ -117,7 +122,8 @@ def plan_of_words(words: list[str]) -> dict[str, Any]:
         elif Path(first).suffix == ".toml" or Path(first).is_file():
             plan = _flat(read_plan(first))
         else:
-            raise InputError(f"{first!r} is neither a preset, a plan's file nor key=value; {nearest(first, PRESETS)}")
+            kinds = ", ".join(filter(None, ("a preset", "a plan's file", other)))
+            raise InputError(f"{first!r} is neither {kinds} nor key=value; {nearest(first, PRESETS)}")
     keys = [word.partition("=")[0] for word in words]
     if repeated := [key for key in keys if keys.count(key) > 1]:
         raise InputError(f"{repeated[0]} is given twice")
