@@ -266,7 +266,7 @@ def test_a_rule_states_its_divisor_or_none():
         ("dropout(0.1, of='sample(0)')", "m must be at least 1"),
         ("dropout(0.1, of=3)", "participation must be a spec such as"),
         ("dropout(0.1, of='dropout(0.2)')", "of must be another rule than dropout"),
-        ("dropout(0.1, of=sample(3))", "is code"),
+        ("dropout(0.1, of=sample(3))", r"stands in quotes: write of=.sample\(3\)."),
     ],
 )
 def test_bad_rules_are_refused_when_the_experiment_is_made(spec, said):
