@@ -50,6 +50,17 @@ def whole():
     return lambda **parts: Whole(channel.one("flat()")()(**parts))
 
 
+def picky():
+    """A model that only the first rank can make."""
+
+    def make(shape, classes):
+        if RANK:
+            raise ValueError("there is no such model here")
+        return nn.Sequential(nn.Flatten(), nn.Linear(4, classes))
+
+    return make
+
+
 def hungry():
     """A model for which only the first rank has the memory."""
 
@@ -76,7 +87,11 @@ def poisoned():
     return lambda shape, classes: Poisoned(classes)
 
 
-COMPONENTS = {sa.model: (normed, poisoned, hungry), sa.participation: (coming_and_going, mortal), channel: (whole,)}
+COMPONENTS = {
+    sa.model: (normed, poisoned, hungry, picky),
+    sa.participation: (coming_and_going, mortal),
+    channel: (whole,),
+}
 
 
 def experiments():
@@ -131,5 +146,5 @@ if __name__ == "__main__":
         sa.run(known["mortal"].with_(rounds=int(names[0])), folder, resume=True)
     if what == "disagree":
         sa.run(TINY.with_(seed=RANK))
-    if what in ("poisoned", "hungry"):
+    if what in ("poisoned", "hungry", "picky"):
         sa.run(TINY.with_(model=f"{what}()", engine="reference"), folder)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -84,6 +85,15 @@ def test_two_ranks_on_one_gpu_give_the_bits_of_one(model, cuda, tmp_path):
     assert digest(load(tmp_path / "a")) == digest(plain)
 
 
+def test_a_rank_that_is_alone_speaks_for_itself(command, monkeypatch):
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(ranks, "ANSWER", 0.1)
+    code, _, errors = command("run", "rounds=1")
+    assert code == 2
+    assert re.match(r"error: the ranks have not found each other: nobody answers at 127.0.0.1:1 .*\n$", errors)
+
+
 @pytest.mark.parametrize(("rank", "why"), [("1", "nobody answers at 127.0.0.1:"), ("0", "1/2 clients joined")])
 def test_ranks_that_are_alone_end_with_one_line(rank, why, monkeypatch):
     with socket.socket() as probe:
@@ -122,13 +132,18 @@ def test_a_rank_that_is_killed_is_started_again_and_the_run_goes_on(known, tmp_p
 def test_when_a_rank_is_killed_the_others_say_so_in_one_line(tmp_path):
     done = ranked(2, "rounds", tmp_path / "a", 6, MORTAL="0", looks=5)  # seconds, before torchrun ends the other
     assert done.returncode != 0
-    assert "InputError: another rank has ended, and so this one has to; with --resume" in done.stderr
+    assert "InputError: another rank has ended, and so this one has to; resumed, the run goes on" in done.stderr
     assert len(load(tmp_path / "a")) == 2
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("model", "why"), [("poisoned", "uploaded a non-finite"), ("hungry", "rank 1: no room for more")]
+    ("model", "why"),
+    [
+        ("poisoned", "uploaded a non-finite"),
+        ("hungry", "rank 1: no room for more"),
+        ("picky", "rank 1: "),
+    ],
 )
 def test_the_error_of_one_rank_is_the_error_of_all(model, why, tmp_path):
     done = ranked(3, model, tmp_path / "a")

@@ -18,12 +18,14 @@ T = TypeVar("T")
 class InputError(ValueError):
     """Something the user gave is wrong; the message is one line and says what would be right.
 
-    `hint` is a word for what would help, such as "resume" or "folder": a command line knows its option for it. `part`
-    is the setting whose component broke its contract, such as "receiver": who knows where it is made can say so.
+    `hint` is a word for what would help, such as "resume" or "folder": a command line knows its option for it, and says
+    that in place of the `advice`, which is for Python. `part` is the setting whose component broke its contract, such
+    as "receiver": who knows where it is made can say so.
     """
 
-    def __init__(self, message: str, hint: str = "", part: str = ""):
-        super().__init__(message)
+    def __init__(self, message: str, hint: str = "", part: str = "", advice: str = ""):
+        super().__init__(f"{message}; {advice}" if advice else message)
+        self.message = message
         self.hint = hint
         self.part = part
 

@@ -141,10 +141,10 @@ def comparison(runs: Run | str | Path | Iterable[Run | str | Path]) -> Compariso
     if not found:
         raise InputError("none of these runs has a complete round; there is nothing to compare")
     rounds = max((len(run) for run in found if run.diverged is None), default=0)
-    if behind := [run for run in found if run.diverged is None and len(run) < rounds]:
-        far = " and ".join(count(n, "round") for n in sorted({len(run) for run in behind}))
+    if behind := [len(run) for run in found if run.diverged is None and len(run) < rounds]:
+        far = " and ".join(count(n, "round") for n in sorted(set(behind)))
         warnings.warn(f"{count(len(behind), 'run')} left out: {far}, where others have {rounds}", Note, stacklevel=2)
-        found = [run for run in found if run not in behind]
+        found = [run for run in found if run.diverged is not None or len(run) == rounds]
     lines, pairs = {}, {}
     for channel, receivers in sorted(_by_channel(found).items()):
         accuracy = f"{found[0].settings['evaluate']}/accuracy"

@@ -49,6 +49,8 @@ class Alone:
         """What the function gives."""
         return function()
 
+    every = first
+
     def share(self, sim: Simulation) -> Simulation:
         """All of it."""
         return sim
@@ -78,6 +80,20 @@ class Ranks:
         if told[1] is not None:
             raise told[1]
         return told[0]
+
+    def every(self, function: Callable[[], T]) -> T:
+        """What the function gives on this rank; the error of one is the error of all, who say whose it is."""
+        try:
+            made, error = function(), None
+        except (*TELLABLE, MemoryError, RuntimeError) as caught:
+            error = caught
+        told = self.each(None if error is None else str(error) or type(error).__name__)
+        if error is not None:
+            raise error
+        for rank, said in enumerate(told):
+            if said is not None:
+                raise InputError(f"rank {rank}: {said}")
+        return made
 
     def each(self, value: T) -> list[T]:
         """The value of every rank, on every one of them."""
@@ -255,7 +271,7 @@ def _talk(together: Callable[..., Any], *args: Any, **options: Any) -> None:
     try:
         together(*args, **options)
     except RuntimeError as error:
-        advice = "with --resume the run goes on from its last checkpoint"
+        advice = "resumed, the run goes on from its last checkpoint"
         raise InputError(f"another rank has ended, and so this one has to; {advice}") from error
 
 

@@ -59,7 +59,7 @@ def run(
             return ranks.first(lambda: load(folder))
         if past:
             stack.enter_context(threads(past[-1].get("threads")))
-        sim, engine = _with_engine(build(experiment), experiment, past, ranks.size)
+        sim, engine = _with_engine(ranks.every(lambda: build(experiment)), experiment, past, ranks.size)
         engine |= {"ranks": ranks.size}
         if past and past[-1].get("data", sim.files) != sim.files:
             raise InputError(f"{folder} was begun with other data files: {past[-1]['data']}, now {sim.files}")

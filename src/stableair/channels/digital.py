@@ -141,7 +141,9 @@ class Digital:
 
         Where fewer send than the aggregator needs nobody is heard.
         """
-        device, who = torch.device(device), who if self.aggregator.enough(k, len(who), n) else who[:0]
+        if not self.aggregator.enough(k, len(who), n):
+            who = who[:0]
+        device = torch.device(device)
         sources = {client: generator(seed, "quantize", k, client, device=device) for client in who.tolist()}
         if self.aggregator.keeps:
             check_memory(len(who) * d * self.quantizer.dtype.itemsize, device, f"the updates of {len(who)} clients")

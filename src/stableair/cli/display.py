@@ -16,9 +16,9 @@ OnRound = Callable[[Row], None]
 StartRun = Callable[[str, int], OnRound]  # (title, rounds) -> what shows each round of that run
 
 
-def speaks() -> bool:
-    """Whether this process is the one that talks to the user: of those of torchrun the first."""
-    return "WORLD_SIZE" not in os.environ or os.environ.get("RANK", "0") == "0"
+def speaks(rank: str = "RANK") -> bool:
+    """Whether this process talks to the user: of torchrun's the first, by its LOCAL_RANK the first of each machine."""
+    return "WORLD_SIZE" not in os.environ or os.environ.get(rank, "0") == "0"
 
 
 @contextmanager

@@ -104,19 +104,16 @@ def _run(words: list[str]) -> int | None:
 
 
 def with_flag(error: InputError) -> str:
-    """The library's message, and the option that would help; it takes the place of advice to set Python's argument."""
-    hint = getattr(error, "hint", "")
-    if hint not in FLAGS:
-        return str(error)
-    said, _, advice = str(error).rpartition("; ")
-    return f"{said if advice.startswith(f'{hint}=') else error}; {FLAGS[hint]}"
+    """The library's message, and the option that would help in place of advice for Python."""
+    flag = FLAGS.get(error.hint)
+    return f"{error.message}; {flag}" if flag else str(error)
 
 
 def fail(message: str, code: int = WRONG) -> int:
     """Tell an error in one line, after its traceback where that was asked for."""
     if os.environ.get(DEBUG, "0") not in ("", "0"):
         traceback.print_exc()
-    if speaks():  # what goes wrong on one rank is told to all of them
+    if speaks("LOCAL_RANK"):  # another machine may lack what the first one has
         print(f"error: {' '.join(message.split())}", file=sys.stderr)
     return code
 

@@ -106,7 +106,7 @@ def resume_point(folder: str | Path, experiment: Experiment, resume: bool) -> Re
         raise InputError(f"{folder} holds another experiment, with another {', '.join(different)}", hint="folder")
     rows, last = read_rounds(folder), read_checkpoint(folder)
     if not resume and (rows or last):
-        raise InputError(f"{folder} already holds this run; resume=True goes on with it", hint="resume")
+        raise InputError(f"{folder} already holds this run", hint="resume", advice="resume=True goes on with it")
     if last and len(rows) < last.rounds:
         raise InputError(f"{folder / ROUNDS} is corrupted: {len(rows)} rounds, but {CHECKPOINT} is after {last.rounds}")
     return ResumePoint(rows, last)
