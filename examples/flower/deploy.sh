@@ -9,6 +9,7 @@ app=$(cd "$(dirname "$0")" && pwd)
 nodes=3
 port=${PORT:-18000}
 fail() { echo "deploy.sh: $*" >&2 && exit 2; }
+boxed() { sed -n 's/^│ *\(.*[^ ]\) *│$/\1/p' "$1" | tr '\n' ' '; } # what flwr says, without the box that it draws round it
 [ $# -ge 1 ] || fail "which folder? ./deploy.sh FOLDER [SETTINGS.toml]"
 settings=$(realpath "${2:-$app/settings.toml}")
 [ -f "$settings" ] || fail "$settings is not there"
@@ -95,7 +96,7 @@ while flwr supernode list air --format json 2>/dev/null | grep -q '"online"'; do
 
 for i in $(seq 0 $((nodes - 1))); do
     if [ ! -f node$i.registered ]; then
-        flwr supernode register node$i.pub air >register.log 2>&1 || fail "node $i: $(tail -n 1 register.log)"
+        flwr supernode register node$i.pub air >register.log 2>&1 || fail "node $i: $(boxed register.log)"
         touch node$i.registered
     fi
     # A node that dies is started again, after a minute: so long it takes the SuperLink to give it up. Before that it would
