@@ -133,7 +133,7 @@ def main() -> None:
     parser.add_argument("what", choices=["list", "run", "publish"])
     parser.add_argument("--minutes", type=float, default=25, help="begin no run after that long")
     parser.add_argument("--out", type=Path, default=FOLDER)
-    parser.add_argument("--only", default="", help="those whose name begins with this")
+    parser.add_argument("--only", nargs="*", default=[""], help="those whose names begin so, in this order")
     given = parser.parse_args()
     if given.what == "publish":
         from publish import publish
@@ -147,7 +147,8 @@ def main() -> None:
             print(job.name, job.experiment.rounds)
         return
     while True:
-        job = next((job for job in missing(given.out) if job.name.startswith(given.only)), None)
+        wanted = [job for start in given.only for job in missing(given.out) if job.name.startswith(start)]
+        job = wanted[0] if wanted else None
         if job is None or time.perf_counter() - begin > 60 * given.minutes:
             break
         print(f"{time.perf_counter() - begin:.0f} s: {job.name}", flush=True)

@@ -90,6 +90,51 @@ def test_every_upload_is_the_references(spec, sizes):
     agree(slow, stacked(slow), state(slow.work.module))
 
 
+class Reused(nn.Module):
+    """Dense layers one of which is called twice, one without a bias on the input itself, and one for nothing."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.again = nn.Linear(768, 6, bias=False), nn.Linear(6, 6)
+        self.relu, self.fc, self.idle = nn.ReLU(inplace=True), nn.Linear(6, 3), nn.Linear(6, 3)
+
+    def forward(self, x):
+        x = self.relu(self.again(self.first(x.flatten(1))))
+        x = self.relu(self.again(x))
+        self.idle(x)
+        return self.fc(x)
+
+
+@pytest.mark.parametrize("spec", ["logistic()", "mlp(width=5, depth=2)", "cnn(width=7)", "reused", "frozen"])
+def test_a_dense_layer_that_is_tapped_takes_the_references_steps(spec):
+    """As on a GPU, where the gradients of its weights are not stored."""
+    data, sizes = synthetic(samples=34, classes=3, shape=(3, 16, 16)), [9, 4, 2, 13, 6]
+    torch.manual_seed(0)
+    module = Reused() if spec == "reused" else built("mlp(width=5)" if spec == "frozen" else spec, (3, 16, 16))
+    if spec == "frozen":
+        next(module.parameters()).requires_grad_(False)
+    slow = reference(module.double(), data, sizes)
+    fast = stacked(slow)
+    fast._worker = fast._new_worker()
+    assert not fast._worker.taps_dense, "on a CPU"
+    fast._worker.taps_dense = True
+    agree(slow, fast, state(module))
+
+
+def test_taps_stand_for_the_gradients_of_dense_weights():
+    module, taps = Reused().double(), []
+    own = {name: torch.stack(2 * [p.detach()]).requires_grad_() for name, p in module.named_parameters()}
+    x = torch.randn(2, 4, 3, 16, 16).double()
+    loss = Stacked(module)(own, {}, x, taps=taps).square().sum()
+    assert [tap.weight for tap in taps] == ["again.weight", "again.weight", "idle.weight", "fc.weight"]
+    dy = torch.autograd.grad(loss, [tap.output for tap in taps], retain_graph=True, allow_unused=True)
+    assert dy[2] is None, "nothing makes use of it"
+    with pytest.raises(RuntimeError, match="not have been used"):
+        torch.autograd.grad(loss, own["fc.weight"])
+    (expected,) = torch.autograd.grad(Stacked(module)(own, {}, x).square().sum(), own["fc.weight"])
+    torch.testing.assert_close(dy[3].mT @ taps[3].x, expected)
+
+
 @pytest.mark.parametrize("sizes", [[8, 8, 8], [9, 4, 2]], ids=["equal", "unequal"])
 def test_crop_and_flip_are_the_references(sizes):
     data = synthetic(samples=sum(sizes), classes=3, shape=(3, 16, 16))
@@ -591,7 +636,7 @@ def test_what_is_refused(tiny):
             accelerate(sim, EngineChoice(loop, "tf32", 5, ""))
     with pytest.raises(InputError, match="engine=reference computes in fp32: leave out precision=bf16"):
         sa.run(tiny.with_(engine="reference", precision="bf16"))
-    with pytest.raises(InputError, match="engine kernels is for our ResNets with batch norm, in bf16"):
+    with pytest.raises(InputError, match="engine kernels is for networks with plain convolutions, in bf16"):
         accelerate(sim, EngineChoice("kernels", "bf16", 5, ""))
 
 
@@ -893,7 +938,7 @@ def test_on_a_gpu_crop_and_flip_are_the_references(cuda, spec):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(
-    ("model", "engine"), [("mlp(width=4)", "stacked"), ("cnn(width=8)", "stacked"), ("resnet18()", "kernels")]
+    ("model", "engine"), [("mlp(width=4)", "stacked"), ("cnn(width=8)", "kernels"), ("resnet18()", "kernels")]
 )
 def test_on_a_gpu_a_resumed_run_equals_an_uninterrupted_one(cuda, tiny, tmp_path, model, engine):
     data = "synthetic(samples=60, classes=3, shape=(1, 8, 8))"

@@ -1,5 +1,7 @@
 """The kernels against a plain transcription in torch: on a GPU where there is one, else in Triton's interpreter."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -10,12 +12,14 @@ pytest.importorskip("triton", reason="Triton is not installed")
 from stableair.contracts import Work
 from stableair.data.sets import synthetic
 from stableair.engine import kernels
+from stableair.engine.convolution import takes
 from stableair.engine.kernels import Activation, Moments, Norm
 from stableair.engine.resnet import ResNetWorker, supports
 from stableair.engine.stacked import Stacked
 from stableair.engine.trainer import StackedTrainer
+from stableair.engine.worker import StackedWorker
 from stableair.local import Reference
-from stableair.models import ResNet
+from stableair.models import ResNet, cnn
 from stableair.vector import state
 
 PLACE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -167,12 +171,12 @@ def small(sizes, batch_size=4):
     return Work(module, data, parts, epochs=1, batch_size=batch_size, lr=0.02, payload="gradient", seed=1)
 
 
-def both(slow, precision):
+def both(slow, precision, worker=ResNetWorker):
     """The uploads of the kernels and of the reference."""
     start, fast = state(slow.module), StackedTrainer(slow, Stacked(slow.module), precision, 3, kernels=True)
     who = torch.arange(len(slow.parts))
     ((got,), (expected,)) = fast(start, 0, who), Reference(slow)(start, 0, who)
-    assert type(fast._worker) is ResNetWorker
+    assert type(fast._worker) is worker
     order = got.clients.argsort().to(PLACE)
     return [(a[order], b) for a, b in zip(got[1:4], expected[1:4], strict=True)]
 
@@ -182,6 +186,45 @@ def both(slow, precision):
 def test_a_residual_network_is_the_references(sizes):
     for got, expected in both(small(sizes), "fp32"):
         near(got, expected, 1e-3)
+
+
+class Mixed(nn.Module):
+    """Convolutions that the kernels take, with and without a bias, and two that they do not."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(3, 8, 5, padding=2), nn.GroupNorm(2, 8)
+        self.down, self.across = nn.Conv2d(8, 12, 3, 2, 1, bias=False), nn.Conv2d(12, 12, 1)
+        self.grouped, self.oblong = nn.Conv2d(12, 12, 3, padding=1, groups=3), nn.Conv2d(12, 6, (1, 3))
+        self.fc = nn.Linear(48, 4)
+
+    def forward(self, x):
+        x = self.down(F.relu(self.norm(self.first(x))))
+        return self.fc(torch.flatten(self.oblong(F.relu(self.grouped(F.relu(self.across(x))))), 1))
+
+
+@pytest.mark.parametrize("sizes", [[8, 8], [2, 12, 5]], ids=["full batches", "unequal"])
+@pytest.mark.parametrize("network", [Mixed, lambda: cnn(width=8)((3, 8, 8), 4)], ids=["mixed", "cnn"])
+def test_a_stacked_network_with_its_convolutions_by_kernels_is_the_references(network, sizes):
+    torch.manual_seed(0)
+    work = replace(small(sizes), module=network().to(PLACE))
+    for got, expected in both(work, "fp32", StackedWorker):
+        near(got, expected, 1e-4)
+
+
+def test_which_convolutions_the_kernels_take():
+    layers = {name: layer for name, layer in Mixed().named_modules() if isinstance(layer, nn.Conv2d)}
+    assert [name for name, layer in layers.items() if takes(layer)] == ["first", "down", "across"]
+    for other in ({"dilation": 2}, {"padding": (1, 0)}, {"padding": "same"}, {"stride": (1, 2)}):
+        assert not takes(nn.Conv2d(3, 4, 3, **other))
+
+
+@pytest.mark.gpu
+def test_convolutions_in_bfloat16_are_the_references_within_its_rounding(cuda):
+    torch.manual_seed(0)
+    work = replace(small([8, 8], batch_size=8), module=Mixed().to(PLACE))
+    for (got, expected), tolerance in zip(both(work, "bf16", StackedWorker), (0.1, 0.01, 0.01), strict=True):
+        near(got, expected, tolerance)
 
 
 @pytest.mark.gpu

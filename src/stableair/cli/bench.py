@@ -11,7 +11,7 @@ from stableair.cli.options import DataDir, use_data_folder
 
 
 def bench(
-    workload: Annotated[str, typer.Argument(help="digits, cnn, resnet18 or cifar10.")] = "digits",
+    workload: Annotated[str, typer.Argument(help="digits, cnn, resnet18, cifar10 or femnist.")] = "digits",
     rounds: Annotated[int, typer.Option(min=1, help="Rounds to time, after one that warms up.")] = 5,
     only: Annotated[
         list[str] | None, typer.Option(help="Time only the modes whose name begins with this; may be repeated.")
@@ -49,7 +49,7 @@ def bench(
         if not rows:
             raise InputError(
                 f"no mode here begins with {' or '.join(only or [])}; there are reference, stacked and vmapped, "
-                "kernels for the ResNets on a GPU, and processes on a CPU"
+                "kernels for convolutions on a GPU, and processes on a CPU"
             )
         if workload == "cifar10":
             rows.append(engines.recorded(experiment, rounds))

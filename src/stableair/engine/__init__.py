@@ -79,7 +79,7 @@ def _choose_on_gpu(sim: Simulation, engine: str, precision: str, chunk: int) -> 
     if precision == "auto":  # what is shown to train as well as fp32
         gains = kind == "stacked" and program.has_convolutions
         precision = "bf16" if gains and torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
-    if precision == "bf16" and kind == "stacked" and has_kernels(sim):  # what stacks has the convolutions we know
+    if precision == "bf16" and kind == "stacked" and has_kernels(sim):
         failure = _kernel_failure(sim.start.w.device)
         kind = "stacked" if failure else "kernels"
     chunk = min(chunk or _clients_that_fit(sim), sim.n)
@@ -228,7 +228,7 @@ def accelerate(sim: Simulation, choice: EngineChoice | None = None) -> Simulatio
     if kind in LOOPS and precision != "fp32":
         raise InputError(f"engine {kind} computes in fp32: got precision {precision}")
     if kind == "kernels" and (precision != "bf16" or not has_kernels(sim)):
-        raise InputError("engine kernels is for our ResNets with batch norm, in bf16, and needs Triton")
+        raise InputError("engine kernels is for networks with plain convolutions, in bf16, and needs Triton")
     if kind == "reference":
         fast = replace(sim, train=Reference(work, chunk))
     elif kind == "processes":
@@ -242,9 +242,9 @@ def accelerate(sim: Simulation, choice: EngineChoice | None = None) -> Simulatio
 
 
 def has_kernels(sim: Simulation) -> bool:
-    """Whether there are kernels of our own for the model."""
+    """Whether there are kernels of our own for the model's convolutions."""
     if not find_spec("triton"):
         return False
-    from stableair.engine.resnet import supports
+    from stableair.engine.convolution import takes
 
-    return supports(trainer_of(sim).work.module)
+    return any(isinstance(layer, nn.Conv2d) and takes(layer) for layer in trainer_of(sim).work.module.modules())

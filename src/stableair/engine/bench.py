@@ -42,7 +42,8 @@ SET_UPS: dict[str, dict[str, Any]] = {
     "resnet18": {"data": "synthetic(samples=5000, shape=(3, 32, 32))", "model": "resnet18()", "local_epochs": 3},
 }
 WORKLOADS = {name: Experiment(**IDEAL | settings) for name, settings in SET_UPS.items()}
-WORKLOADS["cifar10"] = Experiment(**PRESETS["cifar10-noniid"])  # the paper's, with its channel: needs the data
+WORKLOADS["cifar10"] = Experiment(**PRESETS["cifar10-noniid"])  # the paper's, with its channel: they need the data
+WORKLOADS["femnist"] = Experiment(**PRESETS["femnist"])
 SIZES = {"mlp(width=200)": (1, 8, 8), "mlp(width=2000)": (1, 8, 8)}  # models to scale, and the images they see
 SIZES_ON_GPU = SIZES | {"resnet18()": (3, 32, 32)}
 PEERS = "plain", "flower", "pfl_research"

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, fx, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn import functional as F
 
 from stableair.checks import InputError
@@ -24,6 +25,14 @@ class StackedLayer(NamedTuple):
 
     function: Callable[..., Tensor]  # (layer, x, n, own, mask) -> Tensor
     mixes_samples: bool  # of a batch, as a batch norm does
+
+
+class Tap(NamedTuple):
+    """A dense layer in a forward pass: the gradient of its weights is dy^T x, a product that need not be stored."""
+
+    weight: str  # its name
+    x: Tensor  # (N, B, F), its input
+    output: GradientEdge  # where dy (N, B, O) comes by
 
 
 ELEMENTWISE = {nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Identity}
@@ -80,6 +89,7 @@ class Stacked:
             name: [key for key, _ in (*layer.named_parameters(), *layer.named_buffers())]
             for name, layer in self.layers.items()
         }
+        self.functions = {kind: known.function for kind, known in LAYERS.items()}
         known = [LAYERS[type(layer)] for layer in self.layers.values() if type(layer) in LAYERS]
         self.mixes_samples = any(layer.mixes_samples for layer in known)
         self.has_user_layers = any(layer.function.__module__ != __name__ for layer in known)
@@ -99,8 +109,14 @@ class Stacked:
         elif node.op == "get_attr":
             raise Unsupported(f"it uses {node.target} outside a layer")
 
-    def __call__(self, parameters: Tensors, buffers: Tensors, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """x: (N, B, c, h, w). Where the mask (N, B) is 0 there is no sample; it must leave the others untouched."""
+    def __call__(
+        self, parameters: Tensors, buffers: Tensors, x: Tensor, mask: Tensor | None = None,
+        taps: list[Tap] | None = None,
+    ) -> Tensor:  # fmt: skip
+        """x: (N, B, c, h, w). Where the mask (N, B) is 0 there is no sample; it must leave the others untouched.
+
+        With a list of `taps` the weights of dense layers get no gradient; it gets what their gradients are made of.
+        """
         n = len(x)
         values: dict[fx.Node, Any] = {}
         for node in self.graph.nodes:
@@ -111,10 +127,10 @@ class Stacked:
                 return args[0]
             elif node.op == "call_module":
                 layer = self.layers[node.target]
-                if type(layer) in LAYERS:
+                if type(layer) in self.functions:
                     own = {key: group[name] for group in (parameters, buffers) for key in self.tensors[node.target]
                            if (name := f"{node.target}.{key}") in group}  # fmt: skip
-                    values[node] = LAYERS[type(layer)].function(layer, args[0], n, own, mask)
+                    values[node] = self._layer(node.target, args[0], n, own, mask, taps)
                 else:
                     values[node] = layer(*args)
             elif node.op == "call_function":
@@ -122,6 +138,18 @@ class Stacked:
             else:
                 values[node] = METHODS[node.target](n, *args, **kwargs)
         raise AssertionError("a traced module has an output")
+
+    def _layer(self, name: str, x: Tensor, n: int, own: Tensors, mask: Tensor | None, taps: list[Tap] | None) -> Tensor:
+        """A registered layer; a dense one is tapped, if that is wanted and something else of it has a gradient."""
+        layer = self.layers[name]
+        function, weight = self.functions[type(layer)], own.get("weight")
+        if taps is None or type(layer) is not nn.Linear or weight is None or not weight.requires_grad:
+            return function(layer, x, n, own, mask)
+        y = function(layer, x, n, own | {"weight": weight.detach()}, mask)
+        if not y.requires_grad:
+            return function(layer, x, n, own, mask)
+        taps.append(Tap(f"{name}.weight", as_vectors(n, x).detach(), get_gradient_edge(y)))
+        return y
 
 
 def _unsupported_option(layer: nn.Module) -> str:

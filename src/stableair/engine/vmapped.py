@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from stableair.engine.stacked import Tensors, Unsupported
+from stableair.engine.stacked import Tap, Tensors, Unsupported
 
 
 class Vmapped:
@@ -25,8 +25,11 @@ class Vmapped:
         self.module = module
         self.has_convolutions = any(isinstance(m, nn.Conv2d) for m in module.modules())
 
-    def __call__(self, parameters: Tensors, buffers: Tensors, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """x: (N, B, c, h, w)."""
+    def __call__(
+        self, parameters: Tensors, buffers: Tensors, x: Tensor, mask: Tensor | None = None,
+        taps: list[Tap] | None = None,
+    ) -> Tensor:  # fmt: skip
+        """x: (N, B, c, h, w). Nothing is tapped: every weight has its gradient."""
         self.module.train()
 
         def one_client(p: Tensors, b: Tensors, x: Tensor) -> Tensor:

@@ -3,13 +3,14 @@
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from stableair.contracts import Upload, Work, crop_flip, normalised
-from stableair.engine.stacked import Stacked, Tensors
+from stableair.engine.stacked import Stacked, Tap, Tensors
 from stableair.engine.vmapped import Vmapped
 from stableair.local import SMALL, float32_matmul, threads_for
 from stableair.vector import Layout, State, moments, parameters
@@ -171,24 +172,34 @@ class StackedWorker(Worker):
         full = len(sizes) == 1 and not sizes.pop() % work.largest_batch  # every batch of every client
         self.masked = program.mixes_samples and not full
         self.learning = [name for name, p in work.module.named_parameters() if p.requires_grad]
+        self.taps_dense = self.device.type == "cuda"  # where writing and reading gradients is what takes time
         if program.has_convolutions:
             self.entries = SMALL  # convolutions are work enough for all threads
 
     def step(self, m: int) -> None:
         p = {name: t[:m].requires_grad_(name in self.learning) for name, t in self.p.items()}
-        own = [p[name] for name in self.learning]
         stats = {name: t[:m] for name, t in self.stats.items()}
         y = self.work.data.train.y[self.index[:m]]
-        loss = self._loss(p, stats, self.inputs(m), y, self.weight[:m])
-        grads = torch.autograd.grad(loss.sum(), own, materialize_grads=True)  # zero for a layer that nothing calls
+        taps: list[Tap] = []
+        loss = self._loss(p, stats, self.inputs(m), y, self.weight[:m], taps if self.taps_dense else None)
+        own = [p[name] for name in self.learning]
+        wanted: list[Any] = [*own, *(tap.output for tap in taps)]
+        grads = torch.autograd.grad(loss.sum(), wanted, allow_unused=True)
         with torch.no_grad():
-            torch._foreach_add_(own, grads, alpha=-self.lr)
+            stepping = [(t, grad) for t, grad in zip(own, grads, strict=False) if grad is not None]
+            torch._foreach_add_(*map(list, zip(*stepping, strict=True)), alpha=-self.lr)
+            for tap, dy in zip(taps, grads[len(own) :], strict=True):
+                if dy is not None:  # as for a layer that nothing makes use of
+                    weight = p[tap.weight]
+                    weight.baddbmm_(dy.mT.to(weight.dtype), tap.x.to(weight.dtype), alpha=-self.lr)
             self.loss[:m].add_(loss)
 
-    def _loss(self, parameters: Tensors, buffers: Tensors, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+    def _loss(
+        self, parameters: Tensors, buffers: Tensors, x: Tensor, y: Tensor, weight: Tensor, taps: list[Tap] | None
+    ) -> Tensor:
         """Each client's mean loss over its batch: (N,)."""
         mask = (weight > 0).to(weight.dtype) if self.masked else None
-        logits = self.program(parameters, buffers, x, mask).to(weight.dtype)
+        logits = self.program(parameters, buffers, x, mask, taps).to(weight.dtype)
         each = F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none")
         return (each.view_as(weight) * weight).sum(1)
 
