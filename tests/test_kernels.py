@@ -203,8 +203,14 @@ class Mixed(nn.Module):
         return self.fc(torch.flatten(self.oblong(F.relu(self.grouped(F.relu(self.across(x))))), 1))
 
 
-@pytest.mark.parametrize("sizes", [[8, 8], [2, 12, 5]], ids=["full batches", "unequal"])
-@pytest.mark.parametrize("network", [Mixed, lambda: cnn(width=8)((3, 8, 8), 4)], ids=["mixed", "cnn"])
+IN_STACKED = [
+    pytest.param(Mixed, [4, 3], id="mixed"),
+    pytest.param(Mixed, [2, 12, 5], id="mixed, unequal", marks=pytest.mark.slow),  # in the interpreter
+    pytest.param(lambda: cnn(width=8)((3, 8, 8), 4), [2, 12, 5], id="cnn, unequal", marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("network", "sizes"), IN_STACKED)
 def test_a_stacked_network_with_its_convolutions_by_kernels_is_the_references(network, sizes):
     torch.manual_seed(0)
     work = replace(small(sizes), module=network().to(PLACE))
