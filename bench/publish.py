@@ -120,22 +120,26 @@ def _fluctuation(run: Run, metric: str = ACCURACY) -> float | None:
 
 
 def _results(curves: Curves) -> str:
-    """What every curve came to."""
+    """What every curve came to; with the clients' norm statistics too, where the model has any."""
+    metrics = [ACCURACY, f"{ACCURACY}_clients"] if _has(curves, f"{ACCURACY}_clients") else [ACCURACY]
 
     def row(label: str, runs: list[Run]) -> list[str]:
-        ended = [f"{run.diverged + 1}" for run in runs if run.diverged is not None]
-        db, clients = snrs(runs, FIRST), f"{ACCURACY}_clients"
+        ended = ", ".join(f"{run.diverged + 1}" for run in runs if run.diverged is not None)
+        final = [_over_seeds(map(_final, runs))] if any(run.diverged is None for run in runs) else []
+        db = snrs(runs, FIRST)
         return [
             label, f"`{runs[0].settings['receiver']}`", f"{len(runs)} x {max(map(len, runs))}",
-            _over_seeds(map(_final, runs)) + (f", diverged at round {', '.join(ended)}" if ended else ""),
-            _over_seeds(map(_settled, runs)), _over_seeds(map(_fluctuation, runs)),
-            _over_seeds(_settled(run, clients) for run in runs),
-            _over_seeds(_fluctuation(run, clients) for run in runs),
+            ", ".join(final + ([f"diverged at round {ended}"] if ended else [])),
+            *(_over_seeds(of(run, metric) for run in runs) for metric in metrics for of in (_settled, _fluctuation)),
             f"{statistics.median(db):.1f}" if db else NONE,
         ]  # fmt: skip
 
-    head = "curve", "receiver", "runs", "final", "settled", "moves", "settled, clients'", "moves, clients'", "SNR"
-    return _table(head, (row(*item) for item in curves.items()))
+    head = ["curve", "receiver", "runs", "final", "settled", "moves", "settled, clients'", "moves, clients'"]
+    return _table([*head[: 4 + 2 * len(metrics)], "SNR"], (row(*item) for item in curves.items()))
+
+
+def _has(curves: Curves, metric: str) -> bool:
+    return any(metric in run.rounds[0] for runs in curves.values() for run in runs)
 
 
 def _differences(one: list[Run], other: list[Run]) -> list[float]:
@@ -145,6 +149,16 @@ def _differences(one: list[Run], other: list[Run]) -> list[float]:
         100 * (first[seed].settled(ACCURACY) - second[seed].settled(ACCURACY))
         for seed in sorted(first.keys() & second.keys())
     ]
+
+
+def _diverged(curves: Curves, *labels: str) -> str:
+    """Which of them have runs that diverged; such a run counts as one of accuracy 0."""
+    return "; ".join(
+        f"{label} diverged at round {run.diverged + 1}, seed {run.settings['seed']}"
+        for label in labels
+        for run in curves[label]
+        if run.diverged is not None
+    )
 
 
 def _points(found: list[float]) -> str:
@@ -180,8 +194,8 @@ def _claims(name: str, curves: Curves) -> Iterator[tuple[str, str, str]]:
     def compared(claim: str, one: str, other: str, verdict: Any) -> tuple[str, str, str]:
         if one not in curves or other not in curves:
             return claim, f"{' and '.join(label for label in (one, other) if label not in curves)} {MISSING}", NONE
-        found = _differences(curves[one], curves[other])
-        return claim, f"{one} against {other}: {_points(found)}", verdict(found)
+        found, ended = _differences(curves[one], curves[other]), _diverged(curves, one, other)
+        return claim, ended or f"{one} against {other}: {_points(found)}", verdict(found)
 
     if name.startswith("fig3"):
         yield compared("MAC markedly improves the accuracy", "MAC", "Noisy", _above)
@@ -197,7 +211,7 @@ def _claims(name: str, curves: Curves) -> Iterator[tuple[str, str, str]]:
         if not wild or not calm:
             yield claim, MISSING, NONE
         elif any(k is not None for k in ended):
-            yield claim, "the noisy run diverged", "holds"
+            yield claim, _diverged(curves, "Noisy"), "holds"
         else:
             times = statistics.fmean(filter(None, wild)) / statistics.fmean(filter(None, calm))
             yield (

@@ -60,7 +60,7 @@ FIGURES = {
     "fig3f": Figure("Fig. 3(f): FEMNIST, CNN", "femnist", "test/loss"),
     "fig4a": Figure(
         "Fig. 4(a): MAC over the tail index", "cifar10-noniid", vary="noise.alpha", values=(1.1, 1.2, 1.3, 1.4, 1.5),
-        ours="the values between 1.1 and 1.5",
+        ours="any α but 1.1 and 1.5",
     ),
     "fig4b": Figure(
         "Fig. 4(b): MAC over the scale", "cifar10-noniid", vary="noise.tau", values=tuple(SNR),
