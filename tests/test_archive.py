@@ -126,6 +126,14 @@ def test_they_are_small_and_part_of_the_package():
     assert set(files) <= {path for pattern in patterns for path in package.glob(pattern)}
 
 
+def test_a_run_that_diverged_is_said_to_have(elsewhere):
+    """A difference of points to a run that has no accuracy would mean nothing."""
+    text = publish.section("fig3a", "images")
+    assert "| MAC markedly improves the accuracy | Noisy diverged at round 3, seed 0 | holds in one seed |" in text
+    assert "| Noisy | `none()` | 1 x 3 | diverged at round 3 | – | – | -40.0 |" in text
+    assert "clients'" not in text, "columns that no run fills"
+
+
 @pytest.mark.parametrize("page", publish.PAGES, ids=lambda page: page.name)
 def test_the_tables_of_the_pages_are_those_of_the_published_files(page):
     assert publish.MARKED.search(page.read_text())

@@ -144,7 +144,7 @@ def _key(figure: Figure, axes: Axes, caption: bool) -> None:
     texts = [textwrap.fill(name, WIDEST, subsequent_indent="   ") for name in names]
     lines = [line for text in texts for line in text.splitlines()]
     title = "band: one standard deviation" if axes.collections else None
-    key: dict[str, Any] = {"fontsize": "small", "title": title, "title_fontsize": "small"}
+    key: dict[str, Any] = {"fontsize": "small", "title": title, "title_fontsize": "small", "handlelength": 3.5}
     room = 1 + 0.075 * max(map(len, lines))  # for the longest
     short = caption or max(map(len, names)) <= SHORT
     if (len(names) <= 6 and short) or len(figure.axes) > 1:
