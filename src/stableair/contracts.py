@@ -244,11 +244,15 @@ class Overflow(InputError):
 
 def check_finite(upload: Upload, k: int) -> None:
     """Refuse an upload of round k that is not finite; the error names its client."""
-    for what, rows in zip(("update", "norm buffer", "loss"), upload[1:4], strict=True):
-        rows = rows.reshape(len(upload.clients), -1)
-        good = torch.linalg.vector_norm(rows, math.inf, dim=1).isfinite() if rows.numel() else rows.new_ones(1)
-        if not good.all():
-            raise Overflow(k, int(upload.clients[int((good == 0).nonzero()[0])]), what)
+    m = len(upload.clients)
+    sizes = {"update": upload.norms()}  # in float64 the squares of float32 numbers do not overflow
+    for what, rows in (("norm buffer", upload.stats), ("loss", upload.loss)):
+        if rows.numel():
+            sizes[what] = torch.linalg.vector_norm(rows.reshape(m, -1), math.inf, dim=1)
+    for what, size in sizes.items():
+        bad = size.isfinite().logical_not().nonzero()
+        if len(bad):
+            raise Overflow(k, int(upload.clients[int(bad[0])]), what)
 
 
 def check_shape(what: str, out: Any, length: int) -> Tensor:

@@ -46,6 +46,7 @@ def accumulate(
     for upload in uploads:
         if not len(upload.clients):
             continue
+        upload = upload._replace(norm=upload.norms())  # which are needed twice
         check_finite(upload, k)
         norms = upload.norms().tolist()
         for i, client in enumerate(upload.clients.tolist()):

@@ -172,7 +172,6 @@ class StackedWorker(Worker):
         full = len(sizes) == 1 and not sizes.pop() % work.largest_batch  # every batch of every client
         self.masked = program.mixes_samples and not full
         self.learning = [name for name, p in work.module.named_parameters() if p.requires_grad]
-        self.taps_dense = self.device.type == "cuda"  # where writing and reading gradients is what takes time
         if program.has_convolutions:
             self.entries = SMALL  # convolutions are work enough for all threads
 
@@ -181,7 +180,7 @@ class StackedWorker(Worker):
         stats = {name: t[:m] for name, t in self.stats.items()}
         y = self.work.data.train.y[self.index[:m]]
         taps: list[Tap] = []
-        loss = self._loss(p, stats, self.inputs(m), y, self.weight[:m], taps if self.taps_dense else None)
+        loss = self._loss(p, stats, self.inputs(m), y, self.weight[:m], taps)
         own = [p[name] for name in self.learning]
         wanted: list[Any] = [*own, *(tap.output for tap in taps)]
         grads = torch.autograd.grad(loss.sum(), wanted, allow_unused=True)
@@ -195,7 +194,7 @@ class StackedWorker(Worker):
             self.loss[:m].add_(loss)
 
     def _loss(
-        self, parameters: Tensors, buffers: Tensors, x: Tensor, y: Tensor, weight: Tensor, taps: list[Tap] | None
+        self, parameters: Tensors, buffers: Tensors, x: Tensor, y: Tensor, weight: Tensor, taps: list[Tap]
     ) -> Tensor:
         """Each client's mean loss over its batch: (N,)."""
         mask = (weight > 0).to(weight.dtype) if self.masked else None
