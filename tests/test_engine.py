@@ -105,12 +105,20 @@ class Reused(nn.Module):
         return self.fc(x)
 
 
-def test_a_dense_layer_takes_the_references_steps_however_often_it_is_called():
-    """The gradients of its weights are never stored."""
+@pytest.mark.parametrize("spec", ["logistic()", "mlp(width=5, depth=2)", "cnn(width=7)", "reused", "frozen"])
+def test_a_dense_layer_that_is_tapped_takes_the_references_steps(spec):
+    """As on a GPU, where the gradients of its weights are not stored."""
+    data, sizes = synthetic(samples=34, classes=3, shape=(3, 16, 16)), [9, 4, 2, 13, 6]
     torch.manual_seed(0)
-    module, sizes = Reused().double(), [9, 4, 2, 13, 6]
-    slow = reference(module, synthetic(samples=34, classes=3, shape=(3, 16, 16)), sizes)
-    agree(slow, stacked(slow), state(module))
+    module = Reused() if spec == "reused" else built("mlp(width=5)" if spec == "frozen" else spec, (3, 16, 16))
+    if spec == "frozen":
+        next(module.parameters()).requires_grad_(False)
+    slow = reference(module.double(), data, sizes)
+    fast = stacked(slow)
+    fast._worker = fast._new_worker()
+    assert not fast._worker.taps_dense, "on a CPU"
+    fast._worker.taps_dense = True
+    agree(slow, fast, state(module))
 
 
 def test_taps_stand_for_the_gradients_of_dense_weights():

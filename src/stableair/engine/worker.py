@@ -172,6 +172,8 @@ class StackedWorker(Worker):
         full = len(sizes) == 1 and not sizes.pop() % work.largest_batch  # every batch of every client
         self.masked = program.mixes_samples and not full
         self.learning = [name for name, p in work.module.named_parameters() if p.requires_grad]
+        # On a GPU it takes longer to write a gradient down than to compute it. On a CPU runs keep their bits.
+        self.taps_dense = self.device.type == "cuda"
         if program.has_convolutions:
             self.entries = SMALL  # convolutions are work enough for all threads
 
@@ -180,21 +182,21 @@ class StackedWorker(Worker):
         stats = {name: t[:m] for name, t in self.stats.items()}
         y = self.work.data.train.y[self.index[:m]]
         taps: list[Tap] = []
-        loss = self._loss(p, stats, self.inputs(m), y, self.weight[:m], taps)
+        loss = self._loss(p, stats, self.inputs(m), y, self.weight[:m], taps if self.taps_dense else None)
         own = [p[name] for name in self.learning]
         wanted: list[Any] = [*own, *(tap.output for tap in taps)]
-        grads = torch.autograd.grad(loss.sum(), wanted, allow_unused=True)
+        grads = torch.autograd.grad(loss.sum(), wanted, allow_unused=True)  # None for what the loss does not depend on
         with torch.no_grad():
             stepping = [(t, grad) for t, grad in zip(own, grads, strict=False) if grad is not None]
             torch._foreach_add_(*map(list, zip(*stepping, strict=True)), alpha=-self.lr)
             for tap, dy in zip(taps, grads[len(own) :], strict=True):
-                if dy is not None:  # as for a layer that nothing makes use of
+                if dy is not None:
                     weight = p[tap.weight]
                     weight.baddbmm_(dy.mT.to(weight.dtype), tap.x.to(weight.dtype), alpha=-self.lr)
             self.loss[:m].add_(loss)
 
     def _loss(
-        self, parameters: Tensors, buffers: Tensors, x: Tensor, y: Tensor, weight: Tensor, taps: list[Tap]
+        self, parameters: Tensors, buffers: Tensors, x: Tensor, y: Tensor, weight: Tensor, taps: list[Tap] | None
     ) -> Tensor:
         """Each client's mean loss over its batch: (N,)."""
         mask = (weight > 0).to(weight.dtype) if self.masked else None
