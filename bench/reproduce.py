@@ -128,12 +128,17 @@ def missing(folder: Path) -> Iterator[Job]:
         seen.add(key)
 
 
+def chosen(folder: Path, beginnings: list[str]) -> Iterator[Job]:
+    """Those of them whose names begin so, in the order of the beginnings."""
+    return (job for start in beginnings for job in missing(folder) if job.name.startswith(start))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("what", choices=["list", "run", "publish"])
     parser.add_argument("--minutes", type=float, default=25, help="begin no run after that long")
     parser.add_argument("--out", type=Path, default=FOLDER)
-    parser.add_argument("--only", nargs="*", default=[""], help="those whose names begin so, in this order")
+    parser.add_argument("--only", nargs="+", default=[""], help="those whose names begin so, in this order")
     given = parser.parse_args()
     if given.what == "publish":
         from publish import publish
@@ -143,12 +148,11 @@ def main() -> None:
         return
     begin = time.perf_counter()
     if given.what == "list":
-        for job in missing(given.out):
+        for job in chosen(given.out, given.only):
             print(job.name, job.experiment.rounds)
         return
     while True:
-        wanted = [job for start in given.only for job in missing(given.out) if job.name.startswith(start)]
-        job = wanted[0] if wanted else None
+        job = next(chosen(given.out, given.only), None)
         if job is None or time.perf_counter() - begin > 60 * given.minutes:
             break
         print(f"{time.perf_counter() - begin:.0f} s: {job.name}", flush=True)

@@ -26,7 +26,7 @@ from stableair.choices import PRECISIONS
 from stableair.contracts import Work
 from stableair.data.sets import synthetic
 from stableair.engine import EngineChoice, accelerate, choose, stacked_layer
-from stableair.engine.stacked import LAYERS, Stacked, Unsupported, as_vectors
+from stableair.engine.stacked import LAYERS, Stacked, Tap, Unsupported, as_vectors
 from stableair.engine.trainer import StackedTrainer
 from stableair.engine.vmapped import Vmapped
 from stableair.engine.worker import StackedWorker, _graph_size, schedule
@@ -91,48 +91,54 @@ def test_every_upload_is_the_references(spec, sizes):
 
 
 class Reused(nn.Module):
-    """Dense layers one of which is called twice, one without a bias on the input itself, and one for nothing."""
+    """Dense layers that are called twice, one of them on the input itself and without a bias, and one for nothing."""
 
     def __init__(self):
         super().__init__()
-        self.first, self.again = nn.Linear(768, 6, bias=False), nn.Linear(6, 6)
+        self.first, self.narrow, self.again = nn.Linear(192, 192, bias=False), nn.Linear(192, 6), nn.Linear(6, 6)
         self.relu, self.fc, self.idle = nn.ReLU(inplace=True), nn.Linear(6, 3), nn.Linear(6, 3)
 
     def forward(self, x):
-        x = self.relu(self.again(self.first(x.flatten(1))))
-        x = self.relu(self.again(x))
+        x = self.narrow(self.first(torch.tanh(self.first(x.flatten(1)))))
+        x = self.relu(self.again(self.relu(self.again(x))))
         self.idle(x)
         return self.fc(x)
 
 
-@pytest.mark.parametrize("spec", ["logistic()", "mlp(width=5, depth=2)", "cnn(width=7)", "reused", "frozen"])
-def test_a_dense_layer_that_is_tapped_takes_the_references_steps(spec):
+@pytest.mark.parametrize("spec", ["logistic()", "mlp(width=5, depth=2)", "cnn(width=7)", "reused", "weight", "bias"])
+def test_a_dense_layer_that_is_tapped_takes_the_references_steps(spec, monkeypatch):
     """As on a GPU, where the gradients of its weights are not stored."""
-    data, sizes = synthetic(samples=34, classes=3, shape=(3, 16, 16)), [9, 4, 2, 13, 6]
+    data, sizes = synthetic(samples=34, classes=3, shape=(3, 8, 8)), [9, 4, 2, 13, 6]
     torch.manual_seed(0)
-    module = Reused() if spec == "reused" else built("mlp(width=5)" if spec == "frozen" else spec, (3, 16, 16))
-    if spec == "frozen":
-        next(module.parameters()).requires_grad_(False)
+    frozen = spec in ("weight", "bias")
+    module = Reused() if spec == "reused" else built("mlp(width=5)" if frozen else spec)
+    for name, p in module.named_parameters():
+        p.requires_grad_(not name.endswith(spec))
     slow = reference(module.double(), data, sizes)
-    fast = stacked(slow)
-    fast._worker = fast._new_worker()
-    assert not fast._worker.taps_dense, "on a CPU"
-    fast._worker.taps_dense = True
-    agree(slow, fast, state(module))
+    monkeypatch.setattr(stableair.engine.worker, "taps_dense", lambda device: True)
+    agree(slow, stacked(slow), state(module))
 
 
 def test_taps_stand_for_the_gradients_of_dense_weights():
     module, taps = Reused().double(), []
     own = {name: torch.stack(2 * [p.detach()]).requires_grad_() for name, p in module.named_parameters()}
-    x = torch.randn(2, 4, 3, 16, 16).double()
+    x = torch.randn(2, 4, 3, 8, 8).double()
     loss = Stacked(module)(own, {}, x, taps=taps).square().sum()
-    assert [tap.weight for tap in taps] == ["again.weight", "again.weight", "idle.weight", "fc.weight"]
+    assert [tap.weight.removesuffix(".weight") for tap in taps] == ["first", "narrow", "again", "again", "idle", "fc"]
     dy = torch.autograd.grad(loss, [tap.output for tap in taps], retain_graph=True, allow_unused=True)
-    assert dy[2] is None, "nothing makes use of it"
+    assert dy[4] is None, "nothing makes use of it"
     with pytest.raises(RuntimeError, match="not have been used"):
         torch.autograd.grad(loss, own["fc.weight"])
     (expected,) = torch.autograd.grad(Stacked(module)(own, {}, x).square().sum(), own["fc.weight"])
-    torch.testing.assert_close(dy[3].mT @ taps[3].x, expected)
+    torch.testing.assert_close(dy[5].mT @ taps[5].x, expected)
+
+
+def test_the_trial_taps_what_the_steps_will(monkeypatch):
+    sim = around(Reused().double(), (9, 4, 7))
+    monkeypatch.setattr(stableair.engine, "taps_dense", lambda device: True)
+    assert choose(sim, "auto").engine == "stacked"
+    monkeypatch.setattr(stableair.engine.stacked, "Tap", lambda weight, x, output: Tap(weight, 2 * x, output))
+    assert choose(sim, "auto").engine == "vmapped", "what is tapped is wrong"
 
 
 @pytest.mark.parametrize("sizes", [[8, 8, 8], [9, 4, 2]], ids=["equal", "unequal"])
@@ -345,13 +351,15 @@ class Tricky(nn.Module):
 
 @pytest.mark.parametrize(
     ("trick", "engine"),
-    [("none", "vmapped"), ("blocked", "vmapped"), ("hooked", "reference"), ("mixed later", "reference"),
-     ("mixed in full batches", "reference"), ("counted", "reference")],
+    [("none", "vmapped"), ("blocked", "vmapped"), ("hooked", "reference"), ("hooked later", "reference"),
+     ("mixed later", "reference"), ("mixed in full batches", "reference"), ("counted", "reference")],
 )  # fmt: skip
 def test_a_trial_sees_more_than_the_outputs_at_the_start(trick, engine):
     module = Tricky(trick).double()
     if trick == "hooked":
         module.first.weight.register_hook(lambda grad: -grad)
+    if trick == "hooked later":
+        module.first.weight.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", -p.grad))
     sim = around(module, (9, 4, 7))
     choice = choose(sim, "auto")
     assert choice.engine == engine
@@ -404,6 +412,15 @@ def test_a_users_own_network():
     torch.manual_seed(0)
     slow = reference(Own().double(), synthetic(samples=20, classes=3, shape=(3, 8, 8)), [9, 4, 7])
     agree(slow, stacked(slow), state(slow.work.module))
+
+
+def test_which_networks_have_convolutions_for_the_kernels():
+    pytest.importorskip("triton", reason="Triton is not installed")
+    grouped = nn.Sequential(nn.Conv2d(3, 3, 3, groups=3), nn.Flatten(), nn.Linear(108, 3))
+    expected = {"cnn(width=7)": True, "batch": True, "group": True, "mlp(width=5)": False, "logistic()": False}
+    assert {spec: stableair.engine._has_kernels(Stacked(built(spec))) for spec in expected} == expected
+    assert not stableair.engine._has_kernels(Stacked(grouped))
+    assert not stableair.engine._has_kernels(Vmapped(built("cnn(width=7)"))), "which is not stacked"
 
 
 class Crossed(nn.Module):
@@ -636,8 +653,12 @@ def test_what_is_refused(tiny):
             accelerate(sim, EngineChoice(loop, "tf32", 5, ""))
     with pytest.raises(InputError, match="engine=reference computes in fp32: leave out precision=bf16"):
         sa.run(tiny.with_(engine="reference", precision="bf16"))
-    with pytest.raises(InputError, match="engine kernels is for networks with plain convolutions, in bf16"):
+    with pytest.raises(
+        InputError, match="engine kernels cannot take this model: it has no convolution that our kernels compute"
+    ):
         accelerate(sim, EngineChoice("kernels", "bf16", 5, ""))
+    with pytest.raises(InputError, match="engine kernels computes in bf16: got precision tf32"):
+        accelerate(sim, EngineChoice("kernels", "tf32", 5, ""))
 
 
 def test_the_evaluation_rounds_as_the_training_does(tiny):
@@ -885,7 +906,7 @@ def test_on_a_gpu_a_resnet_has_kernels_unless_they_do_not_run(cuda, tiny, monkey
     assert choose(sim, "auto")[:2] == ("kernels", "bf16")
     assert choose(sim, "auto", "tf32")[:2] == ("stacked", "tf32")
     broken = lambda device: (_ for _ in ()).throw(OSError("no compiler"))  # noqa: E731
-    monkeypatch.setattr("stableair.engine.resnet.try_kernels", broken)
+    monkeypatch.setattr("stableair.engine.convolution.try_kernels", broken)
     assert choose(sim, "auto")[:2] == ("stacked", "bf16")
     assert "our kernels do not run on it: OSError: no compiler" in choose(sim, "auto").why
 

@@ -9,15 +9,17 @@ from torch.nn import functional as F
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
+from stableair.builder import build
 from stableair.contracts import Work
 from stableair.data.sets import synthetic
-from stableair.engine import kernels
-from stableair.engine.convolution import takes
+from stableair.engine import EngineChoice, accelerate, kernels
+from stableair.engine.convolution import by_kernels, conv2d, taken
 from stableair.engine.kernels import Activation, Moments, Norm
 from stableair.engine.resnet import ResNetWorker, supports
 from stableair.engine.stacked import Stacked
 from stableair.engine.trainer import StackedTrainer
 from stableair.engine.worker import StackedWorker
+from stableair.experiment import Experiment
 from stableair.local import Reference
 from stableair.models import ResNet, cnn
 from stableair.vector import state
@@ -173,7 +175,7 @@ def small(sizes, batch_size=4):
 
 def both(slow, precision, worker=ResNetWorker):
     """The uploads of the kernels and of the reference."""
-    start, fast = state(slow.module), StackedTrainer(slow, Stacked(slow.module), precision, 3, kernels=True)
+    start, fast = state(slow.module), StackedTrainer(slow, by_kernels(Stacked(slow.module)), precision, 3, kernels=True)
     who = torch.arange(len(slow.parts))
     ((got,), (expected,)) = fast(start, 0, who), Reference(slow)(start, 0, who)
     assert type(fast._worker) is worker
@@ -199,7 +201,7 @@ class Mixed(nn.Module):
         self.fc = nn.Linear(48, 4)
 
     def forward(self, x):
-        x = self.down(F.relu(self.norm(self.first(x))))
+        x = F.relu(self.down(F.relu(self.norm(self.first(x)))), inplace=True)
         return self.fc(torch.flatten(self.oblong(F.relu(self.grouped(F.relu(self.across(x))))), 1))
 
 
@@ -218,11 +220,29 @@ def test_a_stacked_network_with_its_convolutions_by_kernels_is_the_references(ne
         near(got, expected, 1e-4)
 
 
+def test_a_frozen_convolution_stays_as_it_is():
+    torch.manual_seed(0)
+    work = replace(small([4, 3]), module=Mixed().to(PLACE))
+    work.module.down.weight.requires_grad_(False)
+    for got, expected in both(work, "fp32", StackedWorker):
+        near(got, expected, 1e-4)
+
+
 def test_which_convolutions_the_kernels_take():
-    layers = {name: layer for name, layer in Mixed().named_modules() if isinstance(layer, nn.Conv2d)}
-    assert [name for name, layer in layers.items() if takes(layer)] == ["first", "down", "across"]
+    program = Stacked(Mixed())
+    assert taken(program) == ["first", "down", "across"]
+    changed = by_kernels(program)
+    assert [name for name, function in changed.functions.items() if function is conv2d] == taken(program)
+    assert conv2d not in program.functions.values(), "which is as it was"
     for other in ({"dilation": 2}, {"padding": (1, 0)}, {"padding": "same"}, {"stride": (1, 2)}):
-        assert not takes(nn.Conv2d(3, 4, 3, **other))
+        assert not taken(Stacked(nn.Sequential(nn.Conv2d(3, 4, 3, **other))))
+
+
+def test_accelerate_takes_the_kernels_that_it_is_told_to_take():
+    data = "synthetic(shape=(1, 4, 4))"
+    sim = build(Experiment(device=PLACE, model="cnn(width=8)", clients=2, data=data, batch_size=3))
+    fast = accelerate(sim, EngineChoice("kernels", "bf16", 2, ""))
+    assert [name for name, function in fast.train.program.functions.items() if function is conv2d] == ["0", "3"]
 
 
 @pytest.mark.gpu

@@ -164,7 +164,7 @@ class Upload(NamedTuple):
     update: Tensor  # (m, d), the payload that goes over the air
     stats: Tensor  # (m, b) float64, the `moments` of the norm buffers, on the noiseless side link
     loss: Tensor  # (m,), mean loss over the client's local steps
-    norm: Tensor | None = None  # (m,) float64, of the payloads, where `update` is but a part of them
+    norm: Tensor | None = None  # (m,) float64, of the payloads, once it is known; `update` may be but a part of them
 
     def norms(self) -> Tensor:
         """The norms of the payloads: (m,) float64."""
@@ -245,7 +245,7 @@ class Overflow(InputError):
 def check_finite(upload: Upload, k: int) -> None:
     """Refuse an upload of round k that is not finite; the error names its client."""
     m = len(upload.clients)
-    sizes = {"update": upload.norms()}  # in float64 the squares of float32 numbers do not overflow
+    sizes = {"update": upload.norms()}  # float64 has room for the squares of all float32 numbers
     for what, rows in (("norm buffer", upload.stats), ("loss", upload.loss)):
         if rows.numel():
             sizes[what] = torch.linalg.vector_norm(rows.reshape(m, -1), math.inf, dim=1)

@@ -46,7 +46,7 @@ def accumulate(
     for upload in uploads:
         if not len(upload.clients):
             continue
-        upload = upload._replace(norm=upload.norms())  # which are needed twice
+        upload = upload._replace(norm=upload.norms())  # they are needed twice
         check_finite(upload, k)
         norms = upload.norms().tolist()
         for i, client in enumerate(upload.clients.tolist()):

@@ -3,9 +3,10 @@
 import copy
 import math
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,9 +17,10 @@ from stableair.checks import choice as check_choice
 from stableair.choices import PRECISIONS
 from stableair.contracts import Trainer, Work
 from stableair.engine.processes import ProcessTrainer
-from stableair.engine.stacked import Stacked, Unsupported, stacked_layer
+from stableair.engine.stacked import Stacked, Tap, Tensors, Unsupported, stacked_layer
 from stableair.engine.trainer import StackedTrainer
 from stableair.engine.vmapped import Vmapped, check_samples_apart, perturbed
+from stableair.engine.worker import taps_dense
 from stableair.evaluation import Averaged, Evaluate
 from stableair.local import SMALL, Reference, float32_matmul
 
@@ -35,7 +37,7 @@ PROCESSES_MIN_STEPS = 50  # of a client in a round; below, handing its update ov
 
 CANNOT_ACCELERATE = "engine fast cannot take this model: {}; engine=auto takes the next best, in fp32"
 REASONS = {
-    "kernels": "kernels of our own for this network",
+    "kernels": "kernels of our own for its convolutions",
     "stacked": "the clients' models stacked",
     "vmapped": "the clients' models vmapped",
     "reference": "one client after the other",
@@ -79,19 +81,30 @@ def _choose_on_gpu(sim: Simulation, engine: str, precision: str, chunk: int) -> 
     if precision == "auto":  # what is shown to train as well as fp32
         gains = kind == "stacked" and program.has_convolutions
         precision = "bf16" if gains and torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
-    if precision == "bf16" and kind == "stacked" and has_kernels(sim):
-        failure = _kernel_failure(sim.start.w.device)
+    if precision == "bf16" and _has_kernels(program):
+        failure = _kernel_failure(sim)
         kind = "stacked" if failure else "kernels"
     chunk = min(chunk or _clients_that_fit(sim), sim.n)
     return EngineChoice(kind, precision, chunk, f"{REASONS[kind]}, on a GPU{failure}")
 
 
-def _kernel_failure(device: torch.device) -> str:
+def _has_kernels(program: Stacked | Vmapped) -> bool:
+    """Whether kernels of our own compute all of a program, or convolutions of it."""
+    if not isinstance(program, Stacked) or not find_spec("triton"):
+        return False
+    from stableair.engine.convolution import taken
+
+    return bool(taken(program))
+
+
+def _kernel_failure(sim: Simulation) -> str:
     """Why the kernels do not run on a device, where they do not: no compiler, too little shared memory, ..."""
-    from stableair.engine.resnet import try_kernels
+    from stableair.engine.convolution import try_kernels
 
     try:
-        try_kernels(device)
+        try_kernels(sim.start.w.device)
+        if not _is_resnet(sim):
+            _by_kernels(sim)
     except Exception as error:  # whatever Triton and its compiler raise
         return f"; our kernels do not run on it: {type(error).__name__}: {_first_line(error)}"
     return ""
@@ -112,34 +125,67 @@ def _fastest_program(sim: Simulation) -> Stacked | Vmapped:
             raise Unsupported(f"{first}; and {second}") from None
 
 
-def _checked_program(kind: type[Stacked] | type[Vmapped], sim: Simulation) -> Stacked | Vmapped:
-    """The program of that kind, if for two clients and a few samples it gives what the module itself gives."""
+def _program_of(engine: str, sim: Simulation) -> Stacked | Vmapped:
+    """What an engine that trains clients side by side computes; `Unsupported` if it cannot."""
+    if engine != "kernels":
+        return _checked_program(Vmapped if engine == "vmapped" else Stacked, sim)
+    if not _has_kernels(plain := _checked_program(Stacked, sim)):
+        raise Unsupported("it has no convolution that our kernels compute, or there is no Triton")
+    return plain if _is_resnet(sim) else _by_kernels(sim)
+
+
+def _is_resnet(sim: Simulation) -> bool:
+    """Whether there are kernels for every layer of the model."""
+    from stableair.engine.resnet import supports
+
+    return supports(trainer_of(sim).work.module)
+
+
+def _by_kernels(sim: Simulation) -> Stacked | Vmapped:
+    """The stacked model with its convolutions by the kernels, tried as it will run: what is compiled is used again."""
+    from stableair.engine.convolution import by_kernels
+
+    rounded = sim.start.w.is_cuda  # elsewhere they are interpreted, which knows no bfloat16
+    return _checked_program(lambda module: by_kernels(Stacked(module)), sim, rounded)
+
+
+def _checked_program(
+    make: Callable[[nn.Module], Stacked | Vmapped], sim: Simulation, rounded: bool = False
+) -> Stacked | Vmapped:
+    """The module's program, if for two clients and a few samples it gives what the module itself gives.
+
+    A program that is `rounded`, computed in bfloat16, need only come near it.
+    """
     work = trainer_of(sim).work
     data, module = work.data, work.module
+    way = "vmapped" if make is Vmapped else "stacked"
     samples = data.inputs(data.train.x[: max(3, work.largest_batch)]).to(sim.start.w.dtype)
     try:
         with float32_matmul():
-            program = kind(copy.deepcopy(module))
-            same = _matches_module(program, module, samples)
+            program = make(copy.deepcopy(module))
+            same = _matches_module(program, module, samples, rounded=rounded)
             if program.has_user_layers and len(samples) > 1:  # ours are known to leave out a place without a sample
-                same = same and _matches_module(program, module, samples, missing=1)
-        if kind is Vmapped:
+                same = same and _matches_module(program, module, samples, missing=1, rounded=rounded)
+        if isinstance(program, Vmapped):
             check_samples_apart(module, samples)
     except Unsupported:
         raise
     except Exception as error:  # whatever a module's own code does with tensors of another shape
-        raise Unsupported(f"{kind.__name__.lower()} it fails: {_first_line(error).partition('. ')[0]}") from error
+        raise Unsupported(f"{way} it fails: {_first_line(error).partition('. ')[0]}") from error
     if not same:
-        raise Unsupported(f"{kind.__name__.lower()} it gives something else, or other gradients")
-    return kind(module)
+        raise Unsupported(f"{way} it gives something else, or other gradients")
+    return make(module)
 
 
-def _matches_module(program: Stacked | Vmapped, module: nn.Module, samples: Tensor, missing: int = 0) -> bool:
+def _matches_module(
+    program: Stacked | Vmapped, module: nn.Module, samples: Tensor, missing: int = 0, rounded: bool = False
+) -> bool:
     """Whether two clients with different weights get the outputs and gradients that the module gives them.
 
-    Tried on copies, whose buffers may move. The last `missing` places hold no sample.
+    Tried on copies, whose buffers may move, with dense layers tapped where they will be. The last `missing` places hold
+    no sample.
     """
-    if any(p._backward_hooks for p in module.parameters()):
+    if any(p._backward_hooks or p._post_accumulate_grad_hooks for p in module.parameters()):
         return False  # a copy of the module would not have them
     clients = [copy.deepcopy(module).train(), perturbed(module)]
     names = [name for name, b in module.named_buffers() if b.is_floating_point()]
@@ -147,22 +193,38 @@ def _matches_module(program: Stacked | Vmapped, module: nn.Module, samples: Tens
     own = {
         name: torch.stack([c.get_parameter(name).detach() for c in clients]) for name, _ in module.named_parameters()
     }
-    learning = [own[name].requires_grad_() for name, p in module.named_parameters() if p.requires_grad]
+    learning = {name: own[name].requires_grad_() for name, p in module.named_parameters() if p.requires_grad}
+    taps: list[Tap] = []
     there = len(samples) - missing
     mask = None
     if missing and program.mixes_samples:
         mask = samples.new_ones(2, len(samples))
         mask[:, there:] = 0
-    got = program(own, buffers, samples.expand(2, *samples.shape), mask)[:, :there]
+    inputs = samples.expand(2, *samples.shape).to(torch.bfloat16 if rounded else samples.dtype)
+    got = program(own, buffers, inputs, mask, taps if taps_dense(samples.device) else None)[:, :there].to(samples.dtype)
     expected = torch.stack([c(samples[:there]) for c in clients])
     weights = torch.linspace(-1, 1, got.numel(), dtype=got.dtype, device=got.device).view_as(got)
     pairs = [(got, expected), *zip(
-        torch.autograd.grad((got * weights).sum(), learning, materialize_grads=True),
+        _tapped_gradients((got * weights).sum(), learning, taps),
         _gradients((expected * weights).sum(), clients),
         strict=True,
     )]  # fmt: skip
     distance, size = _norm([a - b for a, b in pairs]), _norm([b for _, b in pairs])
-    return got.shape == expected.shape and distance <= 0.02 * size + 1e-6
+    return got.shape == expected.shape and distance <= (0.5 if rounded else 0.02) * size + 1e-6
+
+
+def _tapped_gradients(loss: Tensor, learning: Tensors, taps: list[Tap]) -> list[Tensor]:
+    """The gradients of what learns, those of tapped layers made of their taps."""
+    wanted: list[Any] = [*learning.values(), *(tap.output for tap in taps)]
+    found = torch.autograd.grad(loss, wanted, allow_unused=True)
+    grads = {
+        name: torch.zeros_like(learning[name]) if grad is None else grad
+        for name, grad in zip(learning, found, strict=False)
+    }
+    for tap, dy in zip(taps, found[len(learning) :], strict=True):
+        if dy is not None:
+            grads[tap.weight] = grads[tap.weight] + (dy.mT @ tap.x).to(grads[tap.weight].dtype)
+    return list(grads.values())
 
 
 def _norm(tensors: list[Tensor]) -> float:
@@ -227,24 +289,18 @@ def accelerate(sim: Simulation, choice: EngineChoice | None = None) -> Simulatio
     check_choice("precision", precision, PRECISIONS)
     if kind in LOOPS and precision != "fp32":
         raise InputError(f"engine {kind} computes in fp32: got precision {precision}")
-    if kind == "kernels" and (precision != "bf16" or not has_kernels(sim)):
-        raise InputError("engine kernels is for networks with plain convolutions, in bf16, and needs Triton")
+    if kind == "kernels" and precision != "bf16":
+        raise InputError(f"engine kernels computes in bf16: got precision {precision}")
     if kind == "reference":
         fast = replace(sim, train=Reference(work, chunk))
     elif kind == "processes":
         fast = replace(sim, train=ProcessTrainer(work, chunk, min(_cores(), chunk)))
     else:
-        program = _checked_program(Vmapped if kind == "vmapped" else Stacked, sim)
+        try:
+            program = _program_of(kind, sim)
+        except Unsupported as obstacle:
+            raise Unsupported(f"engine {kind} cannot take this model: {obstacle}") from None
         fast = replace(sim, train=StackedTrainer(work, program, precision, chunk, kernels=kind == "kernels"))
     if isinstance(sim.evaluate, Evaluate | Averaged):
         fast = replace(fast, evaluate=sim.evaluate.at(precision))
     return fast
-
-
-def has_kernels(sim: Simulation) -> bool:
-    """Whether there are kernels of our own for the model's convolutions."""
-    if not find_spec("triton"):
-        return False
-    from stableair.engine.convolution import takes
-
-    return any(isinstance(layer, nn.Conv2d) and takes(layer) for layer in trainer_of(sim).work.module.modules())

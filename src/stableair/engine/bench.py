@@ -27,7 +27,7 @@ from stableair.builder import build
 from stableair.checks import InputError
 from stableair.choices import PRECISIONS
 from stableair.contracts import Upload
-from stableair.engine import EngineChoice, Unsupported, accelerate, choose, has_kernels, trainer_of
+from stableair.engine import EngineChoice, Unsupported, accelerate, choose, trainer_of
 from stableair.experiment import IDEAL, PRESETS, Experiment
 from stableair.runner import run
 from stableair.vector import State
@@ -42,7 +42,8 @@ SET_UPS: dict[str, dict[str, Any]] = {
     "resnet18": {"data": "synthetic(samples=5000, shape=(3, 32, 32))", "model": "resnet18()", "local_epochs": 3},
 }
 WORKLOADS = {name: Experiment(**IDEAL | settings) for name, settings in SET_UPS.items()}
-WORKLOADS["cifar10"] = Experiment(**PRESETS["cifar10-noniid"])  # the paper's, with its channel: they need the data
+# The paper's, with its channel: these need the data.
+WORKLOADS["cifar10"] = Experiment(**PRESETS["cifar10-noniid"])
 WORKLOADS["femnist"] = Experiment(**PRESETS["femnist"])
 SIZES = {"mlp(width=200)": (1, 8, 8), "mlp(width=2000)": (1, 8, 8)}  # models to scale, and the images they see
 SIZES_ON_GPU = SIZES | {"resnet18()": (3, 32, 32)}
@@ -78,7 +79,7 @@ def modes(sim: Simulation) -> Iterator[EngineChoice]:
     for precision in ("fp32",) if cpu else PRECISIONS:
         yield EngineChoice("stacked", precision, min(n, 50), "")
     yield EngineChoice("vmapped", "fp32", min(n, 50), "")
-    if not cpu and has_kernels(sim):
+    if not cpu:
         yield EngineChoice("kernels", "bf16", min(n, 50), "")
     if cpu:
         yield EngineChoice("processes", "fp32", min(n, 10), "")

@@ -7,35 +7,30 @@ import torch
 from torch import Tensor, nn
 
 from stableair.engine import kernels
-from stableair.engine.stacked import LAYERS, Stacked, Tensors, as_images
-
-
-def takes(layer: nn.Conv2d) -> bool:
-    """Whether the kernels compute such a convolution: all channels together, and the same in height and width."""
-    square = all(len({*pair}) == 1 for pair in (layer.kernel_size, layer.stride, layer.padding))
-    return square and layer.groups == 1 and layer.dilation == (1, 1)
+from stableair.engine.stacked import Stacked, Tensors, as_images
 
 
 class _Convolution(torch.autograd.Function):
-    """x (B, N C, H, W) and the float32 weights (N, O, C, K, K) to (B, N O, P, Q)."""
+    """x (N, B, H, W, C) and the float32 weights (N, O, C, K, K) to (N, B, P, Q, O)."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, stride: int, pad: int) -> Tensor:
-        x, w = _apart(x, len(weight)), weight.movedim(2, -1).to(x.dtype).contiguous()
+        w = weight.movedim(2, -1).to(x.dtype).contiguous()
         ctx.save_for_backward(x, w)
         ctx.stride, ctx.pad = stride, pad
         samples = torch.full((len(x),), x.shape[1], dtype=torch.int32, device=x.device)
-        return _together(kernels.conv_forward(x, w, samples, stride, pad)[0])
+        return kernels.conv_forward(x, w, samples, stride, pad)[0]
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, w = ctx.saved_tensors
-        dy, dx = _apart(grads[0], len(x)), None
+        (x, w), dy, dx, dw = ctx.saved_tensors, grads[0].contiguous(), None, None
         if ctx.needs_input_grad[0]:
-            dx = _together(kernels.conv_input_grad(dy, w, x.shape[2:4], ctx.stride, ctx.pad)[0])
-        dw = torch.zeros(w.shape, device=w.device)
-        kernels.conv_weight_grad_sgd(dy, x, dw, None, -1.0, ctx.stride, ctx.pad)
-        return dx, dw.movedim(-1, 2).contiguous(), None, None
+            dx, _ = kernels.conv_input_grad(dy, w, x.shape[2:4], ctx.stride, ctx.pad)
+        if ctx.needs_input_grad[1]:
+            sums = torch.zeros(w.shape, device=w.device)
+            kernels.conv_weight_grad_sgd(dy, x, sums, None, -1.0, ctx.stride, ctx.pad)  # from zero, by a step of -1
+            dw = sums.movedim(-1, 2).contiguous()
+        return dx, dw, None, None
 
 
 def _apart(images: Tensor, n: int) -> Tensor:
@@ -48,16 +43,38 @@ def _together(x: Tensor) -> Tensor:
     return x.permute(1, 2, 3, 0, 4).flatten(3).permute(0, 3, 1, 2)
 
 
-def _conv2d(layer: nn.Conv2d, x: Tensor, n: int, own: Tensors, mask: Tensor | None) -> Tensor:
-    if not takes(layer):
-        return LAYERS[nn.Conv2d].function(layer, x, n, own, mask)
-    x = as_images(x)
-    y = _Convolution.apply(x, own["weight"], layer.stride[0], layer.padding[0])
+def conv2d(layer: nn.Conv2d, x: Tensor, n: int, own: Tensors, mask: Tensor | None) -> Tensor:
+    """A stacked layer, as in `stacked.py`."""
+    stride, pad = layer.stride[0], layer.padding[0]
+    y = _together(_Convolution.apply(_apart(as_images(x), n), own["weight"], stride, pad))
     return y if "bias" not in own else y + own["bias"].flatten().to(y.dtype)[:, None, None]
 
 
+def taken(program: Stacked) -> list[str]:
+    """The convolutions of a program that the kernels compute: of all channels, the same in height and width."""
+    return [
+        name
+        for name, layer in program.layers.items()
+        if type(layer) is nn.Conv2d
+        and layer.groups == 1
+        and layer.dilation == (1, 1)
+        and all(isinstance(p, tuple) and len({*p}) == 1 for p in (layer.kernel_size, layer.stride, layer.padding))
+    ]
+
+
 def by_kernels(program: Stacked) -> Stacked:
-    """The same program, with its convolutions computed by the kernels."""
+    """The same program, with these convolutions computed by the kernels."""
     changed = copy.copy(program)
-    changed.functions = program.functions | {nn.Conv2d: _conv2d}
+    changed.functions = program.functions | dict.fromkeys(taken(program), conv2d)
     return changed
+
+
+def try_kernels(device: torch.device) -> None:
+    """One small convolution there and back with the largest tiles: raises what stands in the way of the kernels."""
+    with torch.cuda.device(device):
+        x, w = (torch.ones(1, *shape, 128, device=device, dtype=torch.bfloat16) for shape in ((2, 16, 16), (128, 3, 3)))
+        samples = torch.full((1,), 2, device=device, dtype=torch.int32)
+        y, _ = kernels.conv_forward(x, w, samples, 1, 1)
+        kernels.conv_input_grad(y, w, (16, 16), 1, 1)
+        kernels.conv_weight_grad_sgd(y, x, w.float(), w, 0.0, 1, 1)
+        torch.cuda.synchronize()

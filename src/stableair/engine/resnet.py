@@ -193,14 +193,3 @@ def _conv_norm_names(block: Block) -> list[tuple[str, str]]:
     """The convolutions of a block and their norms, by name."""
     own = [("conv1", "bn1"), ("conv2", "bn2")]
     return own if isinstance(block.downsample, nn.Identity) else [*own, ("downsample.0", "downsample.1")]
-
-
-def try_kernels(device: torch.device) -> None:
-    """One small convolution there and back with the largest tiles: raises what stands in the way of the kernels."""
-    with torch.cuda.device(device):
-        x, w = (torch.ones(1, *shape, 128, device=device, dtype=torch.bfloat16) for shape in ((2, 16, 16), (128, 3, 3)))
-        samples = torch.full((1,), 2, device=device, dtype=torch.int32)
-        y, _ = kernels.conv_forward(x, w, samples, 1, 1)
-        kernels.conv_input_grad(y, w, (16, 16), 1, 1)
-        kernels.conv_weight_grad_sgd(y, x, w.float(), w, 0.0, 1, 1)
-        torch.cuda.synchronize()

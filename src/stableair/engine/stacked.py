@@ -39,7 +39,7 @@ ELEMENTWISE = {nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tan
 LAYERS: dict[type[nn.Module], StackedLayer] = {}
 
 
-class Unsupported(Exception):
+class Unsupported(InputError):
     """What the module has that cannot be stacked."""
 
 
@@ -74,7 +74,7 @@ class _Tracer(fx.Tracer):
 
 
 class Stacked:
-    """A module's forward pass for N clients: program(parameters, buffers, x, mask) -> logits (N, B, classes)."""
+    """A module's forward pass for N clients: program(parameters, buffers, x, mask, taps) -> logits (N, B, classes)."""
 
     def __init__(self, module: nn.Module):
         try:
@@ -89,10 +89,10 @@ class Stacked:
             name: [key for key, _ in (*layer.named_parameters(), *layer.named_buffers())]
             for name, layer in self.layers.items()
         }
-        self.functions = {kind: known.function for kind, known in LAYERS.items()}
-        known = [LAYERS[type(layer)] for layer in self.layers.values() if type(layer) in LAYERS]
-        self.mixes_samples = any(layer.mixes_samples for layer in known)
-        self.has_user_layers = any(layer.function.__module__ != __name__ for layer in known)
+        known = {name: LAYERS[type(layer)] for name, layer in self.layers.items() if type(layer) in LAYERS}
+        self.functions = {name: layer.function for name, layer in known.items()}
+        self.mixes_samples = any(layer.mixes_samples for layer in known.values())
+        self.has_user_layers = any(layer.function.__module__ != __name__ for layer in known.values())
         self.has_convolutions = any(isinstance(m, nn.Conv2d) for layer in self.layers.values() for m in layer.modules())
 
     def _check(self, node: fx.Node) -> None:
@@ -126,13 +126,12 @@ class Stacked:
             elif node.op == "output":
                 return args[0]
             elif node.op == "call_module":
-                layer = self.layers[node.target]
-                if type(layer) in self.functions:
+                if node.target in self.functions:
                     own = {key: group[name] for group in (parameters, buffers) for key in self.tensors[node.target]
                            if (name := f"{node.target}.{key}") in group}  # fmt: skip
                     values[node] = self._layer(node.target, args[0], n, own, mask, taps)
                 else:
-                    values[node] = layer(*args)
+                    values[node] = self.layers[node.target](*args)
             elif node.op == "call_function":
                 values[node] = FUNCTIONS[node.target](n, *args, **kwargs)
             else:
@@ -140,15 +139,15 @@ class Stacked:
         raise AssertionError("a traced module has an output")
 
     def _layer(self, name: str, x: Tensor, n: int, own: Tensors, mask: Tensor | None, taps: list[Tap] | None) -> Tensor:
-        """A registered layer; a dense one is tapped, if that is wanted and something else of it has a gradient."""
-        layer = self.layers[name]
-        function, weight = self.functions[type(layer)], own.get("weight")
-        if taps is None or type(layer) is not nn.Linear or weight is None or not weight.requires_grad:
+        """A registered layer; a dense one is tapped, if that is wanted and a gradient passes through it anyway."""
+        layer, function = self.layers[name], self.functions[name]
+        others = [x, *(t for key, t in own.items() if key != "weight")]
+        learns = type(layer) is nn.Linear and own["weight"].requires_grad and any(t.requires_grad for t in others)
+        if taps is None or not learns:
             return function(layer, x, n, own, mask)
-        y = function(layer, x, n, own | {"weight": weight.detach()}, mask)
-        if not y.requires_grad:
-            return function(layer, x, n, own, mask)
-        taps.append(Tap(f"{name}.weight", as_vectors(n, x).detach(), get_gradient_edge(y)))
+        x = as_vectors(n, x)
+        y = function(layer, x, n, own | {"weight": own["weight"].detach()}, mask)
+        taps.append(Tap(f"{name}.weight", x.detach(), get_gradient_edge(y)))
         return y
 
 

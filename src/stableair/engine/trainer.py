@@ -23,7 +23,7 @@ class StackedTrainer:
     program: Stacked | Vmapped
     precision: str
     chunk: int
-    kernels: bool = False  # whether ours compute the network, or its convolutions
+    kernels: bool = False  # whether those for the ResNets are to be taken
     _before: list[int] = field(default_factory=list, repr=False)  # whom it trained the last time
     _worker: Worker | None = field(default=None, repr=False)
     _prepared: dict[tuple[int, tuple[int, ...]], Schedule] = field(default_factory=dict, repr=False)
@@ -77,12 +77,9 @@ class StackedTrainer:
 
     def _new_worker(self) -> Worker:
         """The memory for a whole chunk, which a smaller one uses too."""
-        program = self.program
-        if self.kernels and isinstance(program, Stacked):
-            from stableair.engine.convolution import by_kernels
+        if self.kernels:
             from stableair.engine.resnet import ResNetWorker, supports
 
             if supports(self.work.module):
                 return ResNetWorker(self.work, self.precision, self.chunk)
-            program = by_kernels(program)
-        return StackedWorker(self.work, self.precision, self.chunk, program)
+        return StackedWorker(self.work, self.precision, self.chunk, self.program)

@@ -16,7 +16,7 @@ from stableair.engine.stacked import Tap, Tensors, Unsupported
 
 
 class Vmapped:
-    """A module's forward pass for N clients: program(parameters, buffers, x, mask) -> logits (N, B, classes)."""
+    """A module's forward pass for N clients: program(parameters, buffers, x, mask, taps) -> logits (N, B, classes)."""
 
     mixes_samples = False  # as `check_samples_apart` has seen
     has_user_layers = False

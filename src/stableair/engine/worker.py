@@ -156,6 +156,11 @@ class Worker:
             self.graphs[m] = graph
 
 
+def taps_dense(device: torch.device) -> bool:
+    """On a GPU it takes longer to write a gradient down than to compute it; on a CPU runs keep their bits."""
+    return device.type == "cuda"
+
+
 def _graph_size(m: int, n: int) -> int:
     """The least of n, 3/4 n, n/2, 3/8 n, ... that holds m clients: few graphs, and little work for nobody."""
     sizes = [-(-n * share // 64) for share in (64, 48, 32, 24, 16, 12, 8, 6, 4, 3, 2, 1)]
@@ -172,8 +177,6 @@ class StackedWorker(Worker):
         full = len(sizes) == 1 and not sizes.pop() % work.largest_batch  # every batch of every client
         self.masked = program.mixes_samples and not full
         self.learning = [name for name, p in work.module.named_parameters() if p.requires_grad]
-        # On a GPU it takes longer to write a gradient down than to compute it. On a CPU runs keep their bits.
-        self.taps_dense = self.device.type == "cuda"
         if program.has_convolutions:
             self.entries = SMALL  # convolutions are work enough for all threads
 
@@ -182,14 +185,15 @@ class StackedWorker(Worker):
         stats = {name: t[:m] for name, t in self.stats.items()}
         y = self.work.data.train.y[self.index[:m]]
         taps: list[Tap] = []
-        loss = self._loss(p, stats, self.inputs(m), y, self.weight[:m], taps if self.taps_dense else None)
+        loss = self._loss(p, stats, self.inputs(m), y, self.weight[:m], taps if taps_dense(self.device) else None)
         own = [p[name] for name in self.learning]
         wanted: list[Any] = [*own, *(tap.output for tap in taps)]
         grads = torch.autograd.grad(loss.sum(), wanted, allow_unused=True)  # None for what the loss does not depend on
+        slopes, outputs = grads[: len(own)], grads[len(own) :]
         with torch.no_grad():
-            stepping = [(t, grad) for t, grad in zip(own, grads, strict=False) if grad is not None]
-            torch._foreach_add_(*map(list, zip(*stepping, strict=True)), alpha=-self.lr)
-            for tap, dy in zip(taps, grads[len(own) :], strict=True):
+            moving = [(t, slope) for t, slope in zip(own, slopes, strict=True) if slope is not None]
+            torch._foreach_add_([t for t, _ in moving], [slope for _, slope in moving], alpha=-self.lr)
+            for tap, dy in zip(taps, outputs, strict=True):
                 if dy is not None:
                     weight = p[tap.weight]
                     weight.baddbmm_(dy.mT.to(weight.dtype), tap.x.to(weight.dtype), alpha=-self.lr)
