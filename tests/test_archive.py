@@ -132,6 +132,8 @@ def test_a_run_that_diverged_is_said_to_have(elsewhere):
     assert "| MAC markedly improves the accuracy | Noisy diverged at round 3, seed 0 | holds in one seed |" in text
     assert "| Noisy | `none()` | 1 x 3 | diverged at round 3 | – | – | -40.0 |" in text
     assert "clients'" not in text, "columns that no run fills"
+    words = figures.draw_published("fig3a").texts[-1].get_text().split()
+    assert "×: the last round before a run diverged." in " ".join(words)
 
 
 @pytest.mark.parametrize("page", publish.PAGES, ids=lambda page: page.name)
@@ -207,7 +209,7 @@ def test_files_that_do_not_belong_together_are_refused(elsewhere):
     with pytest.raises(InputError, match=r"fig3a\.csv is not the file that it describes"):
         sa.figure("fig3a", elsewhere / "out", published=True)
     (elsewhere / "fig3a.json").write_text("{")
-    with pytest.raises(InputError, match=r"fig3a\.json: nothing is drawn from it"):
+    with pytest.raises(InputError, match=r"fig3a\.json: nothing is drawn from it: .*; install stableair again"):
         figures.published_runs("fig3a")
     assert not (elsewhere / "out").exists()
 

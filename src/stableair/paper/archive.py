@@ -121,7 +121,8 @@ def read(name: str, curves: Wanted) -> Archive:
         places = {title: said["environment"] for title, said in about["runs"].items()}
         archive = Archive({}, places, about["searches"], about["data"], [])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"{place}: nothing is drawn from it: {error}") from None
+        why = f"{name}.csv is missing" if isinstance(error, FileNotFoundError) else error
+        raise InputError(f"{place}: nothing is drawn from it: {why}; install stableair again") from None
     archive.left_out.extend(f"{name}.csv: {title} is not described in {place.name}" for title in rows)
     found: dict[str, list[Run]] = {label: [] for label in curves}
     for title, (label, run) in runs.items():

@@ -271,8 +271,10 @@ def describe_search(found: Result) -> str:
     low, high = space.ends()
     name, best = key.partition(".")[2], found.winner.values[key]
     where = ", at the end of its range" if found.at_boundary else ""
+    early = sum(trial.stopped for trial in found.trials)
+    tried = f"{len(found.trials)} ({early} of them stopped early)" if early else f"{len(found.trials)}"
     return (
-        f"{name} = {best:g} is the best of {len(found.trials)} between {low:g} and "
+        f"{name} = {best:g} is the best of {tried} between {low:g} and "
         f"{high:g} after {count(found.base.rounds, 'round')} on a validation split, seed {found.base.seed}{where}"
     )
 
@@ -330,7 +332,7 @@ def _with_snr(label: str, runs: list[Run]) -> str:
     """A label of Fig. 4(b) with the measured SNR, and the paper's at that tau."""
     found, tau = snrs(runs), components_of_record(runs[0].record)["noise"][0][1].get("tau")
     measured = f"{fmean(found):.1f} dB, linear mean {linear_mean(found):.1f} dB" if found else "none"
-    return f"{label}, SNR {measured}" + (f" (paper: up to {SNR[tau]} dB)" if tau in SNR else "")
+    return f"{label}, mean SNR {measured}" + (f" (paper: up to {SNR[tau]} dB)" if tau in SNR else "")
 
 
 def caption(plan: Plan, runs: dict[str, list[Run]], notes: list[str], data: str = "") -> str:
@@ -349,11 +351,22 @@ def caption(plan: Plan, runs: dict[str, list[Run]], notes: list[str], data: str 
         base.fading,
         f"{base.noise}{f' with {SYMBOL[vary]} varied' if vary.startswith('noise.') else ''}",
         *([f"norm statistics: {base.norm_stats}"] if normed else []),
-        f"seeds {base.seed} to {base.seed + plan.seeds - 1}" if plan.seeds > 1 else f"seed {base.seed}",
+        _seeds(plan, runs),
     ]
     ours = [count(base.rounds, "round"), *notes, *([plan.figure.ours] if plan.figure.ours else [])]
     changed = f" Own settings: {', '.join(f'{k}={v}' for k, v in plan.own.items())}." if plan.own else ""
-    return f"{first}{changed} {', '.join(setup)}. Not from the paper: {'; '.join(ours)}."
+    ended = any(one.diverged is not None for each in runs.values() for one in each)
+    cross = " ×: the last round before a run diverged." if ended else ""
+    return f"{first}{changed} {', '.join(setup)}. Not from the paper: {'; '.join(ours)}.{cross}"
+
+
+def _seeds(plan: Plan, runs: dict[str, list[Run]]) -> str:
+    """Which seeds there are, and whether every curve has them all."""
+    first, n = plan.base.seed, plan.seeds
+    if n == 1:
+        return f"seed {first}"
+    fewer = any(len(each) < n for each in runs.values())
+    return f"seeds {first} to {first + n - 1}" + (f" where the legend says {n} seeds, else fewer" if fewer else "")
 
 
 def _samples(runs: dict[str, list[Run]]) -> str:
