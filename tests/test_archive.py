@@ -126,6 +126,13 @@ def test_they_are_small_and_part_of_the_package():
     assert set(files) <= {path for pattern in patterns for path in package.glob(pattern)}
 
 
+def test_the_caption_names_versions_and_the_commits_that_are_known():
+    made = {"device": "a GPU", "engine": "kernels", "precision": "bf16"}
+    places = [{"stableair": "0.1.0"}, {"stableair": "0.2.0", "commit": "b"}, {"stableair": "0.2.0", "commit": "a"}]
+    found = archive.Archive({}, {"x": [made | place for place in places]}, {}, "", [])
+    assert archive.computed(found) == "computed by stableair 0.1.0 and stableair 0.2.0 (a, b) on a GPU, kernels, bf16"
+
+
 def test_a_run_that_diverged_is_said_to_have(elsewhere):
     """A difference of points to a run that has no accuracy would mean nothing."""
     text = publish.section("fig3a", "images")

@@ -23,6 +23,7 @@ from stableair.contracts import Round
 from stableair.results import checkpoint
 from stableair.results import folder as record
 from stableair.results.checkpoint import read_checkpoint
+from stableair.results.folder import commit
 from stableair.results.run import Run, group, load
 from stableair.results.sealed import CHECKPOINT, CLIENTS, ENVIRONMENT, EXPERIMENT, PREVIOUS, ROUNDS
 from stableair.runner import run
@@ -538,6 +539,36 @@ def same_but_for_newer_metrics(one, other):
     assert not one["channel/uses"][0], "recorded by 0.1"
     older = [[{k: v for k, v in row.items() if k not in NEWER} for row in numbers(each)] for each in (one, other)]
     return older[0] == older[1] and torch.equal(one.state.w, other.state.w)
+
+
+@pytest.mark.skipif(not shutil.which("git"), reason="git is not installed")
+def test_a_run_names_the_commit_of_a_source_under_git_and_of_nothing_else(tmp_path, monkeypatch, request):
+    """A package that was installed into somebody's repository is not of that repository's commit."""
+    request.addfinalizer(commit.cache_clear)
+
+    def seen():
+        commit.cache_clear()
+        return commit()
+
+    def git(*words):
+        who = ("-c", "user.name=a", "-c", "user.email=a@b")
+        return subprocess.run(["git", *who, "-C", tmp_path, *words], check=True, capture_output=True, text=True).stdout
+
+    source = tmp_path / "stableair" / "__init__.py"
+    source.parent.mkdir()
+    source.write_text("")
+    monkeypatch.setattr(sa, "__file__", str(source))
+    assert seen() == "", "no repository"
+    git("init")
+    git("commit", "--allow-empty", "-m", "theirs")
+    assert seen() == "", "not in it"
+    git("add", ".")
+    git("commit", "-m", "ours")
+    assert seen() == git("rev-parse", "--short", "HEAD").strip()
+    source.write_text("changed = True")
+    assert seen() == git("rev-parse", "--short", "HEAD").strip() + "+"
+    monkeypatch.setenv("PATH", "")
+    assert seen() == "", "no git"
 
 
 def test_a_folder_of_0_1_is_read_drawn_and_resumed(tmp_path):

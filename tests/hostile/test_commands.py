@@ -114,7 +114,6 @@ def said(tmp_path, monkeypatch, capfd, registries):
     monkeypatch.setitem(PRESETS, "demo", tiny.to_dict())
     monkeypatch.setattr(demo, "TUNING_ROUNDS", 1)
     monkeypatch.setattr(demo, "GRID", {name: (spec, values[:1]) for name, (spec, values) in demo.GRID.items()})
-    monkeypatch.setattr(bench, "_commit_hash", lambda: "unknown")  # another process each time
     monkeypatch.setattr(theorem, "CHECKS", theorem.CHECKS[:1])
     for name in bench.WORKLOADS:
         monkeypatch.setitem(bench.WORKLOADS, name, tiny)

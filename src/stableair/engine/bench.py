@@ -29,6 +29,7 @@ from stableair.choices import PRECISIONS
 from stableair.contracts import Upload
 from stableair.engine import EngineChoice, Unsupported, accelerate, choose, trainer_of
 from stableair.experiment import IDEAL, PRESETS, Experiment
+from stableair.results.folder import commit
 from stableair.runner import run
 from stableair.vector import State
 
@@ -286,15 +287,7 @@ def scaling(counts: Sequence[int], models: Mapping[str, tuple[int, ...]], rounds
 
 def _provenance() -> str:
     """When and on what something was timed."""
-    return f"{datetime.now(UTC):%Y-%m-%d}, commit {_commit_hash()}, {_device_name()}, torch {torch.__version__}"
-
-
-def _commit_hash() -> str:
-    words = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
-    try:
-        return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):  # no git, or no repository
-        return "unknown"
+    return f"{datetime.now(UTC):%Y-%m-%d}, commit {commit() or 'unknown'}, {_device_name()}, torch {torch.__version__}"
 
 
 def _device_name() -> str:

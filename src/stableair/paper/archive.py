@@ -166,9 +166,12 @@ def search_of(found: dict[str, Any], base: Experiment) -> Result:
 
 
 def computed(archive: Archive) -> str:
-    """On what the runs of a figure were computed, by which versions."""
+    """On what the runs of a figure were computed, by which versions, at which commits where that is known."""
     entries = [entry for each in archive.environments.values() for entry in each]
-    versions = sorted({f"stableair {entry['stableair']}" for entry in entries})
+    commits: dict[str, set[str]] = {}
+    for entry in entries:
+        commits.setdefault(f"stableair {entry['stableair']}", set()).update(filter(None, [entry.get("commit")]))
+    versions = [f"{name} ({', '.join(sorted(at))})" if at else name for name, at in sorted(commits.items())]
     devices = sorted({f"{entry['device']}, {entry['engine']}, {entry['precision']}" for entry in entries})
     return f"computed by {' and '.join(versions)} on {'; '.join(devices)}"
 

@@ -6,10 +6,12 @@ all carries checksums, and the checkpoint before the last is kept. `recorded` is
 """
 
 import copy
+import functools
 import itertools
 import math
 import os
 import platform
+import subprocess
 import tempfile
 import time
 import warnings
@@ -314,6 +316,19 @@ def _on_host(t: torch.Tensor) -> torch.Tensor:
     return torch.empty(t.shape, dtype=t.dtype, pin_memory=True).copy_(t) if t.is_cuda else t
 
 
+@functools.cache
+def commit() -> str:
+    """The commit of the source, with a + if it was changed since; empty where this is no copy of the repository."""
+    source = Path(stableair.__file__)
+    git = ["git", "-C", str(source.parent)]
+    asked = (["ls-files", "--error-unmatch", source.name], ["describe", "--always", "--exclude=*", "--dirty=+"])
+    try:
+        answers = [subprocess.run([*git, *words], capture_output=True, text=True, check=True).stdout for words in asked]
+    except (OSError, subprocess.CalledProcessError):  # no git, or a package that was installed
+        return ""
+    return answers[-1].strip()
+
+
 def environment(device: torch.device) -> dict[str, Any]:
     """Where rounds are computed: what somebody needs to compute them again."""
     import numpy
@@ -327,6 +342,7 @@ def environment(device: torch.device) -> dict[str, Any]:
         "platform": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "stableair": stableair.__version__,
+        "commit": commit(),
         "torch": torch.__version__,
         "numpy": numpy.__version__,
         "scipy": scipy.__version__,
