@@ -54,6 +54,8 @@ def publish(folder: Path) -> Iterator[Path]:
     for name in figures.FIGURES:
         if archive.is_published(figures.SAME_RUNS.get(name, name)):
             yield plot.save(figures.draw_published(name), IMAGES / f"{name}.png")
+    clients = figures.draw_published("fig3a", metric=f"{ACCURACY}_clients")  # the curves of a plain implementation
+    yield plot.save(clients, IMAGES / "fig3a-clients.png")
     for page in PAGES:
         page.write_text(rewritten(page))
         yield page

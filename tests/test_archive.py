@@ -263,7 +263,9 @@ def test_on_the_command_line(elsewhere, tmp_path, monkeypatch, capsys):
     assert re.fullmatch(r"note: left out: mine: not the set-up of fig3a, it differs in clients, data.*\n", errors)
     for words, said in [
         (["fig4a", "--published"], "nothing is published of fig4a yet; there are runs of fig3a, fig3d"),
-        (["fig3a", "--own", "mine"], "--own lays runs over published ones: give --published as well"),
+        (["fig3a", "--own", "mine"], "these are for published runs, with --published: leave out --own"),
+        (["fig3a", "--metric", "test/loss"], "these are for published runs, with --published: leave out --metric"),
+        (["fig3a", "--published", "--metric", "test/los"], "metric: 'test/los' is unknown; did you mean 'test/loss'"),
         (["fig3a", "--published", "--rounds", "3", "lr=1"], "drawn as they are: leave out settings, --rounds"),
         (["fig3a", "--published", "--own", "nowhere"], "nowhere: there is no such folder"),
         (["fig2", "--published"], "fig2 is drawn without runs: leave out --published"),

@@ -102,7 +102,7 @@ def test_the_measured_snr_stands_beside_the_papers(tmp_path, no_data):
     found = [[one["channel/snr_db"][0] for one in each] for each in list(runs.values())[:2]]
     half, whole = map(np.mean, found)
     ratio = 10 * np.log10(np.mean(10 ** (np.array(found[1]) / 10)))
-    assert labels[1] == f"τ = 0.1, mean SNR {whole:.1f} dB, linear mean {ratio:.1f} dB (paper: up to -41 dB) (2 seeds)"
+    assert labels[1] == f"τ = 0.1, SNR: mean {whole:.1f} dB, linear {ratio:.1f} dB (paper: up to -41 dB) (2 seeds)"
     assert half - whole == pytest.approx(20 * math.log10(2), abs=0.01)
 
 

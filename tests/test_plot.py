@@ -29,6 +29,17 @@ def test_runs_that_differ_in_the_seed_alone_are_one_line_with_a_band():
     assert texts(axes.figure) == ["mac(C=1) (2 seeds)", "none()"]
 
 
+@pytest.mark.parametrize("caption", ["", "What it shows."], ids=["alone", "with a caption"])
+def test_a_legend_lies_on_no_line(caption):
+    calm, wild = ([0.5] * 40, [0.0, 1.0] * 20)  # the second leaves no room anywhere
+    runs = {name: [made(accuracy)] for name, accuracy in (("calm", calm), ("wild", wild))}
+    assert plot.curves({"calm": runs["calm"]}, caption=caption).axes[0].get_legend()
+    crowded = plot.curves(runs, caption=caption)
+    assert crowded.axes[0].get_legend() is None
+    (beside,) = crowded.legends
+    assert [text.get_text() for text in beside.get_texts()] == ["calm", "wild"]
+
+
 def test_labels_say_what_differs():
     ideal = {"fading": "unit()", "noise": "none()", "receiver": "none()"}
     groups = group([made([1], **ideal), made([1], receiver="mac(C=2)"), made([1], clients=5, receiver="mac(C=2)")])

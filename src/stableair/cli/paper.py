@@ -37,6 +37,10 @@ def figure(
     own: Annotated[
         list[Path] | None, typer.Option(metavar="DIR", help="With --published: lay your own runs over them.")
     ] = None,
+    metric: Annotated[
+        str,
+        typer.Option(help="With --published: another metric of rounds.jsonl than the figure's.", show_default=False),
+    ] = "",
     device: Device = None,
     data_dir: DataDir = None,
     plugin: Plugin = None,
@@ -49,8 +53,8 @@ def figure(
     from stableair.results import plot
 
     out = out or Path(figures.default_folder(smoke, published))
-    if own and not published:
-        raise InputError("--own lays runs over published ones: give --published as well")
+    if not published:
+        figures.refuse("these are for published runs, with --published", {"--own": own, "--metric": metric})
     if name in figures.DRAWINGS:
         if words:
             raise InputError(f"{name} takes no settings: got {' '.join(words)}")
@@ -62,7 +66,7 @@ def figure(
             "--search-rounds": search_rounds, "--C": c, "--max-norm": max_norm, "--search-each": search_each,
         }  # fmt: skip
         figures.refuse("published runs are drawn as they are", useless)
-        picture = figures.draw_published(name, own or ())
+        picture = figures.draw_published(name, own or (), metric)
     else:
         plan = figures.plan(
             name,
@@ -80,7 +84,7 @@ def figure(
             for run in runs:
                 print(f"{label:<16} {describe_run(run, plan.base.evaluate)}")
     for ending in ("png", "pdf"):
-        print(plot.save(picture, out / f"{name}.{ending}"))
+        print(plot.save(picture, out / f"{figures.stem(name, metric)}.{ending}"))
 
 
 def demo(

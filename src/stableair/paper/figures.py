@@ -116,6 +116,7 @@ def figure(
     search_rounds: int | None = None,
     published: bool = False,
     own: Given = (),
+    metric: str = "",
 ) -> Picture:
     """Make a figure of the paper: compute the runs that are missing in `out`, draw, and write NAME.png and NAME.pdf.
 
@@ -125,7 +126,8 @@ def figure(
     {"clients": 10, "noise.tau": 0.2}. The thresholds of MAC and GNC are searched, with so many `trials` of
     `search_rounds` each, unless `thresholds` gives them: {"MAC": 0.13, "GNC": 100}. With search_each=True every curve
     of fig4a or fig4b has a threshold of its own. published=True computes nothing: it draws the runs that come with the
-    package, and lays runs of one's own over them: own="runs/mine". `stableair figure` is this.
+    package, and lays runs of one's own over them: own="runs/mine"; metric is another one of rounds.jsonl than the
+    figure's, such as "test/accuracy_clients". `stableair figure` is this.
     """
     folder = place("out", default_folder(smoke=smoke, published=published) if out is None else out)
     given = {
@@ -134,20 +136,25 @@ def figure(
     }  # fmt: skip
     given_runs = not (isinstance(own, list | tuple) and not own)
     if name in DRAWINGS:
-        refuse(f"{name} is drawn without runs", given | {"published": published, "own": given_runs})
+        refuse(f"{name} is drawn without runs", given | {"published": published, "own": given_runs, "metric": metric})
         picture = drawing(name)
     elif published:
         refuse("published runs are drawn as they are", given | {"smoke": smoke})
-        picture = draw_published(name, own)
+        picture = draw_published(name, own, metric)
     else:
-        refuse("runs of one's own are laid over published ones, with published=True", {"own": given_runs})
+        refuse("these are for published runs, with published=True", {"own": given_runs, "metric": metric})
         own = (settings or {}) | ({} if rounds is None else {"rounds": rounds})
         made = plan(name, own, smoke=smoke, seeds=seeds, given=thresholds, search_each=search_each, trials=trials,
                     search_rounds=search_rounds)  # fmt: skip
         picture = draw(made, *compute(made, folder, lambda title, rounds: lambda row: None, lambda line: None))
     for ending in ("png", "pdf"):
-        plot.save(picture, folder / f"{name}.{ending}")
+        plot.save(picture, folder / f"{stem(name, metric)}.{ending}")
     return picture
+
+
+def stem(name: str, metric: str) -> str:
+    """The name of a figure's files: with a metric that is not its own, that as well."""
+    return f"{name}-{metric.replace('/', '-')}" if metric else name
 
 
 def default_folder(smoke: bool = False, published: bool = False) -> str:
@@ -331,8 +338,8 @@ def _families(figure: Figure, runs: dict[str, list[Run]]) -> dict[str, dict[str,
 def _with_snr(label: str, runs: list[Run]) -> str:
     """A label of Fig. 4(b) with the measured SNR, and the paper's at that tau."""
     found, tau = snrs(runs), components_of_record(runs[0].record)["noise"][0][1].get("tau")
-    measured = f"{fmean(found):.1f} dB, linear mean {linear_mean(found):.1f} dB" if found else "none"
-    return f"{label}, mean SNR {measured}" + (f" (paper: up to {SNR[tau]} dB)" if tau in SNR else "")
+    measured = f"mean {fmean(found):.1f} dB, linear {linear_mean(found):.1f} dB" if found else "none"
+    return f"{label}, SNR: {measured}" + (f" (paper: up to {SNR[tau]} dB)" if tau in SNR else "")
 
 
 def caption(plan: Plan, runs: dict[str, list[Run]], notes: list[str], data: str = "") -> str:
@@ -350,7 +357,7 @@ def caption(plan: Plan, runs: dict[str, list[Run]], notes: list[str], data: str 
         f"{count(base.local_epochs, 'local epoch')} of batch {base.batch_size} at lr {base.lr:g}",
         base.fading,
         f"{base.noise}{f' with {SYMBOL[vary]} varied' if vary.startswith('noise.') else ''}",
-        *([f"norm statistics: {base.norm_stats}"] if normed else []),
+        *([f"norm statistics: {plan.figure.metric.partition('accuracy_')[2] or base.norm_stats}"] if normed else []),
         _seeds(plan, runs),
     ]
     ours = [count(base.rounds, "round"), *notes, *([plan.figure.ours] if plan.figure.ours else [])]
@@ -424,8 +431,11 @@ def own_runs(name: str, given: Given) -> tuple[dict[str, list[Run]], list[str]]:
     return {f"yours: {label}": runs for label, runs in group(fitting).items()}, left_out
 
 
-def draw_published(name: str, own: Given = ()) -> Picture:
-    """A figure from its published runs, with runs of one's own laid over them; whatever is left out is said."""
+def draw_published(name: str, own: Given = (), metric: str = "") -> Picture:
+    """A figure from its published runs, with runs of one's own laid over them; whatever is left out is said.
+
+    With a metric that is not the figure's own, that one.
+    """
     found = published_runs(name)
     mine, left_out = own_runs(name, own) if own else ({}, [])
     for line in (*found.left_out, *left_out):
@@ -435,6 +445,9 @@ def draw_published(name: str, own: Given = ()) -> Picture:
     every = [one for each in found.curves.values() for one in each]
     seeds = {one.settings["seed"] for one in every}
     made = plan(name, {"rounds": max(map(len, every))}, seeds=len(seeds))
+    if metric:
+        choice("metric", metric, [key for key in every[0].rounds[0] if all(key in one.rounds[0] for one in every)])
+        made = made._replace(figure=made.figure._replace(metric=metric))
     notes = [describe_search(archive.search_of(one, made.base)) for one in found.searches.values()]
     if FIGURES[name].vary.startswith("noise."):
         notes.append("the one C, 0.13, was given, not searched")

@@ -12,6 +12,7 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.backend_bases import FigureCanvasBase
 from matplotlib.figure import Figure
+from matplotlib.legend import Legend
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from stableair.checks import InputError, Note, place, typed
@@ -138,8 +139,15 @@ def _log_axis(axes: Axes, low: float, high: float) -> None:
         axes.yaxis.set_minor_formatter(NullFormatter())
 
 
+def _covers_a_line(figure: Figure, legend: Legend, axes: Axes) -> bool:
+    """Whether the legend lies on a line, wherever it is put."""
+    figure.draw_without_rendering()  # which puts it there
+    box = legend.get_window_extent()
+    return any(box.count_contains(axes.transData.transform(line.get_xydata())) for line in axes.lines)
+
+
 def _key(figure: Figure, axes: Axes, caption: bool) -> None:
-    """The legend: within the axes for a few lines of short names, beside or below them for others."""
+    """The legend: within the axes for a few lines of short names that leave it room, else beside or below them."""
     handles, names = axes.get_legend_handles_labels()
     texts = [textwrap.fill(name, WIDEST, subsequent_indent="   ") for name in names]
     lines = [line for text in texts for line in text.splitlines()]
@@ -148,8 +156,11 @@ def _key(figure: Figure, axes: Axes, caption: bool) -> None:
     room = 1 + 0.075 * max(map(len, lines))  # for the longest
     short = caption or max(map(len, names)) <= SHORT
     if (len(names) <= 6 and short) or len(figure.axes) > 1:
-        axes.legend(**key)
-    elif caption:  # which stands below
+        within = axes.legend(**key)
+        if len(figure.axes) > 1 or not _covers_a_line(figure, within, axes):
+            return
+        within.remove()
+    if caption:  # which stands below
         figure.legend(handles, texts, **key, loc="outside right upper")
         figure.set_figwidth(figure.get_figwidth() + room)
     else:
