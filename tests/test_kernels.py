@@ -243,6 +243,12 @@ def test_accelerate_takes_the_kernels_that_it_is_told_to_take():
     sim = build(Experiment(device=PLACE, model="cnn(width=8)", clients=2, data=data, batch_size=3))
     fast = accelerate(sim, EngineChoice("kernels", "bf16", 2, ""))
     assert [name for name, function in fast.train.program.functions.items() if function is conv2d] == ["0", "3"]
+    sim = build(
+        Experiment(device=PLACE, model="resnet18()", clients=2, data="synthetic(shape=(3, 8, 8))", batch_size=3)
+    )
+    fast = accelerate(sim, EngineChoice("kernels", "bf16", 2, ""))
+    assert type(fast.train._new_worker()) is ResNetWorker
+    assert conv2d not in fast.train.program.functions.values(), "which has kernels for every layer"
 
 
 @pytest.mark.gpu
