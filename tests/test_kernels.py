@@ -175,7 +175,8 @@ def small(sizes, batch_size=4):
 
 def both(slow, precision, worker=ResNetWorker):
     """The uploads of the kernels and of the reference."""
-    start, fast = state(slow.module), StackedTrainer(slow, by_kernels(Stacked(slow.module)), precision, 3, kernels=True)
+    program, resnet = by_kernels(Stacked(slow.module)), worker is ResNetWorker
+    start, fast = state(slow.module), StackedTrainer(slow, program, precision, 3, resnet)
     who = torch.arange(len(slow.parts))
     ((got,), (expected,)) = fast(start, 0, who), Reference(slow)(start, 0, who)
     assert type(fast._worker) is worker

@@ -13,6 +13,9 @@ from stableair.cli.stopping import stop_politely
 from stableair.files import write_whole
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Picture
+
+    from stableair.paper.figures import Plan
     from stableair.results.run import Run
 
 
@@ -77,14 +80,21 @@ def figure(
             search_each=search_each,
             **given(trials=trials, search_rounds=search_rounds),
         )
-        with stop_politely("the same command goes on from here"), progress(every_round=False) as start_run:
-            curves, notes = figures.compute(plan, out, start_run, print_line)
-        picture = figures.draw(plan, curves, notes)
-        for label, runs in curves.items():
-            for run in runs:
-                print(f"{label:<16} {describe_run(run, plan.base.evaluate)}")
+        picture = _computed(plan, out)
     for ending in ("png", "pdf"):
         print(plot.save(picture, out / f"{figures.stem(name, metric)}.{ending}"))
+
+
+def _computed(plan: "Plan", out: Path) -> "Picture":
+    """A figure from runs that are computed where they are missing; each is told in a line."""
+    from stableair.paper import figures
+
+    with stop_politely("the same command goes on from here"), progress(every_round=False) as start_run:
+        curves, notes = figures.compute(plan, out, start_run, print_line)
+    for label, runs in curves.items():
+        for run in runs:
+            print(f"{label:<16} {describe_run(run, plan.base.evaluate)}")
+    return figures.draw(plan, curves, notes)
 
 
 def demo(

@@ -129,9 +129,9 @@ def _program_of(engine: str, sim: Simulation) -> Stacked | Vmapped:
     """What an engine that trains clients side by side computes; `Unsupported` if it cannot."""
     if engine != "kernels":
         return _checked_program(Vmapped if engine == "vmapped" else Stacked, sim)
-    if not _has_kernels(plain := _checked_program(Stacked, sim)):
+    if not _has_kernels(Stacked(trainer_of(sim).work.module)):
         raise Unsupported("it has no convolution that our kernels compute, or there is no Triton")
-    return plain if _is_resnet(sim) else _by_kernels(sim)
+    return _checked_program(Stacked, sim) if _is_resnet(sim) else _by_kernels(sim)
 
 
 def _is_resnet(sim: Simulation) -> bool:
@@ -217,11 +217,10 @@ def _tapped_gradients(loss: Tensor, learning: Tensors, taps: list[Tap]) -> list[
     """The gradients of what learns, those of tapped layers made of their taps."""
     wanted: list[Any] = [*learning.values(), *(tap.output for tap in taps)]
     found = torch.autograd.grad(loss, wanted, allow_unused=True)
-    grads = {
-        name: torch.zeros_like(learning[name]) if grad is None else grad
-        for name, grad in zip(learning, found, strict=False)
-    }
-    for tap, dy in zip(taps, found[len(learning) :], strict=True):
+    slopes, outputs = found[: len(learning)], found[len(learning) :]
+    each = zip(learning.items(), slopes, strict=True)
+    grads = {name: torch.zeros_like(t) if slope is None else slope for (name, t), slope in each}
+    for tap, dy in zip(taps, outputs, strict=True):
         if dy is not None:
             grads[tap.weight] = grads[tap.weight] + (dy.mT @ tap.x).to(grads[tap.weight].dtype)
     return list(grads.values())
@@ -300,7 +299,8 @@ def accelerate(sim: Simulation, choice: EngineChoice | None = None) -> Simulatio
             program = _program_of(kind, sim)
         except Unsupported as obstacle:
             raise Unsupported(f"engine {kind} cannot take this model: {obstacle}") from None
-        fast = replace(sim, train=StackedTrainer(work, program, precision, chunk, kernels=kind == "kernels"))
+        resnet = kind == "kernels" and _is_resnet(sim)
+        fast = replace(sim, train=StackedTrainer(work, program, precision, chunk, resnet))
     if isinstance(sim.evaluate, Evaluate | Averaged):
         fast = replace(fast, evaluate=sim.evaluate.at(precision))
     return fast

@@ -23,7 +23,7 @@ class StackedTrainer:
     program: Stacked | Vmapped
     precision: str
     chunk: int
-    kernels: bool = False  # whether those for the ResNets are to be taken
+    resnet: bool = False  # whether it is one that has kernels for every layer, to be taken here
     _before: list[int] = field(default_factory=list, repr=False)  # whom it trained the last time
     _worker: Worker | None = field(default=None, repr=False)
     _prepared: dict[tuple[int, tuple[int, ...]], Schedule] = field(default_factory=dict, repr=False)
@@ -77,9 +77,8 @@ class StackedTrainer:
 
     def _new_worker(self) -> Worker:
         """The memory for a whole chunk, which a smaller one uses too."""
-        if self.kernels:
-            from stableair.engine.resnet import ResNetWorker, supports
+        if self.resnet:
+            from stableair.engine.resnet import ResNetWorker
 
-            if supports(self.work.module):
-                return ResNetWorker(self.work, self.precision, self.chunk)
+            return ResNetWorker(self.work, self.precision, self.chunk)
         return StackedWorker(self.work, self.precision, self.chunk, self.program)

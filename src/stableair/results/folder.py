@@ -320,7 +320,7 @@ def _on_host(t: torch.Tensor) -> torch.Tensor:
 def commit() -> str:
     """The commit of the source, with a + if it was changed since; empty where this is no copy of the repository."""
     source = Path(stableair.__file__)
-    git = ["git", "-C", str(source.parent)]
+    git = ["git", "--no-optional-locks", "-C", str(source.parent)]  # in nobody's way who works in it
     asked = (["ls-files", "--error-unmatch", source.name], ["describe", "--always", "--exclude=*", "--dirty=+"])
     try:
         answers = [subprocess.run([*git, *words], capture_output=True, text=True, check=True).stdout for words in asked]
