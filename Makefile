@@ -27,6 +27,7 @@ lint: .venv/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 # The wheel and the sdist; the wheel is then installed into an empty environment and used from another folder.
 package: .venv/installed-dev

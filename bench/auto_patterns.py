@@ -3,13 +3,13 @@
     python bench/auto_patterns.py [--seeds 0 1 2] [--workers 2] [--out runs/auto-patterns.json] [--only NAME ...]
 
 Embedded digits, mlp(50), 30 rounds, 50 clients, Rayleigh fading. Each pattern runs with mac(C=auto) and with C = 0.1,
-0.3, 1, 3 and 10, without the gain put back and with it, on the same fading, noise and batches. The table goes to
-standard output as Markdown: mean accuracies in per cent, and auto minus the best of the ten with the standard error of
-this paired difference. With --out what a fixed threshold got is kept there and not computed again.
+0.3, 1, 3 and 10, without and with gain correction, on the same fading, noise and batches. The program prints a table
+as Markdown: mean accuracies in per cent, and the paired difference of auto to the best of the ten with its standard
+error. With --out the results of fixed thresholds are stored in that file and not computed again.
 
-The patterns of SEEN were in view when the rule was made; those of HELD_OUT were written down before it, and run after.
-So were SECOND and THIRD, before the harm that noise does was made to depend on the length of the vector; HELD_OUT and
-SECOND were in view then.
+The rule was developed on the patterns of SEEN. HELD_OUT was written before the rule and run after it. SECOND and THIRD
+were written before the cost of noise depended on the length of the vector; that change was developed on HELD_OUT and
+SECOND.
 """
 
 import argparse
@@ -33,7 +33,7 @@ import stableair as sa
 from stableair import stable
 from stableair.algorithm import Simulation, simulate
 from stableair.builder import build
-from stableair.data.sets import digits
+from stableair.data.datasets import digits
 from stableair.engine import accelerate, choose
 from stableair.streams import generator
 
@@ -42,7 +42,7 @@ FIXED = [f"mac(C={C}{gain})" for gain in ("", ", gain=True") for C in (0.1, 0.3,
 
 
 class Pattern(NamedTuple):
-    """The (alpha, tau) of round k; the data from round `turn` on; and what else differs from the defaults."""
+    """The (alpha, tau) of round k, the data from round `turn` on, and the settings that differ from the defaults."""
 
     law: Callable[[int], tuple[float, float]]
     data: str = ""
@@ -51,15 +51,17 @@ class Pattern(NamedTuple):
 
 
 def every(n: int, loud: float, quiet: float) -> Callable[[int], tuple[float, float]]:
-    """Every n-th round loud."""
+    """tau = loud in every n-th round, else quiet."""
     return lambda k: (1.5, loud if k % n == n - 1 else quiet)
 
 
 def still(alpha: float, tau: float) -> Callable[[int], tuple[float, float]]:
+    """The same law in every round."""
     return lambda k: (alpha, tau)
 
 
 def listed(taus: list[float]) -> Callable[[int], tuple[float, float]]:
+    """The tau of each round from a list."""
     return lambda k: (1.5, taus[k])
 
 
@@ -71,7 +73,7 @@ def walk(step: float, stream: int) -> list[float]:
 
 
 def markov(good: float, bad: float, stay: float, stream: int) -> list[float]:
-    """Good or bad, as in the round before with probability `stay`."""
+    """A Markov chain of good and bad rounds: the state stays the same with probability `stay`."""
     turns = (generator(stream, "markov").uniform(ROUNDS) > stay).tolist()
     return [bad if odd % 2 else good for odd in accumulate(turns)]
 
@@ -172,19 +174,20 @@ def pattern(name: str):
 
 @sa.dataset("permuted_digits")
 def permuted_digits(seed: int):
-    """The digits with other names."""
-    return renamed(generator(seed, "names").permutation(10))
+    """The digits with permuted labels."""
+    return relabelled(generator(seed, "names").permutation(10))
 
 
 @sa.dataset("shifted_digits")
 def shifted_digits():
-    """The digits with 0, 1 and 2 called 1, 2 and 0."""
-    return renamed(torch.tensor([1, 2, 0, *range(3, 10)]))
+    """The digits with the labels 0, 1 and 2 changed to 1, 2 and 0."""
+    return relabelled(torch.tensor([1, 2, 0, *range(3, 10)]))
 
 
-def renamed(names: torch.Tensor):
+def relabelled(labels: torch.Tensor):
+    """The digits with labels[y] instead of y."""
     data = digits()
-    train, test = (split._replace(y=names[split.y]) for split in (data.train, data.test))
+    train, test = (split._replace(y=labels[split.y]) for split in (data.train, data.test))
     return data._replace(train=train, test=test)
 
 
@@ -194,7 +197,7 @@ def simulation(experiment: sa.Experiment) -> Simulation:
 
 
 def accuracy(job: tuple[str, str, int]) -> float:
-    """The final accuracy of a receiver in a pattern with a seed."""
+    """Return the final accuracy, in per cent, of (pattern, receiver, seed)."""
     torch.set_num_threads(1)
     name, receiver, seed = job
     _, data, turn, change = PATTERNS[name]
@@ -205,39 +208,39 @@ def accuracy(job: tuple[str, str, int]) -> float:
     sim = simulation(e)
     *_, last = simulate(sim, sim.start, turn)
     if data:
-        sim = replace(simulation(e.with_(data=data.format(seed=seed))), receive=sim.receive, update=sim.update)
+        sim = replace(simulation(e.with_(data=data.format(seed=seed))), receiver=sim.receiver, server=sim.server)
     *_, last = simulate(sim, last.state, ROUNDS, turn)
     return 100 * last.metrics["test/accuracy"]
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    options.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    options.add_argument("--workers", type=int, default=2)
-    options.add_argument("--out", type=Path, help="a file in which the results of fixed thresholds are kept")
-    options.add_argument("--only", nargs="+", default=list(PATTERNS), choices=PATTERNS, metavar="NAME")
-    given = options.parse_args()
-    kept = json.loads(given.out.read_text()) if given.out and given.out.exists() else {}
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--out", type=Path, help="file for the results of fixed thresholds")
+    parser.add_argument("--only", nargs="+", default=list(PATTERNS), choices=PATTERNS, metavar="NAME")
+    options = parser.parse_args()
+    stored = json.loads(options.out.read_text()) if options.out and options.out.exists() else {}
     print("| pattern | best fixed | accuracy with it | best without gain | accuracy with auto | auto minus best |")
     print("|---|---|---|---|---|---|")
-    with ProcessPoolExecutor(given.workers) as pool:
-        for name in given.only:
-            jobs = [(name, rule, seed) for rule in ["mac(C=auto)", *FIXED] for seed in given.seeds]
-            todo = [job for job in jobs if str(job) not in kept]
-            found = {str(job): value for job, value in zip(todo, pool.map(accuracy, todo), strict=True)}
-            if given.out:
-                kept |= {job: value for job, value in found.items() if "auto" not in job}
-                given.out.write_text(json.dumps(kept))
-            found |= kept
-            accuracies = {rule: [found[str((name, rule, s))] for s in given.seeds] for _, rule, _ in jobs}
+    with ProcessPoolExecutor(options.workers) as pool:
+        for name in options.only:
+            jobs = [(name, rule, seed) for rule in ["mac(C=auto)", *FIXED] for seed in options.seeds]
+            todo = [job for job in jobs if str(job) not in stored]
+            computed = {str(job): value for job, value in zip(todo, pool.map(accuracy, todo), strict=True)}
+            if options.out:
+                stored |= {job: value for job, value in computed.items() if "auto" not in job}
+                options.out.write_text(json.dumps(stored))
+            results = computed | stored
+            accuracies = {rule: [results[str((name, rule, s))] for s in options.seeds] for _, rule, _ in jobs}
             print(row(name, accuracies), flush=True)
 
 
-def row(name: str, found: dict[str, list[float]]) -> str:
-    """A line of the table, from the accuracies of each rule, a seed each."""
-    mean = {rule: statistics.mean(some) for rule, some in found.items()}
+def row(name: str, accuracies: dict[str, list[float]]) -> str:
+    """Return the row of a pattern from the accuracies of each rule, one per seed."""
+    mean = {rule: statistics.mean(some) for rule, some in accuracies.items()}
     best, plain = (max(some, key=mean.__getitem__) for some in (FIXED, FIXED[:5]))
-    gaps = [a - b for a, b in zip(found["mac(C=auto)"], found[best], strict=True)]
+    gaps = [a - b for a, b in zip(accuracies["mac(C=auto)"], accuracies[best], strict=True)]
     error = statistics.stdev(gaps) / math.sqrt(len(gaps)) if len(gaps) > 1 else math.nan
     label = best.removeprefix("mac(").removesuffix(")").replace("gain=True", "gain")
     values = f"{mean[best]:.1f} | {mean[plain]:.1f} | {mean['mac(C=auto)']:.1f}"

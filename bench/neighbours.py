@@ -1,4 +1,4 @@
-"""Search a threshold for MAC and for each of its neighbours over three channels, and write the plan of a comparison.
+"""Search the parameter of MAC and of similar receivers over three channels, and write the plan of a comparison.
 
     python bench/neighbours.py [--out runs/neighbours-search] > bench/neighbours.toml
     stableair compare bench/neighbours.toml --out runs/neighbours
@@ -14,7 +14,7 @@ from pathlib import Path
 import stableair as sa
 
 CHANNELS = "sas(alpha=1.5, tau=0.3)", "sas(alpha=1.1, tau=1)", "gaussian(std=1)"
-RULES = {  # what is searched of each, and where
+RULES = {  # the searched parameter and its range, by receiver
     "mac": ("C", "0.1:30:log"), "clip": ("C", "0.1:30:log"), "tanh_clip": ("C", "0.1:30:log"),
     "blank": ("C", "0.1:30:log"), "cauchy": ("K", "0.1:30:log"), "quantile_clip": ("q", "0.5:0.99"),
     "gnc": ("max_norm", "1:1000:log"), "sign": ("step", "0.01:3:log"),
@@ -23,7 +23,7 @@ COMMON = {"data": "digits", "model": "mlp(width=50)", "rounds": 30, "device": "c
 
 
 def searched(rule: str, noise: str, folder: Path) -> str:
-    """The rule with the best value of its parameter."""
+    """Return the spec of a receiver with the best value of its parameter."""
     parameter, space = RULES[rule]
     low = space.partition(":")[0]
     base = sa.Experiment(**COMMON | {"rounds": 15}, noise=noise, receiver=f"{rule}({parameter}={low})", seed=10)
@@ -31,16 +31,16 @@ def searched(rule: str, noise: str, folder: Path) -> str:
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    options.add_argument("--out", type=Path, default=Path("runs/neighbours-search"), help="the folder of the searches")
-    given = options.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--out", type=Path, default=Path("runs/neighbours-search"), help="folder of the searches")
+    options = parser.parse_args()
     lines = [f'{key} = "{value}"' if isinstance(value, str) else f"{key} = {value}" for key, value in COMMON.items()]
     for noise in CHANNELS:
-        found = []
+        receivers = []
         for rule in RULES:
-            found.append(searched(rule, noise, given.out))
-            print(f"{noise}: {found[-1]}", file=sys.stderr, flush=True)
-        listed = "".join(f'    "{receiver}",\n' for receiver in [*found, "none()"])
+            receivers.append(searched(rule, noise, options.out))
+            print(f"{noise}: {receivers[-1]}", file=sys.stderr, flush=True)
+        listed = "".join(f'    "{receiver}",\n' for receiver in [*receivers, "none()"])
         lines.append(f'\n[[runs]]\nnoise = "{noise}"\nreceiver = [\n{listed}]')
     print("\n".join(lines))
 

@@ -1,10 +1,10 @@
-"""What the basis does to the receivers: MAC, auto MAC, GNC and none on pulses, OFDM and Hadamard codes, the digits.
+"""Effect of the modulation on the receivers MAC, mac(C=auto), GNC and none: pulses, OFDM and Hadamard codes; digits.
 
     python bench/signals.py [--out runs/signals] [--rounds 30] [--seeds 3]
 
-MAC's and GNC's thresholds are searched for each channel with seed 0 on a validation split; then every rule runs with
-seeds 1 to 3 on the test split, paired. Finished runs are not repeated. The table goes to standard output as Markdown,
-the picture to air-receivers.png in the folder of the runs.
+The thresholds of MAC and GNC are searched for each channel with seed 0 on a validation split; then every receiver runs
+with seeds 1 to 3 on the test split, paired. Finished runs are not repeated. The program prints the table as Markdown
+and writes the picture to air-receivers.png in the folder of the runs.
 """
 
 import argparse
@@ -22,68 +22,74 @@ CHANNELS = {
     "pulse": {"channel": "waveform(basis=pulse)"},
     "ofdm": {"channel": "waveform(basis=ofdm)"},
     "hadamard": {"channel": "waveform(basis=hadamard)"},
-    "Eq. (3), twice tau": {"channel": "flat()", "noise.tau": 1},  # an entry's scale on the two before
+    "Eq. (3), twice tau": {"channel": "flat()", "noise.tau": 1},  # the scale of an entry with ofdm and hadamard
 }
 SEARCHED = {
     "MAC": [f"mac(C={C})" for C in (0.5, 1, 2, 4, 8)],
     "GNC": [f"gnc(max_norm={most})" for most in (20, 50, 100, 200, 500, 1000)],
 }
-GIVEN = {"MAC, C=auto": "mac(C=auto)", "none": "none()"}
+FIXED = {"MAC, C=auto": "mac(C=auto)", "none": "none()"}
 
 
 def accuracy(experiment: sa.Experiment, root: Path) -> float:
-    """The accuracy over the last rounds of an experiment, computed or read from its folder; 0.1 where it diverged."""
+    """Return the settled accuracy of an experiment, computed or read from its folder; 0.1 if it diverged."""
     run = sa.run(experiment, root / experiment.id(), resume=True, checkpoint_every=experiment.rounds)
     return run.settled(f"{experiment.evaluate}/accuracy") if run.diverged is None else 0.1
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    options.add_argument("--out", type=Path, default=Path("runs/signals"))
-    options.add_argument("--rounds", type=int, default=30)
-    options.add_argument("--seeds", type=int, default=3)
-    given = options.parse_args()
-    base = sa.Experiment(rounds=given.rounds, device="cpu", noise="sas(alpha=1.5, tau=0.5)")
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--out", type=Path, default=Path("runs/signals"))
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--seeds", type=int, default=3)
+    options = parser.parse_args()
+    base = sa.Experiment(rounds=options.rounds, device="cpu", noise="sas(alpha=1.5, tau=0.5)")
 
-    print("| channel | " + " | ".join([*SEARCHED, *GIVEN]) + " |")
-    print("|---" * (1 + len(SEARCHED) + len(GIVEN)) + "|")
+    print("| channel | " + " | ".join([*SEARCHED, *FIXED]) + " |")
+    print("|---" * (1 + len(SEARCHED) + len(FIXED)) + "|")
     table: dict[str, dict[str, list[float]]] = {}
     for label, settings in CHANNELS.items():
-        here = base.with_(**settings)
+        experiment = base.with_(**settings)
         rules = {
             name: max(
-                tried, key=lambda rule, e=here: accuracy(e.with_(receiver=rule, evaluate="validation"), given.out)
+                specs,
+                key=lambda rule, e=experiment: accuracy(e.with_(receiver=rule, evaluate="validation"), options.out),
             )
-            for name, tried in SEARCHED.items()
-        } | GIVEN
+            for name, specs in SEARCHED.items()
+        } | FIXED
         table[label] = {
-            name: [100 * accuracy(here.with_(receiver=rule, seed=1 + i), given.out) for i in range(given.seeds)]
+            name: [
+                100 * accuracy(experiment.with_(receiver=rule, seed=1 + i), options.out) for i in range(options.seeds)
+            ]
             for name, rule in rules.items()
         }
         cells = [
-            f"{statistics.mean(found):.1f} +- {statistics.stdev(found) / len(found) ** 0.5:.1f}"
+            f"{statistics.mean(values):.1f} +- {statistics.stdev(values) / len(values) ** 0.5:.1f}"
             + (f" ({rules[name].partition('=')[2].rstrip(')')})" if name in SEARCHED else "")
-            for name, found in table[label].items()
+            for name, values in table[label].items()
         ]
         print(f"| {label} | " + " | ".join(cells) + " |", flush=True)
-    print(save(drawn(table), given.out / "air-receivers.png"))
+    print(save(draw(table), options.out / "air-receivers.png", force=True))
 
 
-def drawn(table: dict[str, dict[str, list[float]]]):
+def draw(table: dict[str, dict[str, list[float]]]):
+    """Plot the accuracies as bars, with one dot per seed."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 4), layout="constrained")
     axes = figure.subplots()
     names = list(next(iter(table.values())))
     for i, name in enumerate(names):
-        places = [j + (i - (len(names) - 1) / 2) * 0.2 for j in range(len(table))]
-        found = [rules[name] for rules in table.values()]
-        axes.bar(places, [statistics.mean(values) for values in found], 0.18, label=name, alpha=0.75)
-        for place, values in zip(places, found, strict=True):
-            axes.plot([place] * len(values), values, ".", color="black", markersize=4)
+        positions = [j + (i - (len(names) - 1) / 2) * 0.2 for j in range(len(table))]
+        accuracies = [rules[name] for rules in table.values()]
+        axes.bar(positions, [statistics.mean(values) for values in accuracies], 0.18, label=name, alpha=0.75)
+        for position, values in zip(positions, accuracies, strict=True):
+            axes.plot([position] * len(values), values, ".", color="black", markersize=4)
     axes.set_xticks(range(len(table)), table)
     axes.set(
-        ylim=(0, 109), ylabel="test accuracy, %", title="Digits, noise in time of alpha 1.5 and tau 0.5; dots are seeds"
+        ylim=(0, 109),
+        ylabel="test accuracy, %",
+        title="Digits, time-domain noise with alpha = 1.5, tau = 0.5; one dot per seed",
     )
     axes.grid(alpha=0.3, axis="y")
     axes.legend(fontsize="small", ncols=4, loc="upper center", frameon=False)

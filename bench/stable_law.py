@@ -1,8 +1,8 @@
-"""The stable law against scipy: sampling, distribution function, and the estimate. Ratios from one run.
+"""Time the stable law against scipy: sampling, distribution function and estimate, all in one process.
 
     python bench/stable_law.py
 
-First both are compared, then timed. scipy's distribution function is timed on fewer points and scaled up.
+Both are compared first, then timed. scipy's distribution function is timed on fewer points; the time is scaled up.
 """
 
 import os
@@ -23,7 +23,7 @@ ENTRIES, POINTS, FEW = 11_200_000, 1_000_000, 5_000
 
 
 def seconds(work: Callable, repeats: int = 3) -> float:
-    """The median of some timings, after one that warms up."""
+    """Return the median time of several calls, after a warm-up call."""
     times = []
     for _ in range(repeats + 1):
         start = time.perf_counter()

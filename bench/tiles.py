@@ -1,8 +1,8 @@
 """The search behind `kernels.choose_tile` of the engine: every convolution of ResNet-18 with many tiles, on a GPU.
 
-    python bench/tiles.py            (some minutes, most of it compiling, on all cores)
+    python bench/tiles.py            (a few minutes, mostly compilation on all cores)
 
-For each product it prints the best five. Times under 0.06 ms are the launch, not the kernel.
+The program prints the best five tiles of each product. Times under 0.06 ms measure the launch, not the kernel.
 """
 
 import itertools
@@ -38,10 +38,10 @@ def product(kind, layer, clients):
     side, c, o, k, stride, pad = layer
     out = (side + 2 * pad - k) // stride + 1
 
-    def drawn(*shape):
+    def random(*shape):
         return torch.randn(clients, *shape, device="cuda").bfloat16()
 
-    x, dy, w = drawn(BATCH, side, side, c), drawn(BATCH, out, out, o), drawn(o, k, k, c)
+    x, dy, w = random(BATCH, side, side, c), random(BATCH, out, out, o), random(o, k, k, c)
     samples = torch.full((clients,), BATCH, dtype=torch.int32, device="cuda")
     moments, master = Moments(*torch.rand(4, clients, c, device="cuda")), w.float()
     return {
@@ -53,8 +53,8 @@ def product(kind, layer, clients):
     }[kind]
 
 
-def compiled(job):
-    """Compile a product in a process of its own, for the cache on disk; False for what the device cannot hold."""
+def try_compile(job):
+    """Compile a product in a worker process, which fills the cache on disk; False if the device cannot run it."""
     kind, layer, tile = job
     try:
         product(kind, layer, 1)(tile)
@@ -65,14 +65,15 @@ def compiled(job):
 
 
 def milliseconds(work, times=5):
+    """Return the mean time of a call, after a warm-up call."""
     work()
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    begin.record()
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
     for _ in range(times):
         work()
     end.record()
     torch.cuda.synchronize()
-    return begin.elapsed_time(end) / times
+    return start.elapsed_time(end) / times
 
 
 if __name__ == "__main__":
@@ -80,8 +81,8 @@ if __name__ == "__main__":
         (kind, layer, tile) for kind in KINDS for layer in LAYERS for tile in TILES if layer[1] > 3 or kind != "input"
     ]
     with multiprocessing.get_context("spawn").Pool() as pool:
-        kept = [job for job, good in zip(jobs, pool.map(compiled, jobs, chunksize=4), strict=True) if good]
-    for (kind, layer), group in itertools.groupby(kept, key=lambda job: job[:2]):
+        usable = [job for job, good in zip(jobs, pool.map(try_compile, jobs, chunksize=4), strict=True) if good]
+    for (kind, layer), group in itertools.groupby(usable, key=lambda job: job[:2]):
         work = product(kind, layer, CLIENTS)
         ranked = sorted((milliseconds(lambda tile=tile, work=work: work(tile)), tile) for *_, tile in group)
         print(kind, layer, *(f"{ms:.3f} ms {tuple(tile)}" for ms, tile in ranked[:5]), sep="  ", flush=True)

@@ -1,7 +1,7 @@
 """What the site has besides the pages in this folder: some files of the source, and the lists of the reference.
 
 A page of the reference names its rooms in its first lines (`rooms: [channels]`). Below its text come all public names
-of these rooms, from `stableair._HOME`, and every component that is registered in them: no list is kept by hand. The
+of these rooms, from `stableair._public()`, and every component that is registered in them: no list is kept by hand. The
 modules that it names as `whole` are shown with all that is in them.
 """
 
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "src"))  # what the reference shows is what lies beside it
 
 import stableair as sa  # noqa: E402
-from stableair.experiment import HOMES, PARTS, registry  # noqa: E402
+from stableair.experiment import COMPONENT_SETTINGS, NESTED_COMPONENTS, registry  # noqa: E402
 
 OUTSIDE = ["CHANGELOG.md", "CONTRIBUTING.md", *(f"examples/{path.name}" for path in (ROOT / "examples").glob("*.*"))]
 SCRIPT = re.compile(r"^## \[[^]]*\]\((examples/\w+\.py)\)\n\n(?:.+\n)+", re.MULTILINE)  # a section about one of them
@@ -51,20 +51,28 @@ def _with_its_code(section: re.Match) -> str:
 
 def _reference(rooms: list[str], whole: list[str]) -> Iterator[str]:
     """The entries of a page: its public names, its components by kind, and whole modules."""
-    kinds = {field: registry(field) for field in HOMES | PARTS}
+    kinds = {field: registry(field) for field in COMPONENT_SETTINGS | NESTED_COMPONENTS}
     known = [None, *kinds.values(), *(entry.factory for kind in kinds.values() for entry in kind)]
-    for name, home in sa._HOME.items():
+    for name, module in sa._public().items():
+        home = _home(name, module)
         if _within(home, rooms) and home not in whole and (found := getattr(sa, name, None)) not in known:
-            yield _entry(getattr(found, "__module__", f"stableair.{home}"), name, f"sa.{name}", 2)
+            yield _entry(getattr(found, "__module__", module), name, f"sa.{name}", 2)
     for field, kind in kinds.items():
-        module, name = (HOMES | PARTS)[field]
+        module, name = (COMPONENT_SETTINGS | NESTED_COMPONENTS)[field]
         if _within(module.removeprefix("stableair."), rooms):
             yield f"## All {kind.plural} {{ #{module}.{name} }}\n"
             yield f"`@sa.{name}(name)` adds one of your own ([how](../extending.md)).\n"
             for entry in kind:
                 yield _entry(entry.factory.__module__, entry.factory.__qualname__, entry.name, 3)
     for name in whole:
-        yield _entry("stableair", name, f"sa.{name}" if name in sa._MODULES else f"stableair.{name}", 2)
+        yield _entry(
+            "stableair", name, f"sa.{name}" if sa._public().get(name) == "stableair" else f"stableair.{name}", 2
+        )
+
+
+def _home(name: str, module: str) -> str:
+    """The module of a public name, without the package; a public module is its own home."""
+    return name if module == "stableair" else module.removeprefix("stableair.")
 
 
 def _within(home: str, rooms: list[str]) -> bool:
@@ -79,7 +87,8 @@ def _entry(module: str, name: str, heading: str, level: int) -> str:
 def on_env(env: Any, config: Any, files: Files) -> None:
     """Every public name has a page, or the site is not built."""
     rooms = [room for file in files.documentation_pages() for room in file.page.meta.get("rooms", [])]
-    homes = [*sa._HOME.values(), *sa._MODULES, *(module.removeprefix("stableair.") for module, _ in HOMES.values())]
+    registered = [module.removeprefix("stableair.") for module, _ in COMPONENT_SETTINGS.values()]
+    homes = [*(_home(name, module) for name, module in sa._public().items()), *registered]
     if lost := [home for home in homes if not _within(home, rooms)]:
         raise PluginError(f"no page in docs/reference/ has {', '.join(lost)} among its rooms")
 

@@ -23,8 +23,8 @@ def train(message: Message, context: Context) -> Message:
         net.zero_grad()
         loss.backward()
         torch.optim.SGD(net.parameters(), lr=0.1).step()
-    told = MetricRecord({"train_loss": loss.item(), "num-examples": len(y[mine])})
-    return Message(RecordDict({"arrays": ArrayRecord(net.state_dict()), "metrics": told}), reply_to=message)
+    metrics = MetricRecord({"train_loss": loss.item(), "num-examples": len(y[mine])})
+    return Message(RecordDict({"arrays": ArrayRecord(net.state_dict()), "metrics": metrics}), reply_to=message)
 
 
 @server.main()

@@ -1,22 +1,27 @@
 import os
+import shutil
 import signal
 import sys
 import warnings
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import settings
 
+from helpers.isolation import forget_note_printer, forgotten
 from stableair.cli import main as cli
 from stableair.data import hub
 from stableair.experiment import Experiment
-from stableair.spec import PLUGINS, REGISTRIES
 
 os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}  # tests call nobody
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # kernels are interpreted where there is no GPU; read when Triton is imported
+
+collect_ignore_glob = [
+    "conftest.py",
+    "*/conftest.py",
+]  # --doctest-modules imports all as one module
 
 settings.register_profile("stableair", deadline=None, derandomize=True, max_examples=50)
 settings.load_profile("stableair")
@@ -24,6 +29,14 @@ settings.load_profile("stableair")
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a shell starts what runs in the background deaf to Ctrl-C
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport():
+    """Captured text may hold file names that are not UTF-8, which pytest-xdist cannot send."""
+    report = yield
+    report.sections = [(name, text.encode("utf-8", "backslashreplace").decode()) for name, text in report.sections]
+    return report
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -60,18 +73,6 @@ def cuda():
     return "cuda"
 
 
-@contextmanager
-def forgotten():
-    """Whatever is registered within is forgotten after it."""
-    before = {plural: dict(registry.entries) for plural, registry in REGISTRIES.items()}
-    plugins = dict(PLUGINS)
-    yield REGISTRIES
-    for plural, entries in before.items():
-        REGISTRIES[plural].entries = entries
-    PLUGINS.clear()
-    PLUGINS.update(plugins)
-
-
 @pytest.fixture
 def registries():
     """Whatever a test registers is forgotten after it."""
@@ -94,5 +95,25 @@ def command(monkeypatch, capsys, tmp_path, registries):
         return stop.value.code, *capsys.readouterr()
 
     yield invoke
+    forget_note_printer()
     for one, handler in handlers.items():
         signal.signal(one, handler)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """A headless Chromium, driven by Selenium."""
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    driver = shutil.which("chromedriver")
+    if not (chromium and driver):
+        pytest.skip("no Chromium: apt-get install chromium chromium-driver")
+    from selenium import webdriver
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    for argument in "headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage", "window-size=1200,1600":
+        options.add_argument(f"--{argument}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    session = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+    yield session
+    session.quit()

@@ -7,7 +7,6 @@ import pytest
 from scipy import stats
 
 import stableair as sa
-from stableair.checks import Note
 from stableair.comparisons import comparison
 from stableair.results import report
 from stableair.results.run import Run, find
@@ -45,16 +44,17 @@ def test_the_table_pairs_seed_by_seed():
     assert pair.interval == pytest.approx((low, high))
     accuracies = [[run["test/accuracy"][0] for run in runs if run.settings["receiver"] == rule] for rule in RULES[:2]]
     assert pair.p == pytest.approx(3 * stats.ttest_rel(*accuracies).pvalue), "the smallest of three"
-    assert found.pair(channel, "mac(C=1)", "none()").p == 1, "seeds that do not differ at all"
+    assert found.pair(channel, "mac(C=1)", "none()").p is None, "the same on every seed: no test"
     text = str(found)
     line = next(line for line in text.splitlines() if line.startswith("clip"))
-    own = 100 * np.mean(accuracies[1]), 100 * np.std(accuracies[1], ddof=1)
+    accuracy = 100 * np.mean(accuracies[1]), 100 * np.std(accuracies[1], ddof=1)
     interval = 100 * behind.mean(), 100 * low, 100 * high
-    shown = "clip(C=1) {:.2f} ± {:.2f} {:.2f} {:.2f} to {:.2f} {:.2g} * 5 2.0".format(*own, *interval, pair.p)
+    shown = "clip(C=1) {:.2f} ± {:.2f} {:.2f} {:.2f} to {:.2f} {:.2g} * 5 2.0".format(*accuracy, *interval, pair.p)
     assert line.split() == shown.split()
     assert "-0.00" not in text, "the third does as the first"
-    assert "by Holm over the 3 pairs of a channel" in text
-    assert "no mark" not in text
+    assert "Holm's correction over the 3 pairs of a channel" in text
+    assert "no p for a difference that is the same for every seed" in text
+    assert "fewer than" not in text.partition("behind:")[2]
     assert "channel uses" not in text, "where nobody counted them"
 
 
@@ -62,7 +62,8 @@ def test_fewer_than_five_seeds_get_no_marks_and_a_line_that_says_why():
     found = comparison(many(4)[0])
     assert all(pair.p is None and not pair.mark for pairs in found.pairs.values() for pair in pairs)
     assert "*" not in str(found)
-    assert "fewer than 5 seeds get no mark" in str(found)
+    assert "no p for fewer than 5 seeds" in str(found)
+    assert "the same for every seed" not in str(found)
     assert all(pair.interval for pairs in found.pairs.values() for pair in pairs), "the intervals are there"
 
 
@@ -75,32 +76,6 @@ def test_holm_is_over_the_pairs_of_a_channel():
         made(run["test/accuracy"][0], receiver="sign(step=1)", noise="none()", seed=i) for i, run in enumerate(one[:6])
     ]
     assert comparison([*one, *more]).pair("none()", *RULES[:2]).p > alone.pair("none()", *RULES[:2]).p, "more pairs"
-
-
-def test_holm_against_its_definition():
-    """Sorted p times 3, 2, 1, never falling; a pair with too few seeds has no part in it."""
-
-    def pair(p, seeds=5):
-        return report.Paired("a", "b", seeds, float(stats.t.isf(p / 2, seeds - 1)), 1.0, (0.0, 0.0))
-
-    assert report._holm([pair(0.04), pair(0.01), pair(0.03)]) == pytest.approx([0.06, 0.03, 0.06])
-    assert report._holm([pair(0.01), pair(0.02, seeds=4), pair(0.5)]) == [
-        pytest.approx(0.02), None, pytest.approx(0.5),
-    ]  # fmt: skip
-    assert report._holm([pair(0.9), pair(0.8)]) == pytest.approx([1.0, 1.0])
-
-
-def test_holm_marks_seldom_where_there_is_nothing_to_mark():
-    """Under no difference at all some pair of a channel is marked in at most 5 % of comparisons, within 3 errors."""
-    chance, marked, repeats = np.random.default_rng(1), 0, 200
-    for _ in range(repeats):
-        draws = chance.standard_normal((4, 5))
-        pairs = [
-            report.Paired("a", "b", 5, abs(d.mean()), float(d.std(ddof=1) / 5**0.5), None)
-            for i in range(4) for d in [draws[i] - draws[j] for j in range(i)]
-        ]  # fmt: skip
-        marked += any(p < 0.05 for p in report._holm(pairs))
-    assert marked / repeats < 0.05 + 3 * (0.05 * 0.95 / repeats) ** 0.5
 
 
 def test_uses_seconds_and_divergence():
@@ -128,50 +103,58 @@ def test_compare_computes_reports_and_is_not_computed_again(tmp_path, monkeypatc
     assert str(sa.compare(plan, tmp_path / "c")) == str(found) == str(comparison(tmp_path / "c"))
     page = report.page(find([tmp_path / "c"])[0])
     for pair in (pair for pairs in found.pairs.values() for pair in pairs):
-        assert f"<td class=n>{pair.p:.2g} {pair.mark}</td>" in page
+        p = "–" if pair.p is None else f"{pair.p:.2g} {pair.mark}".rstrip()
+        assert f">{p}</td>" in page
 
 
-def test_seeds_of_ones_own(tmp_path):
+def test_a_plan_may_name_its_seeds(tmp_path):
     two = sa.compare(TINY | {"receiver": ["mac(C=1)", "none()"], "seed": [3, 8]}, tmp_path)
     assert [[run.settings["seed"] for run in line.runs] for line in two.lines.popitem()[1]] == [[3, 8], [3, 8]]
 
 
 @pytest.mark.parametrize(
-    ("plan", "said"),
+    ("plan", "fields"),
     [
-        ({"receiver": ["mac(C=1)", "none()"], "clients": [5, 6]}, "do not pair: clients is 5 and 6"),
-        ({"receiver": "mac(C=1)", "noise.tau": [0.1, 0.2]}, "there is mac(C=1) alone; give two receivers"),
-        ({"runs": [{"receiver": "mac(C=1)", "seed": 0}, {"receiver": "none()", "seed": 7}]}, "no two receivers share"),
-        ({"receiver": ["mac(C=1)", "none()"], "noise": "nois()"}, "unknown"),
+        ({"receiver": ["mac(C=1)", "none()"], "clients": [5, 6]}, {"name": "clients"}),
+        ({"receiver": "mac(C=1)", "noise.tau": [0.1, 0.2]}, {"channel": "sas(alpha=1.5, tau=0.1)"}),
+        (
+            {"runs": [{"receiver": "mac(C=1)", "seed": 0}, {"receiver": "none()", "seed": 7}]},
+            {"channel": "sas(alpha=1.5, tau=0.1)"},
+        ),
     ],
 )
-def test_what_does_not_pair_is_one_line_and_nothing_is_computed(plan, said, tmp_path):
+def test_experiments_that_do_not_pair_are_refused_and_nothing_is_computed(plan, fields, tmp_path):
     with pytest.raises(sa.InputError) as error:
         sa.compare(TINY | plan, tmp_path / "c")
-    assert said in str(error.value)
+    assert (error.value.code, error.value.fields) == ("not-paired", fields)
     assert "\n" not in str(error.value)
     assert not list(tmp_path.iterdir())
 
 
-def test_runs_that_have_not_come_as_far_are_left_out():
+def test_runs_that_have_not_come_as_far_are_left_out(caplog):
     runs, _ = many(6)
     behind = [replace(run, rounds=[row | {"round": k} for k in range(2) for row in run.rounds]) for run in runs]
     behind[0] = runs[0]  # mac(C=1), seed 0
-    with pytest.warns(Note, match="1 run left out: 1 round, where others have 2"):
-        found = comparison(behind)
+    found = comparison(behind)
+    assert "1 run left out: 1 round, where others have 2" in caplog.text
     (lines,) = found.lines.values()
     assert {line.receiver: len(line.runs) for line in lines} == {"mac(C=1)": 5, "clip(C=1)": 6, "none()": 6}
-    with pytest.warns(Note, match="12 runs left out"), pytest.raises(sa.InputError, match=r"there is mac\(C=1\) alone"):
+    with pytest.raises(sa.InputError) as error:
         comparison(behind[1:6] + runs[6:])
+    assert error.value.code == "not-paired"
+    assert "12 runs left out" in caplog.text
 
 
 def test_runs_that_do_not_pair_or_are_not_there():
-    with pytest.raises(sa.InputError, match="do not pair: model is auto and mlp"):
+    with pytest.raises(sa.InputError) as error:
         comparison([made(0.5), made(0.6, receiver="none()", model="mlp(3)")])
-    with pytest.raises(sa.InputError, match="no two receivers share a seed"):
+    assert (error.value.code, error.value.fields) == ("not-paired", {"name": "model"})
+    with pytest.raises(sa.InputError) as error:
         comparison([made(0.5), made(0.6, receiver="none()", seed=1)])
-    with pytest.raises(sa.InputError, match="nothing to compare"):
+    assert error.value.code == "not-paired"
+    with pytest.raises(sa.InputError) as error:
         comparison([Run(sa.Experiment().to_record(), [])])
+    assert error.value.code == "no-rounds"
 
 
 def test_the_command_computes_and_reads(command, tmp_path):
@@ -179,10 +162,10 @@ def test_the_command_computes_and_reads(command, tmp_path):
     code, out, errors = command("compare", *words, "receiver=mac(C=1),none()", "--seeds", 2, "--out", "c")
     assert (code, errors) == (0, "")
     head, table = out.split("sas(alpha=1.5, tau=0.1)\n")
-    assert len(head.splitlines()) == 4
+    assert [line.partition("  ")[0] for line in head.splitlines()[1:]] == ["1/4", "2/4", "3/4", "4/4"]
     assert command("compare", "c") == (0, f"sas(alpha=1.5, tau=0.1)\n{table}", "")
     code, again, errors = command("compare", "c", "nothing")
-    assert (code, again, errors) == (0, out[len(head) :], "left out: nothing: there is no such folder\n")
+    assert (code, again, errors) == (0, out[len(head) :], "warning: left out: nothing: there is no such folder\n")
     code, _, errors = command("compare", "nothing")
     assert code == 2
     assert "'nothing' is neither a preset, a plan's file, a folder of runs nor key=value" in errors

@@ -70,3 +70,11 @@ def test_what_a_killed_process_left_is_removed_and_nothing_else(tmp_path):
     assert len(os.listdir(tmp_path)) == 4, "another process may be at work on it"
     remove_leftovers(tmp_path)
     assert sorted(os.listdir(tmp_path)) == [".mine.tmp", "a", "a.0123abcd.tmp"]
+
+
+def test_a_file_is_replaced_whole(tmp_path, monkeypatch):
+    write_whole(tmp_path / "file", b"old")
+    monkeypatch.setattr(os, "fsync", lambda descriptor: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        write_whole(tmp_path / "file", b"new")
+    assert (tmp_path / "file").read_bytes() == b"old"

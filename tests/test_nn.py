@@ -10,7 +10,7 @@ from hypothesis.extra.numpy import arrays
 from torch import Tensor, nn
 
 from stableair import mac
-from stableair.checks import InputError, Note
+from stableair.errors import InputError
 from stableair.nn import clip_grad_mac_
 from stableair.streams import generator
 
@@ -159,12 +159,11 @@ def test_an_empty_gradient_among_others(layerwise):
     assert parameters[1].grad.tolist() == [0.0, 1.0, 2.0, 1.0]
 
 
-def test_a_used_up_generator_is_told_of():
+def test_an_exhausted_generator_is_logged(caplog):
     parameters = iter(holding(*spread()))
     clip_grad_mac_(parameters, 1.0)
-    with pytest.warns(Note, match="empty generator") as told:
-        assert clip_grad_mac_(parameters, 1.0) == 0
-    assert told[0].filename == __file__
+    assert clip_grad_mac_(parameters, 1.0) == 0
+    assert "empty generator" in caplog.text
 
 
 @pytest.mark.parametrize("layerwise", [True, False])
@@ -237,28 +236,32 @@ def test_an_infinite_threshold_changes_nothing(layerwise):
 @pytest.mark.parametrize("bad", [0, -1.0, math.nan, "1", None, True])
 def test_bad_thresholds(bad):
     parameters = holding(torch.tensor([0.0, 1.0, 90.0]))
-    with pytest.raises(InputError, match="C must be"):
+    with pytest.raises(InputError) as error:
         clip_grad_mac_(parameters, bad)
+    assert error.value.code in ("out-of-range", "wrong-type")
 
 
 def test_what_has_no_median_is_refused_before_anything_changes():
     table = nn.Embedding(4, 2, sparse=True)
     table(torch.tensor([1, 2])).sum().backward()
     (dense,) = holding(torch.tensor([0.0, 1.0, 90.0]))
-    with pytest.raises(InputError, match=r"dense and real.*torch\.sparse_coo"):
-        clip_grad_mac_([dense, table.weight], 1.0)
-    with pytest.raises(InputError, match=r"dense and real.*torch\.complex64"):
-        clip_grad_mac_([dense, *holding(torch.zeros(2, dtype=torch.complex64))], 1.0)
+    (complex_numbers,) = holding(torch.zeros(2, dtype=torch.complex64))
+    for parameter, kind in ((table.weight, "torch.sparse_coo"), (complex_numbers, "torch.complex64")):
+        with pytest.raises(InputError) as error:
+            clip_grad_mac_([dense, parameter], 1.0)
+        assert (error.value.code, error.value.fields) == ("unsupported-gradient", {"kind": kind})
     assert dense.grad.tolist() == [0.0, 1.0, 90.0]
 
 
 def test_what_is_no_parameter_is_refused():
     model = nn.Sequential(nn.Linear(2, 1))
     for wrong, name in ((model, "Linear"), (model[0], "Linear"), (model.named_parameters(), "tuple"), (3, "int")):
-        with pytest.raises(InputError, match=rf"such as model.parameters\(\): got {name}"):
+        with pytest.raises(InputError) as error:
             clip_grad_mac_(wrong, 1.0)
-    with pytest.raises(InputError, match=r"layerwise must be True or False: got 2\.0"):
+        assert (error.value.code, error.value.fields) == ("wrong-type", {"name": "parameters", "value": name})
+    with pytest.raises(InputError) as error:
         clip_grad_mac_(model.parameters(), 1.0, 2.0)
+    assert (error.value.code, error.value.fields) == ("wrong-type", {"name": "layerwise", "value": 2.0})
 
 
 @pytest.fixture

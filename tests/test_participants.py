@@ -4,7 +4,8 @@ import pytest
 import torch
 
 import stableair as sa
-from components import EXAMPLES
+from helpers.components import EXAMPLES
+from helpers.runs import numbers
 from stableair.builder import build
 from stableair.channels.flat import Flat
 from stableair.contracts import Upload
@@ -46,16 +47,16 @@ def test_a_round_of_few_clients_is_the_mean_of_those_that_sent(tiny, few):
     (first,) = sa.simulate(sim, sim.start, 1)
     who = sim.participants(0)
     assert len(who) == 2
-    (upload,) = sim.train(sim.start, 0, who)
+    (upload,) = sim.train(sim.start.model, 0, who)
     assert upload.clients.tolist() == who.tolist()
-    torch.testing.assert_close(first.state.w, sim.start.w - upload.update.mean(0))
+    torch.testing.assert_close(first.state.model.w, sim.start.model.w - upload.update.mean(0))
     assert first.metrics["train/loss"] == pytest.approx(upload.loss.double().mean().item())
 
 
 def test_what_a_client_does_does_not_depend_on_who_else_takes_part(tiny, few):
     sim = build(tiny.with_(partition="dirichlet_by_class(1)"))
-    (everyone,) = sim.train(sim.start, 3, torch.arange(5))
-    (some,) = sim.train(sim.start, 3, torch.tensor([4, 1]))
+    (everyone,) = sim.train(sim.start.model, 3, torch.arange(5))
+    (some,) = sim.train(sim.start.model, 3, torch.tensor([4, 1]))
     assert torch.equal(some.update, everyone.update[[4, 1]])
 
 
@@ -65,9 +66,9 @@ def test_few_clients_are_resumed_and_accelerated_as_all_are(tiny, few, tmp_path,
     whole = sa.run(e)
     sa.run(e.with_(rounds=3), tmp_path / "a")
     resumed = sa.run(e, tmp_path / "a", resume=True)
-    assert torch.equal(resumed.state.w, whole.state.w)
+    assert torch.equal(resumed.state.model.w, whole.state.model.w)
     slow = sa.run(e.with_(engine="reference"))
-    torch.testing.assert_close(whole.state.w, slow.state.w, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(whole.state.model.w, slow.state.model.w, rtol=1e-4, atol=1e-5)
 
 
 NORMED = "normed()"
@@ -82,7 +83,8 @@ def normed(registries):
         return lambda shape, classes: nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(4, classes))
 
 
-def test_neither_a_chunk_nor_processes_change_a_bit_of_any_sum(tiny, normed):
+@pytest.mark.parametrize("processes", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_neither_a_chunk_nor_processes_change_a_bit_of_any_sum(tiny, normed, processes):
     """Payloads, norm buffers and losses of clients of unequal size."""
     e = tiny.with_(partition="dirichlet_by_class(1)", model=NORMED, data="synthetic(samples=90, shape=(1, 2, 2))")
     e = e.with_(batch_size=7, clients=6)
@@ -90,39 +92,36 @@ def test_neither_a_chunk_nor_processes_change_a_bit_of_any_sum(tiny, normed):
     for chunk in (1, 4, 6):
         sim = build(e.with_(chunk=chunk))
         paths.append(list(sa.simulate(sim, sim.start, 3)))
-    how = choose(build(e), "auto")
-    crew = accelerate(build(e), how._replace(engine="processes", precision="fp32", chunk=4))
-    paths.append(list(sa.simulate(crew, crew.start, 3)))
+    if processes:
+        how = choose(build(e), "auto")
+        sim = accelerate(build(e), how._replace(engine="processes", precision="fp32", chunk=4))
+        paths.append(list(sa.simulate(sim, sim.start, 3)))
     assert len(set(build(e).train.work.sizes)) > 2
     for path in paths[1:]:
         for one, other in zip(paths[0], path, strict=True):
-            assert torch.equal(one.state.w, other.state.w)
-            assert torch.equal(one.state.stats, other.state.stats)
+            assert torch.equal(one.state.model.w, other.state.model.w)
+            assert torch.equal(one.state.model.stats, other.state.model.stats)
             assert one.metrics == other.metrics
 
 
 @pytest.mark.parametrize(
-    ("who", "said"),
+    ("who", "code"),
     [
-        (torch.tensor([True, False, True, False]), "int64 of shape .m,.: got torch.bool of shape .4,."),
-        (torch.tensor([0.0, 1.0]), "got torch.float32"),
-        ([0, 1], "got list"),
-        (torch.tensor([[0, 1]]), r"of shape \(1, 2\)"),
-        (torch.tensor([1, 1, 2]), r"round 3: .* each once: got \[1, 1, 2\]"),
-        (torch.tensor([9]), "clients 0 to 3, each once"),
-        (torch.tensor([-1]), "clients 0 to 3, each once"),
+        (torch.tensor([True, False, True, False]), "wrong-shape"),
+        (torch.tensor([0.0, 1.0]), "wrong-shape"),
+        ([0, 1], "wrong-shape"),
+        (torch.tensor([[0, 1]]), "wrong-shape"),
+        (torch.tensor([1, 1, 2]), "unknown-clients"),
+        (torch.tensor([9]), "unknown-clients"),
+        (torch.tensor([-1]), "unknown-clients"),
     ],
 )
-def test_what_a_rule_returns_is_held_to_its_contract(who, said):
-    with pytest.raises(sa.InputError, match=said):
+def test_what_a_rule_returns_is_held_to_its_contract(who, code):
+    with pytest.raises(sa.InputError) as error:
         participants(lambda n, source: who, [1, 1, 1, 1], seed=0)(3)
+    assert error.value.code == code
 
 
-def numbers(run):
-    return [{name: value for name, value in row.items() if name != "seconds"} for row in run.rounds]
-
-
-@pytest.mark.filterwarnings("ignore:round")
 @pytest.mark.parametrize("spec", EXAMPLES["participations"])
 @pytest.mark.parametrize("engine", ["reference", "fast"])
 def test_every_rule_is_resumed_bit_for_bit(tiny, tmp_path, spec, engine):
@@ -131,7 +130,7 @@ def test_every_rule_is_resumed_bit_for_bit(tiny, tmp_path, spec, engine):
     whole = sa.run(e)
     sa.run(e.with_(rounds=3), tmp_path / "a")
     resumed = sa.run(e, tmp_path / "a", resume=True)
-    assert torch.equal(resumed.state.w, whole.state.w)
+    assert torch.equal(resumed.state.model.w, whole.state.model.w)
     assert numbers(resumed) == numbers(whole)
     senders = [len(build(e).participants(k)) for k in range(6)]
     assert whole["channel/senders"] == senders
@@ -143,12 +142,12 @@ def test_what_a_client_meets_does_not_depend_on_the_rule(tiny, spec):
     everyone, some = build(tiny), build(tiny.with_(participation=spec))
     for k in range(4):
         who = some.participants(k)
-        d = len(some.start.w)
+        d = len(some.start.model.w)
         all_of_them, fade = (sim.channel.draw(5, sim.participants(k), d, 0, k) for sim in (everyone, some))
         assert torch.equal(fade.xi, all_of_them.xi)
         assert torch.equal(fade.h, all_of_them.h[who]), "everybody's order is by number: the clients are of one size"
-        updates = torch.cat([u.update for u in everyone.train(everyone.start, k, torch.arange(5))])
-        for upload in some.train(some.start, k, who) if len(who) else ():
+        updates = torch.cat([u.update for u in everyone.train(everyone.start.model, k, torch.arange(5))])
+        for upload in some.train(some.start.model, k, who) if len(who) else ():
             assert torch.equal(upload.update, updates[upload.clients])
 
 
@@ -156,7 +155,7 @@ def test_what_a_client_meets_does_not_depend_on_the_rule(tiny, spec):
 def test_a_rule_that_takes_all_is_all(tiny, of):
     e = tiny.with_(partition="dirichlet_by_class(1)")
     one, other = sa.run(e), sa.run(e.with_(participation=of))
-    assert torch.equal(one.state.w, other.state.w)
+    assert torch.equal(one.state.model.w, other.state.model.w)
     assert numbers(one) == numbers(other)
 
 
@@ -232,10 +231,12 @@ def test_the_stated_divisor_reaches_the_channel(tiny, engine):
     """One step from the same model, with the same clients: it is as long as those who came to those expected."""
     e = tiny.with_(fading="unit()", noise="none()", receiver="none()", rounds=1, engine=engine)
     specs = "bernoulli(0.5)", "bernoulli(0.5, expected=true)"
-    paths, start = [sa.run(e.with_(participation=spec)) for spec in specs], build(e).start.w
+    paths, start = [sa.run(e.with_(participation=spec)) for spec in specs], build(e).start.model.w
     came = paths[0]["channel/senders"][0]
     assert came == paths[1]["channel/senders"][0]
-    torch.testing.assert_close(paths[1].state.w - start, (paths[0].state.w - start) * came / 2.5, rtol=1e-3, atol=1e-6)
+    torch.testing.assert_close(
+        paths[1].state.model.w - start, (paths[0].state.model.w - start) * came / 2.5, rtol=1e-3, atol=1e-6
+    )
     assert paths[1]["gradient/norm"][0] == pytest.approx(paths[0]["gradient/norm"][0] * came / 2.5, rel=1e-5)
     assert paths[1]["train/loss"] == paths[0]["train/loss"], "the loss is the mean over those who came"
 
@@ -246,39 +247,42 @@ def test_a_rule_states_its_divisor_or_none():
     assert divisor(dropout(0.2, of="bernoulli(0.5, expected=true)"), 5) == 2.0
     assert divisor(dropout(0.2), 5) is None
     odd = type("Odd", (), {"divisor": lambda self, n: 0})()
-    with pytest.raises(sa.InputError, match="the divisor of the participation must be positive"):
+    with pytest.raises(sa.InputError) as error:
         divisor(odd, 5)
+    assert (error.value.code, error.value.fields["name"]) == ("out-of-range", "the divisor of the participation")
 
 
 @pytest.mark.parametrize(
-    ("spec", "said"),
+    ("spec", "expected"),
     [
-        ("sample(0)", "m must be at least 1: got 0"),
-        ("sample(2.5)", "m must be a whole number: got 2.5"),
-        ("bernoulli(0)", "q must be positive"),
-        ("bernoulli(1.5)", "q must be at most 1: got 1.5"),
-        ("bernoulli(0.5, expected=1)", "expected must be true or false: got 1"),
-        ("dropout(1)", "p must be at least 0 and below 1: got 1"),
-        ("dropout(-0.1)", "p must be at least 0 and below 1: got -0.1"),
-        ("dropout(nan)", "p must be"),
-        ("dropout(0.1, of='some()')", "dropout.*'some' is unknown; did you mean 'sample'"),
-        ("dropout(0.1, of='sample(n=3)')", "sample has no argument 'n'"),
-        ("dropout(0.1, of='sample(0)')", "m must be at least 1"),
-        ("dropout(0.1, of=3)", "participation must be a spec such as"),
-        ("dropout(0.1, of='dropout(0.2)')", "of must be another rule than dropout"),
-        ("dropout(0.1, of=sample(3))", r"stands in quotes: write of=.sample\(3\)."),
+        ("sample(0)", ("out-of-range", "m")),
+        ("sample(2.5)", ("wrong-type", "m")),
+        ("bernoulli(0)", ("out-of-range", "q")),
+        ("bernoulli(1.5)", ("out-of-range", "q")),
+        ("bernoulli(0.5, expected=1)", ("wrong-type", "expected")),
+        ("dropout(1)", ("out-of-range", "p")),
+        ("dropout(-0.1)", ("out-of-range", "p")),
+        ("dropout(nan)", ("out-of-range", "p")),
+        ("dropout(0.1, of='some()')", ("unknown-component", "some")),
+        ("dropout(0.1, of='sample(n=3)')", ("unknown-argument", "n")),
+        ("dropout(0.1, of='sample(0)')", ("out-of-range", "m")),
+        ("dropout(0.1, of=3)", ("not-a-spec", None)),
+        ("dropout(0.1, of='dropout(0.2)')", ("not-nestable", "dropout")),
+        ("dropout(0.1, of=sample(3))", ("unquoted-spec", "of")),
     ],
 )
-def test_bad_rules_are_refused_when_the_experiment_is_made(spec, said):
-    with pytest.raises(sa.InputError, match=said) as told:
+def test_bad_rules_are_refused_when_the_experiment_is_made(spec, expected):
+    with pytest.raises(sa.InputError) as told:
         sa.Experiment(participation=spec)
+    assert (told.value.code, told.value.fields.get("name")) == expected
     assert "\n" not in str(told.value)
 
 
 @pytest.mark.parametrize("spec", ["sample(6)", "dropout(0.5, of='sample(6)')"])
 def test_more_samples_than_clients_are_seen_when_it_is_built(tiny, spec, tmp_path):
-    with pytest.raises(sa.InputError, match=r"sample\(m=6\): m must be at most the number of clients, 5"):
+    with pytest.raises(sa.InputError) as error:
         sa.run(tiny.with_(participation=spec), tmp_path / "a")
+    assert (error.value.code, error.value.fields["name"]) == ("out-of-range", "m")
     assert not (tmp_path / "a").exists()
     build(tiny.with_(participation=spec, clients=6))
 
@@ -297,5 +301,5 @@ def test_batches_are_made_ready_for_the_next_round_where_its_clients_can_be_know
     sim = accelerate(build(tiny.with_(participation=spec, device=cuda, seed=1)))  # no two samples in a row are the same
     for k in range(4):
         who = sim.participants(k)
-        list(sim.train(sim.start, k, who))
+        list(sim.train(sim.start.model, k, who))
         assert list(sim.train._prepared) == [(k + (ahead if k else 0), tuple(who.tolist()))]

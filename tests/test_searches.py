@@ -4,9 +4,10 @@ import pytest
 
 import stableair as sa
 import stableair.runner
-import stableair.searches
-from stableair.checks import InputError
-from stableair.data.sets import dataset, synthetic
+import stableair.searches.study
+from helpers.callbacks import Hooks
+from stableair.data.datasets import dataset, synthetic
+from stableair.errors import CorruptRunError, InputError, NonFiniteUpload
 from stableair.searches import OneOf, Range, Result, Trial, draw, search, space
 
 
@@ -46,8 +47,9 @@ def test_a_setting_that_is_a_word_is_no_range():
     "text", ["a:b", "1:2:lag", "2:1", "1:1", "0:1:log", "-1:1:log", "1:", ":2", "1:1e400", "0.5:3:int", "0:3:log:int"]
 )
 def test_a_range_that_is_none(text):
-    with pytest.raises(InputError, match=f"receiver.C={text}"):
+    with pytest.raises(InputError) as error:
         space("receiver.C", text)
+    assert error.value.code == "invalid-range"
 
 
 def test_even_spacing():
@@ -62,10 +64,12 @@ def noisy(tiny, **settings):
     return tiny.with_(noise="sas(alpha=1.5, tau=0.1)", rounds=6, **settings)
 
 
-def test_it_finds_a_threshold_that_learns_and_says_all_it_tried(tiny, tmp_path):
-    said = []
-    found = search(noisy(tiny), {"receiver.C": Range(1e-6, 10, log=True)}, tmp_path, trials=6, log=said.append)
-    assert len(found.trials) == len(said) == 6
+def test_it_finds_a_threshold_that_learns_and_reports_every_trial(tiny, tmp_path):
+    ended = []
+    hooks = Hooks(end=lambda one, run: ended.append((one.receiver, len(run))))
+    found = search(noisy(tiny), {"receiver.C": Range(1e-6, 10, log=True)}, tmp_path, trials=6, callbacks=[hooks])
+    assert ended == [(f"mac(C={t.values['receiver.C']})", t.rounds) for t in found.trials]
+    assert len(ended) == 6
     assert found.winner.values["receiver.C"] > 1e-3
     assert found.winner.score == max(t.score for t in found.trials if not t.stopped)
     assert found.best.receiver == f"mac(C={found.winner.values['receiver.C']:g})"
@@ -91,15 +95,16 @@ def test_the_test_split_is_never_touched(tiny, tmp_path, registries):
 
     base = noisy(tiny, data="untouchable")
     found = search(base, {"receiver.C": Range(0.1, 10)}, tmp_path, trials=2)
-    with pytest.raises(sa.InputError, match="test split must be"):
+    with pytest.raises(sa.InputError) as error:
         sa.run(found.best)  # the test split itself cannot be used: whoever looks at it fails
+    assert (error.value.code, error.value.setting) == ("invalid-data", "data")
     for folder in tmp_path.glob("untouchable*"):
         assert not any(key.startswith("test/") for key in sa.load(folder).rounds[0])
 
 
 def test_hopeless_trials_are_stopped_early(tiny, tmp_path, monkeypatch):
     tried = [(1.0,), (2.0,), (3.0,), (4.0,), (1e-9,), (1e-8,), (1e-7,)]
-    monkeypatch.setattr(stableair.searches, "_spread", lambda *_: tried)
+    monkeypatch.setattr(stableair.searches.study, "_spread", lambda *_: tried)
     base = noisy(tiny).with_(rounds=12)
     found = search(base, {"receiver.C": OneOf(tuple(c for (c,) in tried))}, tmp_path, trials=7)
     stopped = [t for t in found.trials if t.stopped]
@@ -108,6 +113,10 @@ def test_hopeless_trials_are_stopped_early(tiny, tmp_path, monkeypatch):
     assert all(4 < t.rounds < 12 for t in stopped)
     run = sa.load(tmp_path / base.with_(evaluate="validation", **stopped[0].values).name)
     assert len(run) == stopped[0].rounds
+    ended = []
+    again = Hooks(start=lambda engine: pytest.fail("computed again"), end=lambda one, run: ended.append(len(run)))
+    search(base, {"receiver.C": OneOf(tuple(c for (c,) in tried))}, tmp_path, trials=7, callbacks=[again])
+    assert ended == [t.rounds for t in found.trials], "a stopped trial ends with its rounds so far"
 
 
 def test_interrupted_at_any_round_and_repeated_it_finds_the_same(tiny, tmp_path):
@@ -117,23 +126,20 @@ def test_interrupted_at_any_round_and_repeated_it_finds_the_same(tiny, tmp_path)
     class Stop(Exception):
         pass
 
-    def stopping(left):
-        def watch(title, rounds):
-            def on_round(row):
-                nonlocal left
-                left -= 1
-                if left < 0:
-                    raise Stop
+    def stop_after(left):
+        def on_round(row):
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise Stop
 
-            return on_round
-
-        return watch
+        return Hooks(round=on_round)
 
     attempts = 0
     while True:
         attempts += 1
         try:
-            again = search(noisy(tiny), where, tmp_path / "parts", trials=5, progress=stopping(7))
+            again = search(noisy(tiny), where, tmp_path / "parts", trials=5, callbacks=[stop_after(7)])
             break
         except Stop:
             assert attempts < 20
@@ -162,31 +168,38 @@ def test_a_diverged_seed_is_no_early_stop(tiny, tmp_path):
     assert found.winner.score == 0
 
 
-def test_a_trial_that_overflows_at_once_is_said_and_the_search_goes_on(tiny, tmp_path):
-    said = []
-    found = search(tiny, {"lr": OneOf((0.03, 1e38))}, tmp_path / "a", trials=2, log=said.append)
+def test_a_trial_that_overflows_at_once_is_reported_and_the_search_goes_on(tiny, tmp_path):
+    failed = []
+    hooks = Hooks(end=lambda one, outcome: isinstance(outcome, NonFiniteUpload) and failed.append(one.lr))
+    found = search(tiny, {"lr": OneOf((0.03, 1e38))}, tmp_path / "a", trials=2, callbacks=[hooks])
     assert found.winner.values == {"lr": 0.03}
-    assert sum("failed: round 0: client 0 uploaded a non-finite update" in line for line in said) == 1
-    with pytest.raises(InputError, match="every trial failed; the first: round 0"):
+    assert failed == [1e38]
+    (text,) = [str(t) for t in found.trials if t.failed]
+    assert "failed: round 0: client 0 uploaded a non-finite update" in text
+    with pytest.raises(InputError) as error:
         search(tiny, {"lr": OneOf((1e37, 1e38))}, tmp_path / "b", trials=2)
+    assert error.value.code == "every-trial-failed"
 
 
 def test_what_is_wrong_with_a_trial_ends_the_search(tiny, tmp_path):
     """A folder that is locked or damaged, or a value that cannot be, must not decide which value wins."""
-    with pytest.raises(InputError, match="clients must be at most the number of training samples"):
+    with pytest.raises(InputError) as error:
         search(tiny, {"clients": OneOf((5, 6000))}, tmp_path / "a", trials=2)
+    assert (error.value.code, error.value.fields["name"]) == ("out-of-range", "clients")
     search(tiny, {"receiver.C": OneOf((1.0, 2.0))}, tmp_path / "b", trials=2)
     (first, *_) = sorted((tmp_path / "b").glob("*/rounds.jsonl"))
     first.write_bytes(first.read_bytes().replace(b"0", b"1", 1))
-    with pytest.raises(InputError, match=r"rounds\.jsonl is corrupted"):
+    with pytest.raises(CorruptRunError) as error:
         search(tiny, {"receiver.C": OneOf((1.0, 2.0))}, tmp_path / "b", trials=2)
+    assert error.value.code == "corrupt-run"
 
 
 def test_ranges_can_be_written_as_on_the_command_line(tiny, tmp_path):
     found = search(tiny.with_(rounds=1), {"receiver.C": "0.1:10:log", "blocks": "tensor,model"}, tmp_path, trials=2)
     assert found.spaces == {"receiver.C": Range(0.1, 10, log=True), "blocks": OneOf(("tensor", "model"))}
-    with pytest.raises(InputError, match=r"receiver\.C=3 is one value"):
+    with pytest.raises(InputError) as error:
         search(tiny, {"receiver.C": "3"}, tmp_path / "b")
+    assert (error.value.code, error.value.fields["name"]) == ("one-value", "receiver.C")
 
 
 def test_choices_are_mixed_and_none_is_tried_twice(tiny, tmp_path):
@@ -204,6 +217,22 @@ def test_a_best_value_at_boundary_of_its_range_is_told():
     assert [found(value).at_boundary for value in (0.01, 0.1, 1.0, 0.95)] == [["C"], [], ["C"], ["C"]]
 
 
+def test_a_best_value_at_the_end_of_its_range_is_logged(tiny, tmp_path, caplog):
+    search(noisy(tiny), {"receiver.C": OneOf((1.0, 2.0))}, tmp_path / "a", trials=1)
+    assert not caplog.messages
+    found = search(noisy(tiny), {"local_epochs": Range(1, 2, int=True)}, tmp_path / "b", trials=1)
+    assert f"the best local_epochs is at the end of {found.spaces['local_epochs']}" in caplog.text
+
+
+def test_a_search_has_a_default_folder_and_a_picture(tiny, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    base = tiny.with_(rounds=1)
+    found = search(base, {"receiver.C": "1,2"}, trials=2)
+    assert str(found.folder) == f"runs/search-{base.name}"
+    found.plot("s.png")
+    assert (tmp_path / "s.png").stat().st_size > 1000
+
+
 def test_several_parameters_of_several_parts(tiny, tmp_path):
     spaces = {
         "receiver.C": Range(0.1, 10, log=True),
@@ -216,19 +245,24 @@ def test_several_parameters_of_several_parts(tiny, tmp_path):
 
 
 def test_refusals(tiny, tmp_path):
-    with pytest.raises(InputError, match="nothing to search"):
+    with pytest.raises(InputError) as error:
         search(tiny, {}, tmp_path)
-    with pytest.raises(InputError, match="has no argument 'c'; did you mean 'C'"):
+    assert error.value.code == "nothing-to-search"
+    with pytest.raises(InputError) as error:
         search(tiny, {"receiver.c": Range(1, 2)}, tmp_path)
+    assert (error.value.code, error.value.fields["name"]) == ("unknown-argument", "c")
     for key in ("evaluate", "seed", "device", "rounds"):
-        with pytest.raises(InputError, match=f"{key} cannot be searched"):
+        with pytest.raises(InputError) as error:
             search(tiny, {key: OneOf((1, 2))}, tmp_path)
-    with pytest.raises(InputError, match="C must be"):
+        assert error.value.code == "not-searchable"
+    with pytest.raises(InputError) as error:
         search(tiny, {"receiver.C": Range(-1, 2)}, tmp_path)
+    assert (error.value.code, error.value.fields["name"]) == ("out-of-range", "C")
     assert not list(tmp_path.iterdir())
     search(tiny.with_(rounds=1), {"receiver.C": Range(1, 2)}, tmp_path, trials=1)
-    with pytest.raises(InputError, match="holds another search"):
+    with pytest.raises(InputError) as error:
         search(tiny.with_(rounds=1), {"receiver.C": Range(1, 3)}, tmp_path, trials=1)
+    assert error.value.code == "another-search"
 
 
 @pytest.mark.parametrize(("log", "tried"), [(False, [1, 2, 3]), (False, [2]), (True, [1, 3, 60])])

@@ -8,7 +8,7 @@ from scipy import stats
 from scipy.special import gamma
 
 from stableair import stable
-from stableair.checks import InputError
+from stableair.errors import InputError
 from stableair.streams import generator
 
 
@@ -98,8 +98,9 @@ def test_torch_generators_serve_too():
     ],
 )
 def test_outside_the_range(alpha, tau):
-    with pytest.raises(InputError, match="must be"):
+    with pytest.raises(InputError) as error:
         stable.sample(3, alpha, tau)
+    assert error.value.code in ("out-of-range", "wrong-type")
 
 
 @pytest.mark.slow
@@ -145,7 +146,7 @@ def fourier(x, alpha):
         return float(tail), float(mpmath.quad(lambda s: mpmath.re(wave(s) * ray), places) / mpmath.pi)
 
 
-@pytest.mark.parametrize("alpha", [0.6, 1.0, 1.5, 1.9])
+@pytest.mark.parametrize("alpha", [1.5, *(pytest.param(alpha, marks=pytest.mark.slow) for alpha in (0.6, 1.0, 1.9))])
 def test_tail_and_density_against_mpmath(alpha):
     for x in (0.003, 0.9, 4.0, 19.9, 20.1, 100.0):
         tail, density = fourier(x, alpha)
@@ -207,10 +208,12 @@ def test_the_law_is_float64_keeps_the_shape_and_refuses_nonsense(function):
     out = function(torch.full((2, 3), 0.25, dtype=torch.float16), 1.5, 1.0)
     assert (out.dtype, out.shape) == (torch.float64, (2, 3))
     for x, alpha, tau in ((0.5, 0.4, 1), (0.5, 2.1, 1), (0.5, 1.5, 0), (0.5, 1.5, -1), (math.nan, 1.5, 1)):
-        with pytest.raises(InputError, match="must"):
+        with pytest.raises(InputError) as error:
             function(torch.tensor(x), alpha, tau)
-    with pytest.raises(InputError, match=r"p must be in \[0, 1\]"):
+        assert error.value.code in ("out-of-range", "not-finite")
+    with pytest.raises(InputError) as error:
         stable.quantile(torch.tensor([0.5, 1.5]), 1.5)
+    assert (error.value.code, error.value.fields["name"]) == ("out-of-range", "p")
 
 
 @pytest.mark.parametrize("alpha", [1.1, 1.3, 1.5, 1.8, 2.0])
@@ -226,8 +229,9 @@ def test_estimates(alpha, tau):
     "sample", [[], [1.0], [2.0] * 50, [0.0] * 50, [1.0, math.nan, 2.0], [1.0, math.inf, 2.0]], ids=str
 )
 def test_no_estimate_without_a_sample(sample):
-    with pytest.raises(InputError, match="estimate needs"):
+    with pytest.raises(InputError) as error:
         stable.estimate(torch.tensor(sample))
+    assert error.value.code == "invalid-sample"
 
 
 def test_an_estimate_of_a_sparse_sample_is_a_law():

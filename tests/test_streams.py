@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from stableair.checks import InputError
+from stableair.errors import InputError
 from stableair.streams import Generator, first_bits, generator, open_unit, uniform
 
 WORD = st.integers(0, 2**64 - 1)
@@ -114,10 +114,21 @@ def test_the_bits_are_the_same_on_a_gpu(cuda):
 
 def test_a_stream_knows_its_round_and_can_be_taken_at_another():
     source = generator(4, "noise", 7, 3)
-    source.uniform(5)  # what has been drawn does not matter
+    source.uniform(5)  # the position does not matter
     assert source.round == 7
     assert torch.equal(source.at(2).uniform(6), generator(4, "noise", 2, 3).uniform(6))
     assert source.at(2).at(7).key == source.key
     assert source.ahead(3).round == 7
-    with pytest.raises(InputError, match="belongs to no round"):
+    with pytest.raises(InputError) as error:
         _ = generator(4, "init").round
+    assert error.value.code == "unnamed-generator"
+
+
+def test_a_substream_is_independent_of_its_stream():
+    source = generator(4, "participation", 7, 3)
+    first = source.substream("dropout").uniform(6)
+    source.uniform(5)  # draws from the stream do not advance the substream
+    assert torch.equal(source.substream("dropout").uniform(6), first)
+    assert source.substream("dropout").round == 7
+    others = [source.substream("other"), source.at(6).substream("dropout"), source.at(7)]
+    assert all(not torch.equal(other.uniform(6), first) for other in others)

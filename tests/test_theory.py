@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from stableair import stable, theory
-from stableair.checks import InputError
+from stableair.errors import InputError
 from stableair.paper import theory_plots
 from stableair.paper.theorem import Check, check
 from stableair.receivers import blank, cauchy, clip, gnc, mac, none, sign, tanh_clip
@@ -42,24 +42,24 @@ def test_the_forms_of_lemma_1():
 def test_a_form_outside_its_range_says_so():
     value, notes = unclipped(0.05, 1.5, 0.1, form="printed")
     assert value < 0
-    assert "no probability" in notes[0]
+    assert "not a probability" in notes[0]
     assert unclipped(0.05, 1.5, 0.1, form="exact").notes == ()
     value, notes = unclipped(1.0, 1.5, 0.1, G=1.0)
-    assert (value, notes) == (0.0, ("C > sqrt2 G is broken: 1 <= 1.41421",))
+    assert (value, notes) == (0.0, ("C > sqrt2 G is violated: 1 <= 1.41421",))
 
 
 @pytest.mark.parametrize(("alpha", "ratio", "law", "leading"), [(2, 0.1, 0.056, "1"), (1.9, 1, 0.519, "0.904218")])
 def test_where_the_leading_order_is_wrong_the_corrected_form_is_the_law(alpha, ratio, law, leading):
     value, (note,) = unclipped(0.1 * ratio, alpha, 0.1, form="corrected")
     assert value == pytest.approx(law, abs=5e-4)
-    assert f"to leading order it would be {leading}," in note
+    assert f"the leading order, {leading}, is" in note
 
 
 def test_the_corrected_form_is_never_far_off_and_far_out_it_is_the_leading_order():
     for alpha in (0.7, 1, 1.3, 1.5, 1.9, 1.99, 2):
         for ratio in (0.01, 0.3, 1, 2, 5, 9, 30, 1000):
             (corrected, notes), exact = unclipped(ratio, alpha, 1, form="corrected"), unclipped(ratio, alpha, 1).value
-            assert abs(corrected - exact) <= theory.OFF * (1 - exact) + 1e-12
+            assert abs(corrected - exact) <= theory.MAX_RELATIVE_ERROR * (1 - exact) + 1e-12
             if not notes:
                 assert corrected == pytest.approx(1 - tail_constant(alpha) * ratio**-alpha, abs=1e-12)
             if ratio >= 9 and alpha < 1.95:
@@ -84,17 +84,21 @@ def test_theorem_1_term_by_term():
     printed = 2 * gap / (K * p * (2 - eta * L) * eta)
     printed += eta**2 * d * L / 2 * (p * (C / 2**0.5 - G) ** 2 + (1 - p) * C**2)
     assert bound(K, C, alpha, tau, eta, L, G, d, gap, "printed").value == pytest.approx(printed)
-    room = C - 2**0.5 * G
-    p = 1 - 2 * stable.sf(torch.tensor(room), alpha, tau).item()
-    B = p * room**2 + (1 - p) * C**2
+    margin = C - 2**0.5 * G
+    p = 1 - 2 * stable.sf(torch.tensor(margin), alpha, tau).item()
+    B = p * margin**2 + (1 - p) * C**2
     corrected = 2 * gap / (K * p * (2 - eta * L) * eta) + eta * d * L * B / (p * (2 - eta * L))
     assert bound(K, C, alpha, tau, eta, L, G, d, gap, "corrected").value == pytest.approx(corrected)
 
 
-def test_broken_conditions_are_said():
+def test_violated_conditions_are_reported():
     value, notes = bound(100, 1, 1.5, 0.1, 0.5, 10, 1, 100)
     assert value == math.inf
-    assert notes == ("C > sqrt2 G is broken: 1 <= 1.41421", "eta < 2 / L is broken: 0.5 >= 0.2", "no bound follows")
+    assert notes == (
+        "C > sqrt2 G is violated: 1 <= 1.41421",
+        "eta < 2 / L is violated: 0.5 >= 0.2",
+        "there is no bound",
+    )
     assert bound(100, 2, 1.5, 0.1, 0.01, 10, 1, 100).notes == ()
 
 
@@ -130,9 +134,9 @@ def test_efficacy_is_the_signal_to_noise_ratio_after_the_rule():
 
 
 def test_theorem_1_against_a_simulation():
-    found = check(1.5, 0.03, 1.8, 0.03, rounds=200, repeats=3)
-    assert found.measured + 3 * found.error < found.corrected
-    assert found.measured - 3 * found.error > found.printed, "the printed bound is broken here"
+    result = check(1.5, 0.03, 1.8, 0.03, rounds=200, repeats=3)
+    assert result.measured + 3 * result.error < result.corrected
+    assert result.measured - 3 * result.error > result.printed, "the printed bound is violated here"
     quiet = check(1.5, 1e-6, 10.0, 0.1, rounds=50, repeats=2)
     assert quiet.measured < quiet.corrected
 
@@ -144,9 +148,9 @@ def test_the_pictures():
     curve = right.lines[4]  # alpha = 1.5: a line and a dot each for 1.1, 1.3, then 1.5
     peak = curve.get_xdata()[np.argmax(curve.get_ydata())]
     assert peak == pytest.approx(1.25, rel=0.1)
-    said = [text.get_text().rpartition(" ")[2] for text in left.get_legend().get_texts()]
+    shown = [text.get_text().rpartition(" ")[2] for text in left.get_legend().get_texts()]
     low, high = (2 * stable.sf(torch.tensor(1 + end * 0.3 * 2**0.5), 1.5, 0.1).item() for end in (-1, 1))
-    assert said == [f"{p:.3g}" for p in (1 - low, low - high, high)], "the probabilities, since areas show none"
+    assert shown == [f"{p:.3g}" for p in (1 - low, low - high, high)], "the probabilities, since areas show none"
     assert len({str(line._unscaled_dash_pattern) for line in right.lines if len(line.get_xdata()) > 2}) == 5
     axes = theory_plots.checks([Check(1.5, 0.1, 1, 0.1, 2.0, 0.1, 1.0, 4.0)]).axes[0]
     shares = [points.lines[0].get_ydata().item() for points in axes.containers]

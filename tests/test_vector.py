@@ -1,7 +1,7 @@
 import torch
 from torch import nn
 
-from stableair.vector import State, attach, buffers, moments, parameters, pooled, state
+from stableair.vector import ModelState, attach, buffers, moments, parameters, pooled, state
 
 
 def module():
@@ -36,7 +36,7 @@ def test_state_takes_parameters_and_float_buffers():
 def test_an_attached_module_reads_and_writes_the_vectors():
     net, other = module(), module()
     x = torch.randn(6, 3)
-    flat = State(state(net).w * 2, state(net).stats.clone())
+    flat = ModelState(state(net).w * 2, state(net).stats.clone())
     grad = torch.zeros(32)
     attach(net, flat, grad)
     with torch.no_grad():

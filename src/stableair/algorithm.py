@@ -1,99 +1,149 @@
-"""Algorithm 1, line by line, and what is observed in each round."""
+"""Algorithm 1 of the paper, line by line, and the metrics of each round."""
 
+import logging
 import math
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 from torch import Tensor
 
-from stableair.checks import InputError, Note, typed
-from stableair.contracts import Channel, Metrics, Received, Receiver, Round, Rule, Train, Update, check_shape
-from stableair.vector import NOTHING, Layout, State, powers
+from stableair.contracts import (
+    Average,
+    Channel,
+    Memory,
+    Metrics,
+    Received,
+    Reception,
+    Round,
+    Rule,
+    ServerRule,
+    State,
+    Train,
+)
+from stableair.errors import InputError
+from stableair.isolation import isolated_steps
+from stableair.memory import check_memory, check_structure, map_tensors, unchanged, unchanged_uploads
+from stableair.validation import typed
+from stableair.vector import NOTHING, Layout, ModelState, check_shape, powers
+
+log = logging.getLogger("stableair")
 
 
 @dataclass(frozen=True)
 class Simulation:
-    """The parts of Algorithm 1. Each is a callable: a faster or a different one takes its place from outside."""
+    """The parts of Algorithm 1. Each is a pure function, so the same simulation gives the same rounds every time."""
 
     n: int  # clients
     seed: int
-    start: State  # w_0
+    start: State  # the model w_0, and the memories before the first round
     layout: Layout
     train: Train
     channel: Channel
-    receive: Receiver
-    update: Update
-    evaluate: Callable[[State], Metrics]
-    participants: Callable[[int], Tensor]  # k -> (m,), the clients of round k in the order in which they are added up
+    receiver: Rule
+    server: ServerRule
+    evaluate: Callable[[ModelState, ModelState | None], Metrics]  # (model, averaged model) -> metrics
+    participants: Callable[[int], Tensor]  # k -> (m,), the clients of round k in the order of summation
+    average: Average | None = None  # of the model over the rounds, for the evaluation
     labels: np.ndarray | None = None  # (n, classes), samples of each class at each client: for the record
-    files: dict[str, str] = field(default_factory=dict)  # the data files that were read and their SHA-256: likewise
-    snr_blocks: Layout = NOTHING  # the blocks whose SNR is recorded beside that of the whole
-
-    @property
-    def rules(self) -> dict[str, Rule]:
-        """What may remember something from round to round."""
-        average = self.evaluate if isinstance(self.evaluate, Rule) else Rule()
-        return {"receiver": self.receive, "server": self.update, "average": average}
+    files: dict[str, str] = field(default_factory=dict)  # data files and their SHA-256: for the record
+    snr_blocks: Layout = NOTHING  # blocks whose SNR is recorded beside that of the whole vector
 
 
 @typed
+@isolated_steps
 def simulate(sim: Simulation, state: State, rounds: int, start: int = 0) -> Iterator[Round]:
-    """Algorithm 1 from round `start` to `rounds`, a Round at a time."""
-    for k in range(start, rounds):
-        who = sim.participants(k)  # the clients of round k
-        fade = sim.channel.draw(sim.n, who, len(state.w), sim.seed, k, state.w.device)  # h_{n,k}, xi_k
-        got = sim.channel.superpose(sim.train(state, k, who), fade)  # Eq. (3)
-        if not got.senders:  # nobody was heard: the model, the receiver and the server stay as they are
-            warnings.warn(f"round {k}: nobody was heard; the model stays as it is", Note, stacklevel=2)
-            yield Round(k, state, sim.evaluate(state) | observe(got, None, sim.snr_blocks) | reported(sim))
-            continue
-        g = receive(sim.receive, got)  # MAC, Eqs. (5)-(8)
-        state = State(sim.update(state.w, g), got.stats)  # Eq. (4)
-        yield Round(k, state, sim.evaluate(state) | observe(got, g, sim.snr_blocks) | reported(sim))
+    """Run Algorithm 1 from round `start` to `rounds`, one Round at a time.
 
-
-def receive(rule: Receiver, got: Received) -> Tensor:
-    """What the receiver makes of the sum, after it has heard the round's pilots: (d,)."""
-    if got.pilot is not None:
-        rule.listen(got.pilot)
-    return check_shape("receiver", rule(got.g), len(got.g)).to(got.g.dtype)
-
-
-def observe(got: Received, g: Tensor | None, blocks: Layout = NOTHING) -> Metrics:
-    """What the round looked like, g being what the receiver made of it, if it was given anything.
-
-    The SNR is the paper's, 20 log10(norm(clean) / norm(xi)), None without noise; and that of each of the blocks.
+    Args:
+        sim: The parts of the algorithm.
+        state: The state before round `start`: `sim.start`, or the state of an earlier Round.
+        rounds: Number of rounds of the whole run.
+        start: Zero-based index of the first round.
     """
-    signal, noise = got.clean.norm().item(), got.noise.double().norm().item()  # squares of impulses overflow float32
+    device = state.model.w.device
+    for k in range(start, rounds):
+        model, receiver, server, average, memories = state
+        clients = sim.participants(k)
+        with unchanged("channel", clients):
+            draw = sim.channel.draw(sim.n, clients, len(model.w), sim.seed, k, device)  # h_{n,k}, xi_k
+        with unchanged("channel", draw, clients), unchanged("local training", model, setting="model"):
+            uploads = unchanged_uploads("channel", sim.train(model, k, clients))
+            received = sim.channel.superpose(uploads, draw)  # Eq. (3)
+        metrics: Metrics = {}
+        g = None
+        if received.senders:
+            g, receiver, seen = receive(sim.receiver, received, receiver, k, sim.layout)  # MAC, Eqs. (5)-(8)
+            w, server, step = serve(sim.server, model.w, g, server)  # Eq. (4)
+            model, metrics = ModelState(w, received.stats), seen | step
+        else:
+            log.warning("round %d: no client was received; the model stays unchanged", k)
+        averaged = None
+        if sim.average:
+            average, averaged = sim.average(average, model)
+        state = State(model, receiver, server, average, memories)
+        yield Round(k, state, sim.evaluate(model, averaged) | observe(received, g, sim.snr_blocks) | metrics)
+
+
+def receive(rule: Rule, received: Received, memory: Memory, k: int, blocks: Layout) -> tuple[Tensor, Memory, Metrics]:
+    """Apply a receiver to the sum of a round: (g (d,), memory, `receiver/...` metrics)."""
+    reception = Reception(received.g, blocks, received.pilot, k)
+    with unchanged("receiver", reception, memory):
+        g, new_memory, metrics = _three("receiver", rule.apply(reception, map_tensors(lambda t: t, memory)))
+    g = check_shape("receiver", g, len(received.g)).to(received.g.dtype)
+    new_memory = check_structure("receiver", check_memory("receiver", new_memory), memory)
+    return g, new_memory, _named("receiver", metrics)
+
+
+def serve(rule: ServerRule, w: Tensor, g: Tensor, memory: Memory) -> tuple[Tensor, Memory, Metrics]:
+    """Take the server's step: (w (d,), memory, `server/...` metrics)."""
+    with unchanged("server", w, g, memory):
+        new, new_memory, metrics = _three("server", rule.apply(w, g, map_tensors(lambda t: t, memory)))
+    new = check_shape("server", new, len(w)).to(w.dtype)
+    new_memory = check_structure("server", check_memory("server", new_memory), memory)
+    return new, new_memory, _named("server", metrics)
+
+
+def _three(kind: str, result: object) -> tuple[Tensor, Memory, Metrics]:
+    """The three results of a rule's apply."""
+    if not isinstance(result, tuple) or len(result) != 3:
+        text = f"apply of the {kind} must return a tensor, its memory and its metrics: got {type(result).__name__}"
+        raise InputError(text, code="wrong-type", setting=kind)
+    return result
+
+
+def _named(kind: str, metrics: Metrics) -> Metrics:
+    """The metrics of a component as they are recorded: `receiver/C`."""
+    try:
+        return {f"{kind}/{name}": None if value is None else float(value) for name, value in metrics.items()}
+    except (AttributeError, TypeError, ValueError) as error:
+        text = f"the metrics of the {kind} must be numbers by name: {error}"
+        raise InputError(text, code="wrong-type", setting=kind) from error
+
+
+def observe(received: Received, g: Tensor | None, blocks: Layout = NOTHING) -> Metrics:
+    """The metrics of a round's transmission; g is the receiver's output, None without senders.
+
+    The SNR is the paper's, 20 log10(norm(clean) / norm(xi)) in dB, None without noise.
+    """
+    signal = received.clean.norm().item()
+    noise = received.noise.double().norm().item()  # squares of impulses overflow float32
     return {
-        "train/loss": got.loss.item() if got.senders else None,
+        "train/loss": received.loss.item() if received.senders else None,
         "channel/snr_db": 20 * math.log10(signal / noise) if signal > 0 and 0 < noise < math.inf else None,
         "gradient/norm": signal,
-        "clip/fraction": None if g is None else (g != got.g).double().mean().item(),
-        "channel/senders": got.senders,
-        "channel/uses": got.uses,
-    } | {f"channel/snr_db/{name or 'model'}": ratio for name, ratio in snr(got.clean, got.noise, blocks).items()}
+        "clip/fraction": None if g is None else (g != received.g).double().mean().item(),
+        "channel/senders": received.senders,
+        "channel/uses": received.uses,
+    } | {f"channel/snr_db/{name or 'model'}": x for name, x in snr(received.clean, received.noise, blocks).items()}
 
 
 def snr(clean: Tensor, noise: Tensor, blocks: Layout) -> Metrics:
-    """10 log10(P_b(clean) / P_b(xi)) in dB of each block b, by its name; None without signal or without noise.
+    """10 log10(P_b(clean) / P_b(xi)) in dB for each block b, by its name; None without signal or without noise.
 
-    P_b is the power in a block (`vector.powers`): those of all blocks add up to the whole vector's.
+    P_b is the power in a block (`vector.powers`); the powers of all blocks add up to the power of the vector.
     """
     if not blocks.names:
         return {}
     pairs = zip(blocks.names, powers(clean, blocks).tolist(), powers(noise, blocks).tolist(), strict=True)
     return {name: 10 * math.log10(p / q) if p > 0 and 0 < q < math.inf else None for name, p, q in pairs}
-
-
-def reported(sim: Simulation) -> Metrics:
-    """What the rules tell of themselves, as `receiver/...` and `server/...`."""
-    told: Metrics = {}
-    for kind, rule in sim.rules.items():
-        try:
-            told |= {f"{kind}/{name}": None if v is None else float(v) for name, v in rule.metrics().items()}
-        except (AttributeError, TypeError, ValueError) as error:
-            raise InputError(f"the metrics of the {kind} must be numbers by name: {error}", part=kind) from error
-    return told

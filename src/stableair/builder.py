@@ -1,7 +1,7 @@
-"""From an experiment to the parts of Algorithm 1."""
+"""Build the parts of Algorithm 1 from an experiment."""
 
 import copy
-import warnings
+import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -11,84 +11,102 @@ from torch import nn
 
 from stableair import vector
 from stableair.algorithm import Simulation
-from stableair.channels.kinds import channel, fading, noise, power
-from stableair.channels.power import Power
-from stableair.checks import InputError, Note, nearest, shown, typed
-from stableair.contracts import Channel, Dataset, Receiver, Split, Update, Work, as_update
-from stableair.data.partitions import divide, labels, partition
-from stableair.data.sets import dataset, hold_out
-from stableair.evaluation import Averaged, Evaluate, calibration_sample, norm_layers
-from stableair.experiment import HOMES, Experiment, registry
-from stableair.local import CHUNK, Reference
+from stableair.channels import assembly
+from stableair.contracts import Channel, Dataset, Rule, ServerRule, Split, State
+from stableair.data.datasets import hold_out
+from stableair.data.partitions import divide, labels
+from stableair.errors import InputError, StableairError
+from stableair.evaluation import Evaluate, calibration_sample, model_average, norm_layers
+from stableair.experiment import COMPONENT_SETTINGS, Experiment
+from stableair.isolation import isolated
+from stableair.memory import check_memory
 from stableair.models import model
-from stableair.participants import divisor, participants, participation
-from stableair.receivers import assemble, receiver
-from stableair.servers import server
-from stableair.spec import line_of
+from stableair.participants import divisor, participants
+from stableair.receivers import assemble
+from stableair.servers import as_server_rule
+from stableair.spec import Call, traceback_location
 from stableair.streams import generator
-from stableair.vector import Layout
+from stableair.training.local_training import LocalTraining
+from stableair.training.reference import CHUNK, Reference
+from stableair.validation import short_repr, suggest, typed
+from stableair.vector import Layout, ModelState
+
+log = logging.getLogger("stableair")
 
 VALIDATION = 0.2  # share of the training data that evaluate="validation" holds out
 
 
 def device(name: str) -> torch.device:
-    """The device of that name, which must be there; "auto" is a GPU where there is one."""
+    """Return the device of a name; "auto" is a GPU if there is one.
+
+    Raises:
+        InputError: There is no such device (`unknown-device`).
+    """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        found = torch.device(name)
-        torch.zeros(1, device=found, dtype=torch.float64).item()
+        chosen = torch.device(name)
+        torch.zeros(1, device=chosen, dtype=torch.float64).item()
     except (RuntimeError, AssertionError, TypeError, NotImplementedError):
-        there = ["auto", "cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
-        raise InputError(f"device {name!r} is not there; {nearest(name, there)}") from None
-    return found
+        devices = ["auto", "cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
+        text = f"device {name!r} is not there; {suggest(name, devices)}"
+        raise InputError(text, code="unknown-device", name="device", value=name, allowed=devices) from None
+    return chosen
 
 
 @contextmanager
-def own_parts_named(experiment: Experiment) -> Iterator[None]:
-    """A mistake inside a component of the user's own, or in what it returns, is told with its file and line."""
+def attribute_plugin_errors(experiment: Experiment) -> Iterator[None]:
+    """Name the file and line of a user-defined component in an error that it raises or that its output causes."""
     try:
         yield
-    except InputError as error:
-        if error.part and (homes := _own_parts(experiment, [error.part])):
-            raise InputError(f"{homes}: {error}", hint=error.hint) from error
+    except StableairError as error:
+        if error.setting and (locations := _user_locations(experiment, [error.setting])):
+            raise error.with_message(f"{locations}: {error}") from error
         raise
     except (MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:
-        if where := line_of(error):
-            raise InputError(where) from error
-        if homes := _own_parts(experiment, HOMES):  # ours cannot work with what it returned
-            said = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            raise InputError(f"{homes}: what is made there does not fit: {said}") from error
+        if location := traceback_location(error):
+            raise InputError(location, code="component-failed") from error
+        if locations := _user_locations(experiment, COMPONENT_SETTINGS):  # our code cannot process its output
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            text = f"{locations}: the output of this component does not fit: {reason}"
+            raise InputError(text, code="component-failed") from error
         raise
 
 
-def _own_parts(experiment: Experiment, settings: Iterable[str]) -> str:
-    """Where the components of these settings are made that are the user's own."""
-    texts = [(name, getattr(experiment, name)) for name in settings]
-    calls = [call for name, text in texts if text != "auto" for call in registry(name).parse(text)]
-    return " or ".join(f"{home[0]}, line {home[1]}" for call in calls if (home := call.entry.home))
+def _user_locations(experiment: Experiment, settings: Iterable[str]) -> str:
+    """The files and lines of the user-defined components among some settings."""
+    calls = [call for name in settings for call in experiment.calls(name)]
+    return " or ".join(f"{file[0]}, line {file[1]}" for call in calls if (file := call.entry.user_location))
 
 
 def _check_data(data: Any, splits: Iterable[str]) -> None:
-    """Refuse what is no data set, in the splits that are used: images of one shape, each with a label."""
+    """Refuse an invalid data set: the splits in use need images of one shape, each with a label."""
     if not isinstance(data, Dataset):
-        raise InputError(f"the data set must be a Dataset: got {type(data).__name__}", part="data")
+        text = f"the data set must be a Dataset: got {type(data).__name__}"
+        raise InputError(text, code="invalid-data", setting="data")
     if isinstance(data.classes, bool) or not isinstance(data.classes, int) or data.classes < 2:
-        text = f"the data set's classes must be a whole number, 2 or more: got {shown(data.classes)}"
-        raise InputError(text, part="data")
+        text = f"the data set's classes must be a whole number, 2 or more: got {short_repr(data.classes)}"
+        raise InputError(text, code="invalid-data", setting="data")
     for name in splits:
         split = getattr(data, name)
         if not isinstance(split, Split) or not _is_labelled(split, data.train.x, data.classes):
             wanted = f"x (m, c, h, w) of one shape, and y (m,) int64 in 0 ... {data.classes - 1}"
-            raise InputError(f"the data set's {name} split must be {wanted}", part="data")
+            text = f"the data set's {name} split must be {wanted}"
+            raise InputError(text, code="invalid-data", setting="data")
     if data.inputs(data.train.x[:1]).shape != data.train.x[:1].shape:
-        raise InputError("the data set's mean and std must be a number, or one for each channel", part="data")
+        text = "the data set's mean and std must be a number, or one for each channel"
+        raise InputError(text, code="invalid-data", setting="data")
+
+
+def _default_model(data: Dataset) -> Call:
+    """Parse the model that a data set names."""
     try:
-        model.one(data.model)
-    except InputError as error:
-        raise InputError(f"the data set's own model: {error}", part="data") from None
+        return model.one(data.model)
+    except StableairError as error:
+        text = f"the model that the data set names: {error}"
+        raise InputError(text, code="invalid-data", setting="data") from None
 
 
 def _is_labelled(split: Split, like: Any, classes: int) -> bool:
@@ -104,57 +122,61 @@ def _is_labelled(split: Split, like: Any, classes: int) -> bool:
 
 @torch.no_grad()
 def _check_model(module: Any, data: Dataset) -> None:
-    """Refuse a model that cannot tell the classes of these data apart, or has nothing to learn."""
+    """Refuse a model that does not return one logit per class for these data, or has no parameters to train."""
     if not isinstance(module, nn.Module):
-        raise InputError(f"the model must be a torch.nn.Module: got {type(module).__name__}", part="model")
+        text = f"the model must be a torch.nn.Module: got {type(module).__name__}"
+        raise InputError(text, code="invalid-model", setting="model")
     x = data.inputs(data.train.x[:2])
     try:
         out = copy.deepcopy(module).eval()(x)
-    except Exception as error:  # whatever the model's own code raises
-        said = line_of(error) or f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-        raise InputError(f"the model cannot take inputs of shape {tuple(x.shape)}: {said}", part="model") from error
+    except Exception as error:  # the code of the model may raise anything
+        reason = traceback_location(error) or f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+        text = f"the model cannot take inputs of shape {tuple(x.shape)}: {reason}"
+        raise InputError(text, code="invalid-model", setting="model") from error
     wanted = len(x), data.classes
     if not isinstance(out, torch.Tensor) or tuple(out.shape) != wanted:
-        found = tuple(out.shape) if isinstance(out, torch.Tensor) else type(out).__name__
-        text = f"the model must give a tensor of shape {wanted}, a logit for each class: got {found}"
-        raise InputError(text, part="model")
+        output = tuple(out.shape) if isinstance(out, torch.Tensor) else type(out).__name__
+        text = f"the model must give a tensor of shape {wanted}, a logit for each class: got {output}"
+        raise InputError(text, code="invalid-model", setting="model")
     if not out.is_floating_point():
-        raise InputError(f"the model must give real numbers, such as float32: got {out.dtype}", part="model")
+        text = f"the model must give real numbers, such as float32: got {out.dtype}"
+        raise InputError(text, code="invalid-model", setting="model")
     if not any(p.requires_grad for p in module.parameters()):
-        raise InputError("the model has no parameter that learns", part="model")
+        text = "the model has no parameter with requires_grad=True"
+        raise InputError(text, code="invalid-model", setting="model")
 
 
 @typed
+@isolated()
 def build(experiment: Experiment) -> Simulation:
-    """Make every part of the experiment: data, clients, model, channel, receiver, server."""
-    with own_parts_named(experiment):
+    """Build every part of an experiment: data, clients, model, channel, receiver, server."""
+    with attribute_plugin_errors(experiment):
         return _build(experiment)
 
 
 def _build(e: Experiment) -> Simulation:
-    place = device(e.device)
-    data = dataset.one(e.data)()
+    target = device(e.device)
+    data = e.call("data")()
     _check_data(data, ("train",) if e.evaluate == "validation" else ("train", "test"))
     if e.evaluate == "validation":
         data = hold_out(data, VALIDATION, e.seed)
-    parts = divide(partition.one(e.partition)(), data.train, e.clients, generator(e.seed, "partition").numpy())
+    parts = divide(e.call("partition")(), data.train, e.clients, generator(e.seed, "partition").numpy())
 
-    with torch.random.fork_rng(devices=[]):  # torch's own initialisation, on the CPU: the same w_0 on every device
+    with torch.random.fork_rng(devices=[]):  # torch initialises on the CPU: the same w_0 on every device
         torch.manual_seed(generator(e.seed, "init").key[0])
-        module = model.one(data.model if e.model == "auto" else e.model)()(tuple(data.train.x.shape[1:]), data.classes)
+        call = _default_model(data) if e.model == "auto" else e.call("model")
+        module = call()(tuple(data.train.x.shape[1:]), data.classes)
         _check_model(module, data)
-    module, data = module.to(place), data.to(place)
+    module, data = module.to(target), data.to(target)
 
     if e.norm_stats != "clients" and not norm_layers(module):
-        warnings.warn(
-            f"norm_stats={e.norm_stats} changes nothing: the model keeps no norm statistics", Note, stacklevel=2
-        )
+        log.warning("norm_stats=%s changes nothing: the model keeps no norm statistics", e.norm_stats)
     layout = vector.parameters(module)
     samples = [torch.from_numpy(part) for part in parts]
-    work = Work(
+    work = LocalTraining(
         module,
         data,
-        [part.to(place) for part in samples],
+        [part.to(target) for part in samples],
         epochs=e.local_epochs,
         batch_size=e.batch_size,
         lr=e.lr,
@@ -162,19 +184,21 @@ def _build(e: Experiment) -> Simulation:
         seed=e.seed,
         augment=e.augment,
     )
-    who = participation.one(e.participation)()
-    of_round = participants(who, work.sizes, e.seed)
-    of_round(0)  # a rule that asks for more clients than there are says so before anything is computed
-    evaluate = Evaluate(module, data, e.evaluate, e.norm_stats, calibration_sample(samples, e.seed).to(place))
+    participation = e.call("participation")()
+    draw_participants = participants(participation, work.sizes, e.seed)
+    draw_participants(0)  # a rule that asks for too many clients is refused before anything is computed
+    side = receiving_side(e, layout, work.norms, divisor(participation, e.clients))
+    evaluate = Evaluate(module, data, e.evaluate, e.norm_stats, calibration_sample(samples, e.seed).to(target))
     return Simulation(
         n=e.clients,
         seed=e.seed,
-        start=vector.state(module),
+        start=start_state(vector.state(module), side),
         layout=layout,
         train=Reference(work, e.chunk or CHUNK),
-        **receiving_side(e, layout, work.norms, divisor(who, e.clients))._asdict(),
-        evaluate=Averaged(evaluate, e.average) if e.average else evaluate,
-        participants=of_round,
+        **side._asdict(),
+        evaluate=evaluate,
+        average=model_average(e.average) if e.average else None,
+        participants=draw_participants,
         labels=labels(parts, data.train, data.classes),
         files=dict(data.files),
         snr_blocks=vector.NOTHING if e.snr_blocks == "none" else layout.merge(e.snr_blocks),
@@ -182,33 +206,25 @@ def _build(e: Experiment) -> Simulation:
 
 
 class ReceivingSide(NamedTuple):
-    """What happens to the payloads once they are sent: Eqs. (3) to (8)."""
+    """The stages after the payloads were sent: Eqs. (3) to (8)."""
 
     channel: Channel
-    receive: Receiver
-    update: Update
+    receiver: Rule
+    server: ServerRule
 
 
 def receiving_side(e: Experiment, layout: Layout, norms: Layout, divisor: float | None = None) -> ReceivingSide:
     """The channel, the receiver and the server's step of an experiment, for a model of that layout."""
-    receive = assemble(e.receiver, layout, e.blocks)
-    asked = [call.full().arguments.get("pilot", 0) for call in receiver.parse(e.receiver)]  # by name, as in mac
-    wanted = [number for number in asked if isinstance(number, int)]
-    rule = power.one(e.power)()
-    if not isinstance(rule, Power):
-        raise InputError(f"power {e.power} must return a Power: got {type(rule).__name__}", part="power")
-    air = channel.one(e.channel)()(
-        fading=fading.one(e.fading)(),
-        noise=noise.one(e.noise)(),
-        power=rule,
-        pilots=max(receive.pilots, 0, *wanted),
-        norms=norms,
-        divisor=divisor,
-    )
-    if not all(callable(getattr(air, method, None)) for method in ("draw", "superpose")):
-        text = f"channel {e.channel} must make what has draw and superpose: got {type(air).__name__}"
-        raise InputError(text, part="channel")
-    update = server.one(e.server)
-    if "lr" in update.parameters and update.full().arguments["lr"] is None:
-        update = update.with_("lr", e.lr if e.payload == "gradient" else 1.0)
-    return ReceivingSide(air, receive, as_update(update()))
+    receiver = assemble(e.calls("receiver"), layout, e.blocks)
+    calls = {name: e.call(name) for name in ("channel", *assembly.PARTS)}
+    channel = assembly.assemble(calls, receiver.pilots, norms, divisor)
+    step = e.call("server")
+    if "lr" in step.parameters and step.full().arguments["lr"] is None:
+        step = step.with_("lr", e.lr if e.payload == "gradient" else 1.0)
+    return ReceivingSide(channel, receiver, as_server_rule(step()))
+
+
+def start_state(model: ModelState, side: ReceivingSide) -> State:
+    """The state before the first round: a model, and the memories that the receiver and the server start from."""
+    receiver, server = side.receiver.init(model.w), side.server.init(model.w)
+    return State(model, check_memory("receiver", receiver), check_memory("server", server))

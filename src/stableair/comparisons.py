@@ -1,63 +1,82 @@
-"""Receivers compared over channels on the same seeds: the same data, batches, fading and noise for all of them."""
+"""Comparison of receivers over channels on the same seeds: all share data, batches, fading and noise."""
 
-import statistics
-import warnings
-from collections.abc import Iterable, Mapping
+import logging
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from stableair.checks import InputError, Note, count
+from stableair.errors import InputError
 from stableair.experiment import Experiment
-from stableair.results import report
-from stableair.results.report import ALIKE, CHANNEL, FEWEST, LEVEL, Paired
-from stableair.results.run import LAST, Run, group, runs_of
-from stableair.sweeps.plans import Plan, planned, read_plan
+from stableair.literals import PluginChange
+from stableair.results.callbacks import Callback
+from stableair.results.run import LAST, Run, group, log_left_out, runs_from
+from stableair.results.statistics import (
+    CHANNEL,
+    MIN_SEEDS,
+    PAIRED_BY,
+    SIGNIFICANCE,
+    PairedDifference,
+    compare_groups,
+    mean_and_std,
+)
+from stableair.sweeps.plans import Plan, expand_plan, read_plan
 from stableair.sweeps.processes import sweep
+from stableair.validation import as_path, pluralize
+
+log = logging.getLogger("stableair")
 
 USES = "channel/uses"
 
 
 class Line(NamedTuple):
-    """How one receiver did over one channel; accuracies are means over the last rounds, 0 for a run that diverged."""
+    """The runs of one receiver over one channel: a line of the table."""
 
-    receiver: str  # or whatever else sets it apart
+    receiver: str  # or the other settings that distinguish the lines
     runs: list[Run]
-    accuracies: list[float]  # of each run
+    accuracies: list[float]  # `Run.settled` of each run: the mean over the last rounds, 0 for a diverged run
 
     @property
     def accuracy(self) -> float:
-        return statistics.fmean(self.accuracies)
+        """Mean accuracy over the runs."""
+        return float(mean_and_std(self.accuracies)[0])
 
     @property
     def uses(self) -> float | None:
-        """The channel uses of a run, where they were recorded; a round in which it diverged counts none."""
-        there = all(USES in run.rounds[0] for run in self.runs)
-        return statistics.fmean(sum(used or 0 for used in run[USES]) for run in self.runs) if there else None
+        """Mean number of channel uses per run; None if a run did not record them."""
+        if not all(USES in run.rounds[0] for run in self.runs):
+            return None
+        return float(mean_and_std([sum(uses or 0 for uses in run[USES]) for run in self.runs])[0])
 
     @property
     def seconds(self) -> float:
-        """How long a run took."""
-        return statistics.fmean(sum(run["seconds"]) for run in self.runs)
+        """Mean duration of a run."""
+        return float(mean_and_std([sum(run["seconds"]) for run in self.runs])[0])
 
     @property
     def diverged(self) -> int:
+        """Number of runs that diverged."""
         return sum(run.diverged is not None for run in self.runs)
 
 
 class Comparison(NamedTuple):
-    """What came out, by channel: the lines, the best first, and every pair of them. print() shows it."""
+    """Result of a comparison; print() shows one table per channel.
+
+    Attributes:
+        lines: The lines of each channel's table, highest accuracy first.
+        pairs: All pairs of lines of a channel that share a seed, largest difference first.
+    """
 
     lines: dict[str, list[Line]]
-    pairs: dict[str, list[Paired]]
+    pairs: dict[str, list[PairedDifference]]
 
-    def pair(self, channel: str, one: str, other: str) -> Paired | None:
-        """The pair of two receivers over a channel, if they share a seed."""
+    def pair(self, channel: str, one: str, other: str) -> PairedDifference | None:
+        """The difference between two receivers over a channel; None if they share no seed."""
         return next((pair for pair in self.pairs[channel] if {pair.better, pair.worse} == {one, other}), None)
 
     def __str__(self) -> str:
-        parts = [f"{channel}\n{_aligned([HEAD, *self._rows(channel)])}" for channel in self.lines]
-        return "\n\n".join([*parts, "\n".join(self._notes())])
+        tables = [f"{channel}\n{_aligned([HEAD, *self._rows(channel)])}" for channel in self.lines]
+        return "\n\n".join([*tables, "\n".join(self._notes())])
 
     def _rows(self, channel: str) -> list[list[str]]:
         best = self.lines[channel][0]
@@ -68,14 +87,19 @@ class Comparison(NamedTuple):
         pairs = [pair for of_channel in self.pairs.values() for pair in of_channel]
         split, most = lines[0].runs[0].settings["evaluate"], max(map(len, self.pairs.values()))
         notes = [
-            f"accuracy: per cent on the {split} data, mean over a run's last {LAST} rounds (half of them where there "
-            f"are fewer than {2 * LAST}), ± the standard deviation over the seeds",
-            "behind: points below the best, seed by seed, and their 95 % interval (paired t)",
+            f"accuracy: per cent on the {split} data, mean over the last {LAST} rounds of a run (over its second half "
+            f"if it has fewer than {2 * LAST}), ± standard deviation over the seeds",
+            "behind: mean paired difference to the best line in percentage points, and its 95 % confidence interval",
         ]
         if any(pair.p is not None for pair in pairs):
-            notes.append(f"p: of a paired t test, by Holm over the {count(most, 'pair')} of a channel; * below {LEVEL}")
-        if any(pair.p is None for pair in pairs):
-            notes.append(f"fewer than {FEWEST} seeds get no mark: a t test on so few rests on its assumptions alone")
+            correction = f"Holm's correction over the {pluralize(most, 'pair')} of a channel"
+            notes.append(f"p: paired t-test with {correction}; * below {SIGNIFICANCE}")
+        if any(pair.seeds < MIN_SEEDS for pair in pairs):
+            notes.append(
+                f"no p for fewer than {MIN_SEEDS} seeds: a t-test then rests on its normality assumption alone"
+            )
+        if any(pair.p is None and pair.seeds >= MIN_SEEDS for pair in pairs):
+            notes.append("no p for a difference that is the same for every seed")
         if any(line.diverged for line in lines):
             notes.append("a run that diverged counts as 0")
         return notes
@@ -84,22 +108,23 @@ class Comparison(NamedTuple):
 HEAD = ["", "accuracy", "behind", "95 % interval", "p", "seeds", "channel uses", "seconds"]
 
 
-def _row(line: Line, behind: Paired | None) -> list[str]:
-    spread = f" ± {100 * statistics.stdev(line.accuracies):.2f}" if len(line.accuracies) > 1 else ""
-    ended = f", {line.diverged} diverged" if line.diverged else ""
+def _row(line: Line, behind: PairedDifference | None) -> list[str]:
+    """The cells of a line; `behind` is its difference to the best line, None for the best line itself."""
+    std = f" ± {100 * mean_and_std(line.accuracies)[1]:.2f}" if len(line.accuracies) > 1 else ""
+    diverged = f", {line.diverged} diverged" if line.diverged else ""
     cells = ["", "", ""]
     if behind:
         sign = 1 if behind.worse == line.receiver else -1
-        ends = sorted(100 * sign * end + 0.0 for end in behind.interval or ())  # and no -0.00
-        tested = "" if behind.p is None else f"{behind.p:.2g} {behind.mark or ' '}"
-        cells = [f"{100 * sign * behind.difference + 0.0:.2f}", " to ".join(f"{end:.2f}" for end in ends), tested]
+        ends = sorted(100 * sign * end + 0.0 for end in behind.interval or ())  # + 0.0 turns -0.0 into 0.0
+        p = "" if behind.p is None else f"{behind.p:.2g} {behind.mark or ' '}"
+        cells = [f"{100 * sign * behind.difference + 0.0:.2f}", " to ".join(f"{end:.2f}" for end in ends), p]
     uses = "" if line.uses is None else f"{line.uses:,.0f}"
-    accuracy = f"{100 * line.accuracy:.2f}{spread}{ended}"
+    accuracy = f"{100 * line.accuracy:.2f}{std}{diverged}"
     return [line.receiver, accuracy, *cells, str(len(line.runs)), uses, f"{line.seconds:.1f}"]
 
 
 def _aligned(rows: list[list[str]]) -> str:
-    """A table in plain text: the first column to the left, the others to the right; empty ones are left out."""
+    """A table as plain text: first column left-aligned, others right-aligned; columns without values are dropped."""
     columns = [column for column in zip(*rows, strict=True) if any(column[1:])]
     widths = [max(map(len, column)) for column in columns]
     lines = zip(*columns, strict=True)
@@ -109,66 +134,115 @@ def _aligned(rows: list[list[str]]) -> str:
 
 
 def compare(
-    plan: Plan | str | Path | Iterable[Experiment],
+    plan: Plan | str | Path | Iterable[Experiment] | Iterable[Run | str | Path],
     folder: str | Path = "runs/compare",
     *,
     seeds: int | None = None,
     parallel: int = 1,
+    plugin_changed: PluginChange = "refuse",
+    callbacks: Sequence[Callback] = (),
 ) -> Comparison:
-    """Run receivers over channels with paired seeds and compare them; `stableair compare` is this.
+    """Compare receivers over channels with paired seeds. `stableair compare` calls this function.
 
-    plan: as that of a sweep, such as {"receiver": ["mac(C=1)", "none()"], "noise.tau": [0.1, 0.5], "rounds": 30}. The
-    settings of the channel (power, channel, fading, noise) make the tables, all others that vary the lines in them.
-    seeds: five unless the plan or this says otherwise. What the folder has already is not computed again.
+    Each channel gets a table; every other varied setting becomes a row.
+
+    Args:
+        plan: As for `sweep`, such as {"receiver": ["mac(C=1)", "none()"], "noise.tau": [0.1, 0.5], "rounds": 30}. Or
+            finished runs and folders of runs: these are compared, and nothing is computed.
+        folder: Folder of the runs; finished runs in it are not computed again.
+        seeds: Number of seeds of each experiment of a plan; default: the plan's, else five.
+        parallel: Number of processes on this machine.
+        plugin_changed: What to do with results of a plug-in that has changed since: "refuse" raises an error, "keep"
+            uses them and records both versions, "recompute" restarts such runs.
+        callbacks: Observers of the runs of a plan.
+
+    Raises:
+        InputError: The plan is invalid, or its experiments cannot be paired.
     """
-    return comparison(sweep(compared(plan, seeds), folder, parallel=parallel))
+    if _is_recorded(plan):
+        return comparison(plan)  # type: ignore[arg-type]
+    experiments = comparison_plan(plan, seeds)  # type: ignore[arg-type]
+    runs = sweep(experiments, folder, parallel=parallel, plugin_changed=plugin_changed, callbacks=callbacks)
+    return comparison(runs)
 
 
-def compared(plan: Plan | str | Path | Iterable[Experiment], seeds: int | None = None) -> list[Experiment]:
-    """The experiments of a comparison; those that do not pair are refused."""
+def _is_recorded(plan: object) -> bool:
+    """Whether the argument consists of runs or folders of runs, not of a plan."""
+    if isinstance(plan, str | Path):
+        return as_path("plan", plan).is_dir()
+    return isinstance(plan, Run) or (
+        isinstance(plan, list | tuple) and bool(plan) and all(isinstance(one, Run | str | Path) for one in plan)
+    )
+
+
+def comparison_plan(plan: Plan | str | Path | Iterable[Experiment], seeds: int | None = None) -> list[Experiment]:
+    """Return the experiments of a comparison.
+
+    Raises:
+        InputError: The plan is invalid, or its experiments cannot be paired.
+    """
     plan = read_plan(plan) if isinstance(plan, str | Path) else plan
     if isinstance(plan, Mapping):
-        usual = 1 if isinstance(plan.get("seed"), list | tuple) else FEWEST
-        plan = {"seeds": usual} | dict(plan) | ({} if seeds is None else {"seeds": seeds})
-    experiments = planned(plan)
-    _by_channel([Run(one.to_record(), []) for one in experiments])
+        default = 1 if isinstance(plan.get("seed"), list | tuple) else MIN_SEEDS
+        plan = {"seeds": default} | dict(plan) | ({} if seeds is None else {"seeds": seeds})
+    experiments = expand_plan(plan)
+    _by_channel([Run(experiment.to_record(), []) for experiment in experiments])
     return experiments
 
 
 def comparison(runs: Run | str | Path | Iterable[Run | str | Path]) -> Comparison:
-    """The comparison of runs that are there, or of folders of them; those that have not come as far are left out."""
-    found = [run for run in runs_of(runs)[0] if run.rounds]
-    if not found:
-        raise InputError("none of these runs has a complete round; there is nothing to compare")
-    rounds = max((len(run) for run in found if run.diverged is None), default=0)
-    if behind := [len(run) for run in found if run.diverged is None and len(run) < rounds]:
-        far = " and ".join(count(n, "round") for n in sorted(set(behind)))
-        warnings.warn(f"{count(len(behind), 'run')} left out: {far}, where others have {rounds}", Note, stacklevel=2)
-        found = [run for run in found if run.diverged is not None or len(run) == rounds]
+    """Compare recorded runs. Runs with fewer rounds than the longest are left out unless they diverged.
+
+    Args:
+        runs: Runs, run folders, or folders that contain run folders.
+
+    Raises:
+        InputError: No run has a complete round, or the runs cannot be paired.
+    """
+    readable, left_out = runs_from(runs)
+    log_left_out(left_out)
+    started = [run for run in readable if run.rounds]
+    if not started:
+        raise InputError("nothing to compare: no run has a complete round", code="no-rounds")
+    rounds = max((len(run) for run in started if run.diverged is None), default=0)
+    if shorter := [len(run) for run in started if run.diverged is None and len(run) < rounds]:
+        lengths = " and ".join(pluralize(n, "round") for n in sorted(set(shorter)))
+        log.warning("%s left out: %s, where others have %d", pluralize(len(shorter), "run"), lengths, rounds)
+    complete = [run for run in started if run.diverged is not None or len(run) == rounds]
+    metric = f"{complete[0].settings['evaluate']}/accuracy"
     lines, pairs = {}, {}
-    for channel, receivers in sorted(_by_channel(found).items()):
-        accuracy = f"{found[0].settings['evaluate']}/accuracy"
-        each = [Line(name, mine, [run.settled(accuracy) for run in mine]) for name, mine in receivers.items()]
-        lines[channel] = sorted(each, key=lambda line: (-line.accuracy, line.receiver))
-        pairs[channel] = report.compare(receivers, accuracy)
+    for channel, groups in sorted(_by_channel(complete).items()):
+        unsorted = [Line(name, each, [run.settled(metric) for run in each]) for name, each in groups.items()]
+        lines[channel] = sorted(unsorted, key=lambda line: (-line.accuracy, line.receiver))
+        pairs[channel] = compare_groups(groups, metric)
     return Comparison(lines, pairs)
 
 
 def _by_channel(runs: list[Run]) -> dict[str, dict[str, list[Run]]]:
-    """The runs of each receiver over each channel; runs that do not pair are refused."""
-    refused = "these runs do not pair:"
-    for key in ALIKE:
+    """Group the runs by channel and receiver.
+
+    Raises:
+        InputError: The runs cannot be paired (code "not-paired").
+    """
+    for key in PAIRED_BY:
         if len(values := sorted({str(run.settings[key]) for run in runs})) > 1:
-            raise InputError(f"{refused} {key} is {' and '.join(values)}; compare what learns the same from the same")
+            reason = f"{key} is {' and '.join(values)}; all runs must have the same {key}"
+            raise _not_paired(reason, name=key)
     channels: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:
         channels.setdefault(tuple(run.settings[key] for key in CHANNEL), []).append(run)
-    vary = [i for i in range(len(CHANNEL)) if len({channel[i] for channel in channels}) > 1] or [CHANNEL.index("noise")]
-    found = {", ".join(channel[i] for i in vary): group(mine) for channel, mine in channels.items()}
-    for channel, receivers in found.items():
+    varied = [i for i in range(len(CHANNEL)) if len({channel[i] for channel in channels}) > 1]
+    named_by = varied or [CHANNEL.index("noise")]
+    groups = {", ".join(channel[i] for i in named_by): group(of_channel) for channel, of_channel in channels.items()}
+    for channel, receivers in groups.items():
         if len(receivers) < 2:
-            raise InputError(f"{refused} over {channel} there is {next(iter(receivers))} alone; give two receivers")
-        seeds = [{run.settings["seed"] for run in mine} for mine in receivers.values()]
+            reason = f"{channel} has only one receiver, {next(iter(receivers))}; add a second one"
+            raise _not_paired(reason, channel=channel)
+        seeds = [{run.settings["seed"] for run in of_receiver} for of_receiver in receivers.values()]
         if not any(one & other for one, other in combinations(seeds, 2)):
-            raise InputError(f"{refused} over {channel} no two receivers share a seed")
-    return found
+            raise _not_paired(f"no two receivers share a seed over {channel}", channel=channel)
+    return groups
+
+
+def _not_paired(reason: str, **fields: str) -> InputError:
+    return InputError(f"these runs cannot be paired: {reason}", code="not-paired", **fields)

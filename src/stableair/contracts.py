@@ -1,23 +1,17 @@
-"""What passes between the rooms of the house: the values, and the protocols of those who make them.
+"""Data types and protocols shared by the pipeline stages.
 
-A round goes data -> who takes part -> local training -> channel -> receiver -> server -> evaluation. Each stage knows
-the values of its neighbours, which are here, and not the neighbours themselves.
+data -> partition -> participation -> local training -> transmit power -> channel -> receiver -> server -> evaluation
 """
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from stableair.checks import InputError
-from stableair.streams import first_bits, generator
-from stableair.vector import Layout, State, buffers
-
-CROP = 4  # pixels by which a crop moves an image at most
+from stableair.streams import Generator
+from stableair.vector import Layout, ModelState
 
 Metrics = dict[str, float | None]
 
@@ -26,11 +20,11 @@ Metrics = dict[str, float | None]
 
 
 class Split(NamedTuple):
-    """Samples as they are stored; `Dataset.inputs` makes them what a model takes."""
+    """Stored samples; `Dataset.inputs` converts them to the inputs of a model."""
 
     x: Tensor  # (m, c, h, w), uint8 or float32
     y: Tensor  # (m,) int64
-    writer: Tensor | None = None  # (m,) int64, where the set knows who made a sample
+    writer: Tensor | None = None  # (m,) int64, the author of each sample, if known
 
     def take(self, index: Tensor) -> "Split":
         """The samples of these numbers: (k,) int64, or a mask."""
@@ -49,7 +43,7 @@ class Dataset(NamedTuple):
     model: str
     mean: float | tuple[float, ...] = 0.0
     std: float | tuple[float, ...] = 1.0
-    files: tuple[tuple[str, str], ...] = ()  # what was read for it: names and SHA-256
+    files: tuple[tuple[str, str], ...] = ()  # names and SHA-256 of the files that were read
 
     def scaling(self, device: torch.device | str) -> tuple[Tensor, Tensor]:
         """The mean and the standard deviation of each channel, on a device: (c, 1, 1) each."""
@@ -72,292 +66,307 @@ def normalised(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
 # ------------------------------------------------------------------------------------------------------ local training
 
 
-def payload_scale(payload: str, lr: float) -> float:
-    """What a payload is of a difference of weights: 1 / eta times it, or with "delta" the difference itself."""
-    return 1 / lr if payload == "gradient" else 1.0
-
-
-@dataclass(frozen=True)
-class Work:
-    """What the clients compute in a round, whoever computes it: E epochs of minibatch SGD on their own samples.
-
-    The payload is the accumulated gradient (w_k - w_{k,n}) / eta, or with "delta" the plain difference w_k - w_{k,n}.
-    """
-
-    module: nn.Module
-    data: Dataset
-    parts: list[Tensor]  # the samples of each client
-    epochs: int
-    batch_size: int
-    lr: float
-    payload: str
-    seed: int
-    augment: str = "none"  # or "crop_flip": every image of a batch is moved and mirrored at random
-
-    @property
-    def scale(self) -> float:
-        """What the payload is of a difference of weights."""
-        return payload_scale(self.payload, self.lr)
-
-    @cached_property
-    def sizes(self) -> list[int]:
-        """How many samples each client holds."""
-        return [len(part) for part in self.parts]
-
-    @cached_property
-    def largest_batch(self) -> int:
-        """The samples in the largest batch of any client."""
-        return min(self.batch_size, max(self.sizes))
-
-    @cached_property
-    def norms(self) -> Layout:
-        """The blocks of the norm buffers."""
-        return buffers(self.module)
-
-    def steps(self, client: int) -> int:
-        """How many local steps a client takes in a round."""
-        return self.epochs * -(-self.sizes[client] // self.batch_size)
-
-    def _bits(self, stream: str, k: int, clients: Sequence[int], each: int = 1) -> Tensor:
-        """Random bits for all that clients with m samples each go through in round k, on the host: (N, E, m * each)."""
-        shape = len(clients), self.epochs, self.sizes[clients[0]] * each
-        sources = [generator(self.seed, stream, k, n) for n in clients]
-        return first_bits(sources, math.prod(shape[1:])).view(shape)
-
-    def orders(self, k: int, clients: Sequence[int]) -> Tensor:
-        """The orders in which clients with m samples each go through them in round k: (N, E, m)."""
-        return self._bits("batches", k, clients).sort(stable=True).indices
-
-    def moves(self, k: int, clients: Sequence[int]) -> Tensor | None:
-        """How they move and mirror each of these, if they do: (N, E, m, 3)."""
-        if self.augment == "none":
-            return None
-        bits = self._bits("augment", k, clients, each=3).unflatten(-1, (-1, 3))
-        down, right, mirrored = (bits & 0x7FFFFFFF).unbind(-1)
-        span = 2 * CROP + 1
-        return torch.stack([down % span - CROP, right % span - CROP, mirrored % 2], -1)
-
-    def batches(self, of_epochs: Tensor) -> list[Tensor]:
-        """The local steps of a client, from what it goes through in each epoch: (E, m, ...) -> (batch, ...) each."""
-        return [batch for epoch in of_epochs for batch in epoch.split(min(self.batch_size, len(epoch)))]
-
-
-def crop_flip(x: Tensor, moves: Tensor) -> Tensor:
-    """Images after random crop and flip: x (..., c, h, w), moves (..., 3) -> as x.
-
-    A move is rows down, columns right and 1 for mirrored; what comes in from outside is black (0).
-    """
-    h, w = x.shape[-2:]
-    down, right, mirrored = moves.unbind(-1)
-    rows = torch.arange(h, device=x.device) - down[..., None]  # (..., h), where each pixel comes from
-    columns = torch.arange(w, device=x.device)
-    columns = torch.where(mirrored[..., None] > 0, w - 1 - columns, columns) - right[..., None]
-    inside = ((rows >= 0) & (rows < h))[..., :, None] & ((columns >= 0) & (columns < w))[..., None, :]
-    x = x.gather(-2, rows.clamp(0, h - 1)[..., None, :, None].expand(x.shape))
-    return x.gather(-1, columns.clamp(0, w - 1)[..., None, None, :].expand(x.shape)) * inside[..., None, :, :]
-
-
 class Upload(NamedTuple):
-    """What m clients send: a chunk of a round."""
+    """The uploads of m clients: a chunk of a round."""
 
     clients: Tensor  # (m,) int64
     update: Tensor  # (m, d), the payload that goes over the air
     stats: Tensor  # (m, b) float64, the `moments` of the norm buffers, on the noiseless side link
     loss: Tensor  # (m,), mean loss over the client's local steps
-    norm: Tensor | None = None  # (m,) float64, of the payloads, once it is known; `update` may be but a part of them
+    norm: Tensor | None = None  # (m,) float64, norms of the whole payloads, if known; `update` may hold a slice of them
 
     def norms(self) -> Tensor:
         """The norms of the payloads: (m,) float64."""
         return torch.linalg.vector_norm(self.update, dim=1, dtype=torch.float64) if self.norm is None else self.norm
 
 
-class Trainer(Protocol):
-    """How the work of a round is computed: the reference is one, every engine another."""
-
-    work: Work
-    chunk: int  # clients whose updates are in memory at once: an N x d matrix need never exist
-
-    def __call__(self, state: State, k: int, clients: Tensor) -> Iterator[Upload]:
-        """What these clients make of w_k in round k, chunk by chunk, in the order they are named in."""
-        ...
-
-
-Train = Callable[[State, int, Tensor], Iterable[Upload]]  # all that Algorithm 1 asks of a trainer
+Train = Callable[[ModelState, int, Tensor], Iterable[Upload]]  # (model, round k, clients (m,)) -> chunks of uploads
 
 
 # ------------------------------------------------------------------------------------------------------------- channel
 
 
-# With what a payload is heard: one number for all d entries, or a function (d, device) -> (d,) that makes theirs.
+# Amplitudes h_{n,k} of all n clients in a round: (n, source) -> (n,) float64; see also `FadingLaw`.
+Fading = Callable[[int, Generator], Tensor]
+
+# Interference xi_k of a round: (d, source) -> (d,) float32, on the source's device.
+Noise = Callable[[int, Generator], Tensor]
+
+# Clients of a round: (n, source) -> (m,) int64, from 0 ... n-1, each at most once. A rule may have a method
+# divisor(n), the divisor of the sum; otherwise the sum is divided by the number of senders.
+Participation = Callable[[int, Generator], Tensor]
+
+
+@dataclass(frozen=True)
+class FadingLaw:
+    """A fading with known properties of its law; called like any other fading."""
+
+    draw: Fading
+    mean_inverse_square: Callable[[float], float] | None = None  # t -> E[1/h^2; h^2 >= t]; inf where it diverges
+    complex_gaussian: bool = False  # whether h with a uniform phase is complex Gaussian
+    block_length: int | None = None  # entries of the vector that share one amplitude; None: all of them
+
+    def __call__(self, n: int, source: Generator) -> Tensor:
+        return self.draw(n, source)
+
+
+# Effective channel gain: one number for all d entries, or a function (d, device) -> (d,) with one gain per entry.
 Gain = float | Callable[[int, torch.device], Tensor]
 
 
-class Fade(NamedTuple):
-    """What the channel does in round k."""
+class Accumulated(NamedTuple):
+    """Sums over the senders of a round, in float64."""
+
+    faded: Tensor  # (d,), sum of gain times payload; a slice of it until the reduction over processes
+    clean: Tensor  # (d,), sum of the payloads; likewise
+    stats: Tensor  # (b,), sum of the moments of the norm buffers
+    loss: Tensor  # (), sum of the training losses
+    max_norm: float  # largest norm of a payload
+    senders: int
+    dtype: torch.dtype  # dtype of the payloads
+
+
+class PowerRule(Protocol):
+    """Transmit power: the gain of a client's payload, and the scale of the interference relative to it.
+
+    `stableair.channels.power.Power` implements it and changes nothing: derive from it.
+    """
+
+    needs_noise_on_sum: bool  # whether the interference must be on the sum of the payloads, not on their mean
+
+    def for_fading(self, fading: Fading) -> "PowerRule":
+        """The rule for clients with this fading; raises InputError if the rule does not support it."""
+
+    def gains(self, h: Tensor, clients: Tensor, seed: int, k: int) -> dict[int, Gain]:
+        """Gains of the `clients` (m,) that transmit in round k, given the amplitudes h (n,) of all n clients."""
+
+    def gain(self, h: Tensor) -> Tensor:
+        """Effective gain of a client whose amplitude is h: (m,) -> (m,)."""
+
+    def noise(self, xi: Tensor, total: Accumulated) -> Tensor:
+        """Interference relative to the payloads, given their sums: (d,) -> (d,)."""
+
+
+class Modulation(Protocol):
+    """An orthonormal basis phi: c_i = u_2i + j u_2i+1, x_t = sum_i c_i phi_i(t), y_i = sum_t conj(phi_i(t)) r_t.
+
+    `stableair.channels.modulation.Basis` implements all but `modulate` and `demodulate`: derive from it.
+    """
+
+    @property
+    def n(self) -> int:
+        """Complex symbols per block."""
+
+    @property
+    def hop(self) -> int:
+        """Samples from the start of a block to the start of the next one."""
+
+    @property
+    def max_delay(self) -> int:
+        """Largest delay of a client in samples."""
+
+    @property
+    def uses(self) -> float:
+        """Complex channel uses per block."""
+
+    @property
+    def taps(self) -> int:
+        """Propagation paths per client, one sample apart."""
+
+    def blocks(self, entries: int) -> int:
+        """Number of blocks that carry `entries` real entries."""
+
+    def samples(self, blocks: int) -> int:
+        """Number of samples of `blocks` blocks."""
+
+    def precode(self, c: Tensor, impulse_response: Tensor) -> Tensor:
+        """Symbols that a client with this impulse response transmits: (blocks, n), (taps,) -> (blocks, n)."""
+
+    def modulate(self, c: Tensor) -> Tensor:
+        """Symbols to samples: (blocks, n) -> (samples,)."""
+
+    def demodulate(self, r: Tensor) -> Tensor:
+        """Samples to the outputs of the matched filters: (samples,) -> (blocks, n)."""
+
+
+class Message(NamedTuple):
+    """A quantised update: scale * levels."""
+
+    scale: float
+    levels: Tensor  # (d,), small integers if the update is quantised
+    bits: float
+
+
+@dataclass(frozen=True)
+class Quantizer:
+    """How a digital client encodes its update."""
+
+    quantize: Callable[[Tensor, Generator], Message]  # u (d,), source -> message
+    dtype: torch.dtype  # of the levels
+
+
+@dataclass(frozen=True)
+class Aggregator:
+    """Aggregation of individual updates: entry by entry, or by client weights; with neither it is the mean."""
+
+    per_entry: Callable[[Tensor], Tensor] | None = None  # (N, s) -> (s,), on a slice of the vector
+    weights: Callable[[Tensor], Tensor] | None = None  # squared distances (N, N) float64 -> (N,) float64, of sum 1
+    min_clients: int = 1
+    reason: str = ""  # why it needs that many clients
+
+    @property
+    def keeps_updates(self) -> bool:
+        """Whether it needs the individual updates, not only their sum."""
+        return bool(self.per_entry or self.weights)
+
+
+class FlatDraw(NamedTuple):
+    """Random state of the flat channel in round k."""
 
     k: int
-    clients: Tensor  # (m,) int64, who sends
+    clients: Tensor  # (m,) int64, the participants
     h: Tensor  # (m,) float64, on the host: their amplitudes
     xi: Tensor  # (d,), the interference
-    pilot: Tensor | None = None  # noise-only symbols, where a receiver asked for them
-    gains: dict[int, Gain] | None = None  # with what each client is heard that is; None for all with their amplitudes
+    pilot: Tensor | None = None  # noise-only symbols, if a receiver asks for them
+    gains: dict[int, Gain] | None = None  # gain per transmitting client; None: use h
 
 
 class Received(NamedTuple):
-    """What reaches the server in one round, and what it would have been."""
+    """The reception of one round, with the noise-free reference."""
 
     g: Tensor  # (d,), faded sum and interference: Eq. (3)
-    stats: Tensor  # (b,), the norm buffers of all senders together
-    clean: Tensor  # (d,) float64, the mean of the unfaded payloads
-    loss: Tensor  # (), mean of the senders' training losses
+    stats: Tensor  # (b,), norm buffers pooled over the senders
+    clean: Tensor  # (d,) float64, mean of the unfaded payloads
+    loss: Tensor  # (), mean training loss of the senders
     noise: Tensor  # (d,), the interference in g
-    senders: int  # how many clients were heard
-    divisor: float  # what the sum was divided by
-    pilot: Tensor | None = None  # noise-only symbols, where a receiver asked for them
-    uses: float = 0.0  # complex symbols that the round took on the air
+    senders: int  # number of clients that were received
+    divisor: float  # divisor of the sum
+    pilot: Tensor | None = None  # noise-only symbols, if a receiver asks for them
+    uses: float = 0.0  # complex channel uses of the round
 
 
 class Channel(Protocol):
-    """Draw first, apply after: a draw is a function of (seed, k), the same for every receiver."""
+    """Draw first, apply after. A draw is a function of (seed, k): it is the same for every receiver."""
 
-    def draw(self, n: int, who: Tensor, d: int, seed: int, k: int, device: torch.device | str) -> Any:
-        """What the channel does in round k to the clients `who` of n, and to a vector of d entries."""
-        ...
+    def draw(self, n: int, clients: Tensor, d: int, seed: int, k: int, device: torch.device | str) -> Any:
+        """Draw the channel of round k for the participants `clients` (m,) of n, and for a vector of d entries."""
 
-    def superpose(self, uploads: Iterable[Upload], fade: Any) -> Received:
-        """What the server receives of the uploads; with senders=0 where it heard nobody."""
-        ...
+    def superpose(self, uploads: Iterable[Upload], draw: Any) -> Received:
+        """Apply a draw to the uploads. If no client is received, the result has senders=0."""
 
 
-class Overflow(InputError):
-    """A client's upload of round k was not finite."""
-
-    def __init__(self, k: int, client: int, what: str):
-        why = "its data are not finite, or its local training overflowed"
-        super().__init__(f"round {k}: client {client} uploaded a non-finite {what}: {why}")
-        self.k, self.client, self.what = k, client, what
-
-    def __reduce__(self) -> tuple[type, tuple[int, int, str]]:
-        """So that one process can tell another of it."""
-        return Overflow, (self.k, self.client, self.what)
+# Makes a channel from the parts that it declares to use (fading, noise, power, pilots), and from norms and divisor.
+ChannelFactory = Callable[..., Channel]
 
 
-def check_finite(upload: Upload, k: int) -> None:
-    """Refuse an upload of round k that is not finite; the error names its client."""
-    m = len(upload.clients)
-    sizes = {"update": upload.norms()}  # float64 has room for the squares of all float32 numbers
-    for what, rows in (("norm buffer", upload.stats), ("loss", upload.loss)):
-        if rows.numel():
-            sizes[what] = torch.linalg.vector_norm(rows.reshape(m, -1), math.inf, dim=1)
-    for what, size in sizes.items():
-        bad = size.isfinite().logical_not().nonzero()
-        if len(bad):
-            raise Overflow(k, int(upload.clients[int(bad[0])]), what)
+class Reduction(Protocol):
+    """How several processes share the sum over the clients: each process sums one slice of the payloads."""
+
+    def slice(self, d: int) -> slice:
+        """Entries of a vector of length d that this process sums."""
+
+    def assemble(self, *parts: Tensor, d: int) -> tuple[Tensor, ...]:
+        """Vectors of length d, of which each process holds its slice."""
 
 
-def check_shape(what: str, out: Any, length: int) -> Tensor:
-    """What a component returned, held to its contract: one tensor with `length` entries."""
-    if not isinstance(out, Tensor) or out.shape != (length,):
-        found = f"shape {tuple(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
-        raise InputError(f"the {what} must return a tensor of shape ({length},): got {found}", part=what)
-    if not out.is_floating_point():
-        raise InputError(f"the {what} must return real numbers, such as float32: got {out.dtype}", part=what)
-    return out
+@runtime_checkable
+class ReducibleChannel(Channel, Protocol):
+    """A channel that can work on slices of the payloads. Other channels receive whole payloads on every process."""
+
+    def with_reduction(self, reduction: Reduction) -> Channel:
+        """The same channel, with the sums shared between processes."""
 
 
 # ------------------------------------------------------------------------------------------------ receivers and servers
 
 
-class Rule:
-    """What a receiver or a server may do besides its work; by default nothing.
+# State that a component keeps between rounds: (), or a tree of tensors, numbers, text, None, tuples, lists and dicts.
+Memory = Any
 
-    A rule that keeps something between rounds names its attributes in `remembered`, or returns it from `state_dict`, as
-    tensors, numbers, text, lists and dicts.
+
+def no_memory(like: Tensor) -> Memory:
+    """The memory of a component without one."""
+    return ()
+
+
+class Reception(NamedTuple):
+    """The input of a receiver in one round."""
+
+    g: Tensor  # (d,), the received sum: Eq. (3)
+    blocks: Layout  # the blocks on which an entry-wise rule works
+    pilot: Tensor | None = None  # (p,), noise-only symbols, if the receiver asks for some
+    k: int = 0  # zero-based round index
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A receiver: a pure function of a round's reception and the receiver's memory.
+
+    Args:
+        apply: (Reception, Memory) -> (g (d,), Memory, Metrics). It changes none of its arguments in place. The metrics
+            are recorded as `receiver/...`.
+        init: A vector of the model's length, dtype and device -> the memory before the first round.
+        pilots: Noise-only symbols per round that it asks for.
+        blocks: The blocks that are bound to this rule; None for the blocks of the reception.
+        parts: The rules of a chain, in order; None for a single rule.
+
+    `rule(g)` outside a run starts from fresh memory and returns the output.
     """
 
-    pilots: int = 0  # noise-only symbols a round that it wants to hear
-    remembered: tuple[str, ...] = ()  # the attributes that it keeps between rounds
-
-    def observe(self, g: Tensor) -> None:
-        """See the whole vector of a round, once, before it is applied to blocks of it."""
-
-    def listen(self, pilot: Tensor) -> None:
-        """Hear the round's noise-only symbols, before anything else."""
-
-    def metrics(self) -> Metrics:
-        """What to record of the round."""
-        return {}
-
-    def state_dict(self) -> dict[str, Any]:
-        """What it remembers."""
-        return {name: getattr(self, name) for name in self.remembered}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Remember this instead."""
-        if set(state) != set(self.remembered):
-            mine, given = (", ".join(map(str, names)) or "nothing" for names in (self.remembered, state))
-            raise InputError(f"{type(self).__name__} remembers {mine}: got {given}")
-        for name, value in state.items():
-            setattr(self, name, value)
-
-
-class Receiver(Rule):
-    """What the server does to the sum it received: (..., d) -> (..., d), never in place."""
-
-    def apply(self, g: Tensor) -> Tensor:
-        """The rule itself, on a vector or on a block of one."""
-        raise NotImplementedError
+    apply: Callable[[Reception, Memory], tuple[Tensor, Memory, Metrics]]
+    init: Callable[[Tensor], Memory] = no_memory
+    pilots: int = 0
+    blocks: Layout | None = None
+    parts: tuple["Rule", ...] | None = None
 
     def __call__(self, g: Tensor) -> Tensor:
-        self.observe(g)
-        return self.apply(g)
+        whole = Layout(("g",), ((g.shape[-1],),), (0, g.shape[-1]))
+        return self.apply(Reception(g, whole), self.init(g))[0]
 
 
-class Update(Rule):
-    """The server's step: (w (d,), g (d,)) -> (d,), never in place."""
+@dataclass(frozen=True)
+class ServerRule:
+    """The server's step, Eq. (4): a pure function of the model, the repaired sum and the server's memory.
 
-    def apply(self, w: Tensor, g: Tensor) -> Tensor:
-        """The new model."""
-        raise NotImplementedError
+    Args:
+        apply: (w (d,), g (d,), Memory) -> (w (d,), Memory, Metrics). It changes none of its arguments in place. The
+            metrics are recorded as `server/...`.
+        init: A vector of the model's length, dtype and device -> the memory before the first round.
+
+    `rule(w, g)` outside a run starts from fresh memory and returns the new model.
+    """
+
+    apply: Callable[[Tensor, Tensor, Memory], tuple[Tensor, Memory, Metrics]]
+    init: Callable[[Tensor], Memory] = no_memory
 
     def __call__(self, w: Tensor, g: Tensor) -> Tensor:
-        self.observe(g)
-        return check_shape("server", self.apply(w, g), len(w)).to(w.dtype)
+        return self.apply(w, g, self.init(w))[0]
 
 
-ReceiverLike = Receiver | Callable[[Tensor], Tensor]
-UpdateLike = Update | Callable[[Tensor, Tensor], Tensor]
-
-
-def as_receiver(rule: ReceiverLike) -> Receiver:
-    """A receiver as one: a plain function, or an object with any of a Rule's methods, is wrapped."""
-    return rule if isinstance(rule, Receiver) else _adopted(Receiver(), rule, "receiver")
-
-
-def as_update(rule: UpdateLike) -> Update:
-    """A server's step as one, likewise."""
-    return rule if isinstance(rule, Update) else _adopted(Update(), rule, "server")
-
-
-R = TypeVar("R", Receiver, Update)
-
-
-def _adopted(shell: R, rule: Any, kind: str) -> R:
-    """A rule with the methods of another object; the one place that asks what an object has."""
-    if not callable(rule):
-        raise InputError(f"the {kind} must be a function or a Rule: got {type(rule).__name__}", part=kind)
-    own = {name: getattr(rule, name) for name in dir(Rule) if not name.startswith("_") and hasattr(rule, name)}
-    own["apply"] = rule if isinstance(rule, nn.Module) else getattr(rule, "apply", rule)  # a module's is something else
-    for name, method in own.items():
-        setattr(shell, name, method)
-    return shell
+# Plain functions are components too: `as_receiver` and `as_server_rule` make rules of them.
+ReceiverLike = Rule | Callable[[Tensor], Tensor]
+ServerRuleLike = ServerRule | Callable[[Tensor, Tensor], Tensor]
 
 
 # ---------------------------------------------------------------------------------------------------------- simulation
 
 
+class State(NamedTuple):
+    """Everything that carries over from one round to the next; a checkpoint is a State and a round number."""
+
+    model: ModelState
+    receiver: Memory = ()
+    server: Memory = ()
+    average: Memory = ()
+    clients: Memory = ()
+
+
+# (memory, the new model) -> (memory, the averaged model), for the evaluation
+Average = Callable[[Memory, ModelState], tuple[Memory, ModelState]]
+
+
 class Round(NamedTuple):
-    """One finished round k: the state after it and what was seen of it."""
+    """One finished round: its zero-based index, the state after it, and its metrics."""
 
     k: int
     state: State

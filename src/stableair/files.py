@@ -1,4 +1,4 @@
-"""Files written whole: whoever reads one, whenever, sees the old content or the new, and never a part."""
+"""Atomic writes: a reader sees the old content of a file or the new content, never a part."""
 
 import os
 import re
@@ -10,17 +10,25 @@ from pathlib import Path
 from typing import BinaryIO
 
 
-def write_whole(path: str | Path, content: bytes | memoryview | Callable[[BinaryIO], object]) -> Path:
-    """Replace a file by the content, or by what a function writes into the file it is handed.
+def write_whole(
+    path: str | Path, content: bytes | memoryview | Callable[[BinaryIO], object], *, dir_fd: int | None = None
+) -> Path:
+    """Replace a file as a whole: a reader sees the old content or the new content, never a part.
 
-    The new content stands beside the old one, under a name that nobody else has, until it is complete and on the disk.
-    Whatever goes wrong, the old file stays and nothing is left beside it.
+    The new content is written to a temporary file beside the old one, flushed to the disk and renamed. If anything
+    fails, the old file stays and the temporary file is removed.
+
+    Args:
+        path: The file.
+        content: The new content, or a function that writes it into an open file.
+        dir_fd: Descriptor of the folder of the file, to write there even if the path leads elsewhere by now.
     """
     path = Path(path)
     temporary = path.with_name(f".{path.name[:50]}.{secrets.token_hex(4)}.tmp")
-    fresh = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
-    with naming(path):
-        descriptor = os.open(temporary, fresh, 0o666)  # as readable as the umask lets it be, like its neighbours
+    source, target = (temporary, path) if dir_fd is None else (Path(temporary.name), Path(path.name))
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+    with attach_filename(path):
+        descriptor = os.open(source, flags, 0o666, dir_fd=dir_fd)  # the umask decides who may read it
         try:
             with open(descriptor, "wb") as file:
                 if callable(content):
@@ -29,15 +37,21 @@ def write_whole(path: str | Path, content: bytes | memoryview | Callable[[Binary
                     file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(temporary, path)
+            os.replace(source, target, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
         except BaseException:
-            temporary.unlink(missing_ok=True)
+            with suppress(FileNotFoundError):
+                os.unlink(source, dir_fd=dir_fd)
             raise
     return path
 
 
 def remove_leftovers(folder: Path, older: float = 0.0) -> None:
-    """Remove what `write_whole` left behind where its process was killed, so many seconds ago or more."""
+    """Remove the temporary files of killed processes that `write_whole` left in a folder.
+
+    Args:
+        folder: The folder.
+        older: Least age of the files, in seconds.
+    """
     for path in folder.glob(".*.tmp"):
         with suppress(OSError):
             if re.search(r"\.[0-9a-f]{8}\.tmp$", path.name) and time.time() - path.lstat().st_mtime >= older:
@@ -45,8 +59,8 @@ def remove_leftovers(folder: Path, older: float = 0.0) -> None:
 
 
 @contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """An error of the system in here, such as a full disk, is about this file."""
+def attach_filename(path: Path) -> Iterator[None]:
+    """Name this file in an error of the system, such as a full disk."""
     try:
         yield
     except OSError as error:

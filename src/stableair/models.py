@@ -1,6 +1,6 @@
-"""Models: each factory returns what makes a module for inputs (c, h, w) and a number of classes.
+"""Models: each factory returns a function (shape of an input, number of classes) -> module.
 
-A module takes a batch of inputs and gives a logit for each class: (m, c, h, w) -> (m, classes).
+A module maps a batch of inputs to logits: (m, c, h, w) -> (m, classes).
 """
 
 from collections.abc import Callable
@@ -11,12 +11,13 @@ from typing import Literal
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from stableair.checks import InputError, choice, whole
+from stableair.errors import InputError
 from stableair.spec import Registry
+from stableair.validation import choice, integer
 
 Model = Callable[[tuple[int, ...], int], nn.Module]  # (shape of an input, classes) -> module
 
-DEEPEST = 1000  # hidden layers: far more than learn anything
+MAX_DEPTH = 1000  # hidden layers
 
 model = Registry("model", "models")
 
@@ -45,7 +46,7 @@ def mlp(width: int = 200, depth: int = 1) -> Model:
     >>> [tuple(p.shape) for p in mlp(width=20, depth=2)((1, 8, 8), 10).parameters()]
     [(20, 64), (20,), (20, 20), (20,), (10, 20), (10,)]
     """
-    width, depth = whole("width", width, 1), whole("depth", depth, 1, DEEPEST)
+    width, depth = integer("width", width, 1), integer("depth", depth, 1, MAX_DEPTH)
 
     def build(shape: tuple[int, ...], classes: int) -> nn.Module:
         sides = [prod(shape), *[width] * depth]
@@ -62,12 +63,12 @@ def cnn(width: int = 2048) -> Model:
     The network of LEAF (Caldas et al., 2018): (m, c, h, w) -> (m, classes), for images of at least 4 x 4.
 
     >>> import torch
-    >>> with torch.device("meta"):  # its shapes alone
+    >>> with torch.device("meta"):  # shapes only
     ...     module = cnn()((1, 28, 28), 62)
     >>> sum(p.numel() for p in module.parameters())
     6603710
     """
-    width = whole("width", width, 1)
+    width = integer("width", width, 1)
 
     def build(shape: tuple[int, ...], classes: int) -> nn.Module:
         channels, height, breadth = _image("cnn", shape, least=4)
@@ -88,7 +89,7 @@ def resnet18(norm: Literal["batch", "group"] = "batch", init: Literal["torch", "
     N(0, 2 / fan-out) (He et al., 2015); norm="group" has 32 groups (Wu and He, 2018).
 
     >>> import torch
-    >>> with torch.device("meta"):  # its shapes alone
+    >>> with torch.device("meta"):  # shapes only
     ...     module = resnet18()((3, 32, 32), 10)
     >>> sum(p.numel() for p in module.parameters())
     11173962
@@ -100,10 +101,10 @@ def resnet18(norm: Literal["batch", "group"] = "batch", init: Literal["torch", "
 def resnet34(norm: Literal["batch", "group"] = "batch", init: Literal["torch", "he"] = "torch") -> Model:
     """ResNet-34 with the CIFAR stem (3 x 3, no max-pool), norm batch or group: 21,328,292 entries for CIFAR-100.
 
-    As `resnet18`, with 3, 4, 6 and 3 blocks in place of two each: (m, c, h, w) -> (m, classes).
+    Like `resnet18`, with 3, 4, 6 and 3 blocks instead of two each: (m, c, h, w) -> (m, classes).
 
     >>> import torch
-    >>> with torch.device("meta"):  # its shapes alone
+    >>> with torch.device("meta"):  # shapes only
     ...     module = resnet34()((3, 32, 32), 100)
     >>> sum(p.numel() for p in module.parameters())
     21328292
@@ -112,12 +113,12 @@ def resnet34(norm: Literal["batch", "group"] = "batch", init: Literal["torch", "
 
 
 NORMS: dict[str, Callable[[int], nn.Module]] = {
-    "batch": nn.BatchNorm2d,  # its running means and variances go over the side link
+    "batch": nn.BatchNorm2d,  # running means and variances are sent over the side link
     "group": lambda channels: nn.GroupNorm(32, channels),  # no buffers, and no coupling between samples
 }
 
 
-INITS = "torch", "he"  # torch's own, or He's normal law by the fan-out of each convolution
+INITS = "torch", "he"  # torch's default, or He's normal law by the fan-out of each convolution
 
 
 def _resnet(name: str, depths: tuple[int, ...], norm: str, init: str) -> Model:
@@ -135,7 +136,8 @@ def _resnet(name: str, depths: tuple[int, ...], norm: str, init: str) -> Model:
 
 def _image(name: str, shape: tuple[int, ...], least: int) -> tuple[int, int, int]:
     if len(shape) != 3 or min(shape[1:]) < least:
-        raise InputError(f"{name} needs images of at least {least} x {least}: got inputs of shape {tuple(shape)}")
+        text = f"{name} needs images of at least {least} x {least}: got inputs of shape {tuple(shape)}"
+        raise InputError(text, code="image-too-small", name=name, shape=tuple(shape), least=least)
     return shape
 
 

@@ -1,17 +1,15 @@
-"""Who takes part in round k, and in which order everybody counts them."""
+"""Participation: the clients of round k, and their order."""
 
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from stableair.checks import InputError, fraction, number, positive, shown, whole
+from stableair.contracts import Participation
+from stableair.errors import InputError
 from stableair.spec import Registry
 from stableair.streams import Generator, generator
-
-# (n, source) -> (m,) int64, clients of 0 ... n-1, each at most once. A method divisor(n) may state what their sum is
-# divided by; else it is the number of clients that were heard.
-Participation = Callable[[int, Generator], Tensor]
+from stableair.validation import fraction, integer, number, positive, short_repr
 
 participation = Registry("participation", "participations")
 
@@ -28,18 +26,19 @@ def everybody() -> Participation:
 
 @participation("sample")
 def sample(m: int) -> Participation:
-    """m of the clients, drawn anew in every round without replacement.
+    """m clients, drawn in every round without replacement.
 
-    The first m of a random order of all n: whoever is among m is also among m + 1. With m = n it is `all()`.
+    The first m clients of a random permutation of all n, so a larger m adds clients. m = n is equivalent to `all()`.
 
     >>> sample(2)(5, generator(0, "participation", 0)).tolist()
     [2, 0]
     """
-    m = whole("m", m, 1)
+    m = integer("m", m, 1)
 
     def draw(n: int, source: Generator) -> Tensor:
         if m > n:
-            raise InputError(f"participation sample(m={m}): m must be at most the number of clients, {n}")
+            text = f"participation sample(m={m}): m must be at most the number of clients, {n}"
+            raise InputError(text, code="out-of-range", name="m", value=m, high=n)
         return source.permutation(n)[:m]
 
     return draw
@@ -47,11 +46,11 @@ def sample(m: int) -> Participation:
 
 @participation("bernoulli")
 class bernoulli:
-    """Each client comes with probability q, independently of the others; the sum is divided by the number that came.
+    """Each client takes part with probability q, independently; the sum is divided by the number of participants.
 
-    With expected=true it is divided by N q instead, the number to be expected. Of payloads u_n the server then receives
-    (1 / N q) sum_n b_n u_n, b_n being 1 with probability q and else 0: on average over all rounds, those included in
-    which nobody comes, that is the mean of all u_n.
+    With expected=true it is divided by the expected number N q instead. The server then receives
+    (1 / N q) sum_n b_n u_n, where b_n is 1 with probability q and else 0: its expectation, over all rounds
+    including those without participants, is the mean of all u_n.
 
     >>> bernoulli(0.5)(5, generator(0, "participation", 0)).tolist()
     [1, 3, 4]
@@ -62,24 +61,25 @@ class bernoulli:
     def __init__(self, q: float, expected: bool = False):
         self.q = number("q", positive("q", q), high=1.0)
         if not isinstance(expected, bool):
-            raise InputError(f"expected must be true or false: got {shown(expected)}")
+            text = f"expected must be true or false: got {short_repr(expected)}"
+            raise InputError(text, code="wrong-type", name="expected", value=expected)
         self.expected = expected
 
     def __call__(self, n: int, source: Generator) -> Tensor:
         return (source.uniform(n) < self.q).nonzero()[:, 0]
 
     def divisor(self, n: int) -> float | None:
-        """N q, where it is asked for."""
+        """N q with expected=true, else None."""
         return n * self.q if self.expected else None
 
 
 @participation("dropout", specs={"of": participation})
 class dropout:
-    """Of the clients that another rule names, each is lost with probability p: it trained, and is not heard.
+    """Participants of another rule; each one drops out with probability p after its local training.
 
-    Nothing of a lost client reaches the server, so what it trained is not computed. Who is lost is drawn from a stream
-    of its own: the clients that `of` names are the same as without dropout. Where `of` divides by an expected number,
-    that is (1 - p) times as many.
+    The server receives nothing from a dropped client, so its training is not computed. Dropouts are drawn from a
+    separate stream: the participants of `of` are the same as without dropout. If `of` divides by an expected number,
+    that number is multiplied by 1 - p.
 
     >>> dropout(0.5, of="sample(4)")(5, generator(0, "participation", 2)).tolist()
     [0, 3]
@@ -89,44 +89,55 @@ class dropout:
         self.p = fraction("p", p)
         self.of: Participation = participation.one(of)()
         if isinstance(self.of, dropout):
-            raise InputError("of must be another rule than dropout: to lose p and then q is to lose p + q - p q")
+            text = "of must not be dropout: for two dropouts p and q, set p + q - p q"
+            raise InputError(text, code="not-nestable", name="dropout")
 
     def __call__(self, n: int, source: Generator) -> Tensor:
-        heard = source.beside("dropout").uniform(n) >= self.p
-        named = self.of(n, source)
-        return named[heard[named]]
+        stays = source.substream("dropout").uniform(n) >= self.p
+        clients = self.of(n, source)
+        return clients[stays[clients]]
 
     def divisor(self, n: int) -> float | None:
-        """That of the rule, less those who are lost."""
-        stated = divisor(self.of, n)
-        return None if stated is None else (1 - self.p) * stated
+        """1 - p times the divisor of the other rule, if it has one."""
+        expected = divisor(self.of, n)
+        return None if expected is None else (1 - self.p) * expected
 
 
 def divisor(rule: Participation, n: int) -> float | None:
-    """What a rule says that the sum over n clients is divided by; None for the number of those that were heard."""
-    stated = rule.divisor(n) if hasattr(rule, "divisor") else None
-    return None if stated is None else positive("the divisor of the participation", stated)
+    """The divisor of the sum over n clients that a rule asks for; None for the number of senders."""
+    expected = rule.divisor(n) if hasattr(rule, "divisor") else None
+    return None if expected is None else positive("the divisor of the participation", expected)
 
 
 def participants(rule: Participation, sizes: Sequence[int], seed: int) -> Callable[[int], Tensor]:
-    """The clients of round k, those with the most samples first, then by number: (m,) int64, on the host.
+    """The participants of each round, in the order in which they train and are summed.
 
-    This order is the one in which every trainer works and every sum is taken, so that neither an engine, nor a chunk,
-    nor a number of processes changes a bit of the sum.
+    Clients with the most samples come first, then by index. This order is fixed, so that sums are bit-identical for
+    every engine, chunk size and number of processes.
+
+    Args:
+        rule: Participation rule.
+        sizes: Number of samples of each client.
+        seed: Seed of the experiment.
+
+    Returns:
+        A function from the round k to its clients: (m,) int64, on the host.
     """
-    place = {n: i for i, n in enumerate(sorted(range(len(sizes)), key=lambda n: (-sizes[n], n)))}
+    n = len(sizes)
+    position = {client: i for i, client in enumerate(sorted(range(n), key=lambda client: (-sizes[client], client)))}
 
-    def of_round(k: int) -> Tensor:
-        who = rule(len(sizes), generator(seed, "participation", k))
-        if not isinstance(who, Tensor) or who.ndim != 1 or who.dtype != torch.int64:
-            found = f"{who.dtype} of shape {tuple(who.shape)}" if isinstance(who, Tensor) else type(who).__name__
-            wanted = "the numbers of clients, int64 of shape (m,)"
-            raise InputError(f"the participation must return {wanted}: got {found}", part="participation")
-        clients = who.tolist()
-        if len(set(clients)) < len(clients) or not place.keys() >= set(clients):
-            known = f"some of the clients 0 to {len(sizes) - 1}, each once"
-            text = f"round {k}: the participation must return {known}: got {shown(clients)}"
-            raise InputError(text, part="participation")
-        return torch.tensor(sorted(clients, key=place.__getitem__), dtype=torch.int64)
+    def draw_participants(k: int) -> Tensor:
+        drawn = rule(n, generator(seed, "participation", k))
+        if not isinstance(drawn, Tensor) or drawn.ndim != 1 or drawn.dtype != torch.int64:
+            is_tensor = isinstance(drawn, Tensor)
+            actual = f"{drawn.dtype} of shape {tuple(drawn.shape)}" if is_tensor else type(drawn).__name__
+            text = f"the participation must return client indices, int64 of shape (m,): got {actual}"
+            raise InputError(text, code="wrong-shape", setting="participation", actual=actual)
+        clients = drawn.tolist()
+        if len(set(clients)) < len(clients) or not position.keys() >= set(clients):
+            allowed = f"some of the clients 0 to {n - 1}, each once"
+            text = f"round {k}: the participation must return {allowed}: got {short_repr(clients)}"
+            raise InputError(text, code="unknown-clients", setting="participation", k=k, clients=clients)
+        return torch.tensor(sorted(clients, key=position.__getitem__), dtype=torch.int64)
 
-    return of_round
+    return draw_participants

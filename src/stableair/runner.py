@@ -1,7 +1,9 @@
 """Run an experiment: build it, choose an engine, resume it, record it."""
 
+import logging
 import re
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -11,159 +13,265 @@ import torch
 
 from stableair import __version__
 from stableair.algorithm import Simulation, simulate
-from stableair.builder import build, own_parts_named
-from stableair.checks import InputError, place, typed, whole
-from stableair.contracts import Round
-from stableair.experiment import Experiment
-from stableair.local import Reference, threads
-from stableair.ranks import joined
-from stableair.results.folder import (
-    Circumstances,
-    ResumePoint,
-    environment,
-    locked,
-    recorded,
-    restored,
-    resume_point,
-)
+from stableair.builder import attribute_plugin_errors, build
+from stableair.contracts import Round, State
+from stableair.distributed import ProcessGroup, SingleProcess, join_process_group
+from stableair.errors import InputError, ResourceError, RunBusyError, StableairError
+from stableair.experiment import COMPONENT_SETTINGS, Experiment
+from stableair.isolation import isolated
+from stableair.literals import PluginChange
+from stableair.results.callbacks import Callback, CallbackList, is_main_process
+from stableair.results.environment import environment
+from stableair.results.lock import LockedFolder, locked
+from stableair.results.plugins import component_sources, record_kept
+from stableair.results.recorder import RunMetadata, recorded
+from stableair.results.resume import NEW_RUN, ResumePoint, restored_state, resume_point
 from stableair.results.run import Row, Run, load
-from stableair.results.sealed import read_environments
+from stableair.training.reference import Reference, threads
+from stableair.validation import as_path, integer, typed
+
+log = logging.getLogger("stableair")
 
 Engine = dict[str, Any]  # how a run is computed: engine, precision, chunk, why, ranks
-QUARTERS = 4  # chunks in which the clients are dealt out to several ranks, whatever their number
-
-__all__ = ["resume_point", "run"]
+TIMED_STEPS = 3  # local steps from which the duration of a slow run is projected
+CHUNKS_OVER_RANKS = 4  # the clients are split into this many chunks; independent of the number of ranks
 
 
 @typed
+@isolated()
 def run(
     experiment: Experiment,
     folder: str | Path | None = None,
     *,
     resume: bool = False,
     checkpoint_every: int = 1,
-    on_round: Callable[[Row], Any] | None = None,
-    on_start: Callable[[Engine], Any] | None = None,
+    plugin_changed: PluginChange = "refuse",
+    callbacks: Sequence[Callback] = (),
 ) -> Run:
-    """Run an experiment, in memory or recorded in a folder; `on_round` sees each round's numbers as they come.
+    """Run an experiment, in memory or recorded in a folder.
 
-    `on_start` is told once how it is computed: the engine, its precision, the clients at a time, and why so.
-    With `resume` it goes on from the last complete round in the folder, and a finished run is not computed again.
+    Args:
+        experiment: What to run.
+        folder: Run folder; None keeps the run in memory.
+        resume: Whether to continue after the last complete round in the folder. A finished run is not computed again.
+        checkpoint_every: Rounds between two checkpoints.
+        plugin_changed: What to do with results of a plug-in that has changed since: "refuse" raises an error, "keep"
+            uses them and records both versions, "recompute" starts such runs anew.
+        callbacks: Observers of the run.
+
+    Returns:
+        The rounds and the final model.
+
+    Raises:
+        InputError: The folder holds a different experiment, a run and `resume` is false, or results of a plug-in that
+            has changed (`plugin-changed`).
+        RunBusyError: Another process computes the run in this folder; the callbacks are not called.
     """
-    whole("checkpoint_every", checkpoint_every, 1)
-    folder = None if folder is None else place("folder", folder)
-    with ExitStack() as stack, enough_memory():
-        ranks = stack.enter_context(joined(experiment.id(), __version__))  # one process, or those of torchrun
-        begin, past = ranks.first(lambda: _opened(folder, experiment, resume, stack))
-        if folder and (begin.rounds >= experiment.rounds or begin.diverged):
-            return ranks.first(lambda: load(folder))
-        if past:
-            stack.enter_context(threads(past[-1].get("threads")))
-        sim, engine = _with_engine(ranks.every(lambda: build(experiment)), experiment, past, ranks.size)
-        engine |= {"ranks": ranks.size}
-        if past and past[-1].get("data", sim.files) != sim.files:
-            raise InputError(f"{folder} was begun with other data files: {past[-1]['data']}, now {sim.files}")
-        if on_start and ranks.rank == 0:
-            on_start(engine)
-        start = restored(sim.start, sim.rules, begin.checkpoint, folder)
-        sim = ranks.share(sim)
-        about = Circumstances(
-            experiment,
-            environment(start.w.device) | {"data": sim.files} | engine,
-            None if sim.labels is None else sim.labels.tolist(),
-            sim.rules,
-            lambda: getattr(sim.train, "chunk", None),
-        )
-        rows, final = begin.rows[: begin.rounds], begin.checkpoint.state if begin.checkpoint else None
-        path = _named(simulate(sim, start, experiment.rounds, start=begin.rounds), experiment)
-        kept = folder if ranks.rank == 0 else None
-        with closing(recorded(path, kept, about, begin, checkpoint_every)) as rounds:
-            try:
-                for _, state, row in rounds:
-                    rows.append(row)
-                    final = final if row.get("diverged") else state
-                    if on_round and ranks.rank == 0:
-                        on_round(row)
-            except torch.cuda.OutOfMemoryError:
-                fewer = max(1, engine["chunk"] // 2)
-                raise InputError(f"the device is out of memory; chunk={fewer} needs less, or take device=cpu") from None
-        rows = ranks.first(lambda: rows)  # only the first has evaluated
-        ranks.tell(len(rows) - begin.rounds)
+    integer("checkpoint_every", checkpoint_every, 1)
+    folder = None if folder is None else as_path("folder", folder)
+    observer = CallbackList(callbacks)
+    if not is_main_process():
+        observer = CallbackList()
+    try:
+        result = _run(experiment, folder, resume, checkpoint_every, plugin_changed, observer)
+    except RunBusyError:
+        raise
+    except StableairError as error:
+        observer.end(experiment, error)
+        raise
+    observer.end(experiment, result)
+    return result
+
+
+def _run(
+    experiment: Experiment, folder: Path | None, resume: bool, checkpoint_every: int, plugin_changed: PluginChange,
+    observer: Callback,
+) -> Run:  # fmt: skip
+    """Run the experiment; the observer is called at its start and after each round."""
+    with ExitStack() as stack, out_of_memory_as_error():
+        ranks = stack.enter_context(join_process_group(_settings_of_rank(experiment, folder)))
+        lock: LockedFolder | None = None  # of rank 0, which writes
+
+        def open_folder() -> ResumePoint:
+            nonlocal lock
+            if folder is None:
+                return NEW_RUN
+            lock = stack.enter_context(locked(folder))
+            return resume_point(folder, experiment, resume, plugin_changed)
+
+        previous = ranks.broadcast_from_main(open_folder)
+        if folder and (previous.rounds >= experiment.rounds or previous.diverged):
+            if lock:
+                record_kept(lock, experiment, previous.environments)
+            return ranks.broadcast_from_main(lambda: load(folder))
+        if previous.environments:
+            stack.enter_context(threads(previous.environments[-1].get("threads")))
+        sim, engine = _prepare(experiment, previous, ranks, folder)
+        ranks.check_agreement({name: engine[name] for name in ("engine", "precision", "chunk")} | {"data": sim.files})
+        projected = projection(sim, experiment.rounds - previous.rounds, engine) if ranks.size == 1 else {}
+        observer.start(experiment, engine | projected)
+        state = restored_state(sim.start, previous.checkpoint, folder)
+        sim = ranks.shard(sim)
+        rounds = _attributed(simulate(sim, state, experiment.rounds, start=previous.rounds), experiment)
+        metadata = _metadata(experiment, sim, engine)
+        with (
+            closing(recorded(rounds, lock, metadata, previous, checkpoint_every)) as recording,
+            _advise_on_chunk(engine),
+        ):
+            rows, final = _collect(recording, experiment, previous, observer)
+        rows = ranks.broadcast_from_main(lambda: rows)  # only the main process has evaluated
+        ranks.log_traffic(len(rows) - previous.rounds)
     return Run(experiment.to_record(), rows, folder, final)
 
 
-def _opened(
-    folder: Path | None, experiment: Experiment, resume: bool, stack: ExitStack
-) -> tuple[ResumePoint, list[dict[str, Any]]]:
-    """Where the run in a folder stands, and what it was computed with so far; it stays locked with the stack."""
-    if folder is None:
-        return ResumePoint([], None), []
-    stack.enter_context(locked(folder))
-    begin = resume_point(folder, experiment, resume)
-    return begin, read_environments(folder) if begin.rounds else []
+def _settings_of_rank(experiment: Experiment, folder: Path | None) -> dict[str, Any]:
+    """Values that must be the same on every rank; ranks may use different GPUs and different paths."""
+    components = {name: experiment.calls(name) for name in COMPONENT_SETTINGS}
+    written_out = {name: " | ".join(str(call.full()) for call in calls) for name, calls in components.items()}
+    return (
+        experiment.to_dict()
+        | written_out
+        | {
+            "device": experiment.device.partition(":")[0],
+            "recorded": folder is not None,
+            "threads": torch.get_num_threads(),
+            "plug-ins": sorted(f"{name} {source['version']}" for name, source in component_sources(experiment).items()),
+            "stableair": __version__,
+            "torch": torch.__version__,
+        }
+    )
 
 
-def _named(rounds: Iterator[Round], experiment: Experiment) -> Iterator[Round]:
-    """The rounds; whatever goes wrong in a component of the user's own is told with its file and line."""
-    with own_parts_named(experiment):
+def _prepare(
+    experiment: Experiment, previous: ResumePoint, ranks: SingleProcess | ProcessGroup, folder: Path | None
+) -> tuple[Simulation, Engine]:
+    """Build the simulation and choose its engine.
+
+    Raises:
+        InputError: The data files have changed since the run was started (`data-changed`).
+    """
+    sim = ranks.run_on_every_rank(lambda: build(experiment))
+    sim, engine = _with_engine(sim, experiment, previous.environments, ranks)
+    before = previous.environments[-1].get("data", sim.files) if previous.environments else sim.files
+    if before != sim.files:
+        text = f"{folder} was started with other data files: {before}, now {sim.files}"
+        raise InputError(text, code="data-changed", hint="folder", before=before, now=sim.files)
+    return sim, engine | {"ranks": ranks.size}
+
+
+def _metadata(experiment: Experiment, sim: Simulation, engine: Engine) -> RunMetadata:
+    return RunMetadata(
+        experiment,
+        environment(sim.start.model.w.device) | {"data": sim.files} | engine,
+        None if sim.labels is None else sim.labels.tolist(),
+        lambda: getattr(sim.train, "chunk", None),
+    )
+
+
+def _collect(
+    recording: Iterator[Round], experiment: Experiment, previous: ResumePoint, observer: Callback
+) -> tuple[list[Row], State | None]:
+    """Run all rounds: returns the rows of the whole run and its last finite state."""
+    rows, final = previous.rows[: previous.rounds], previous.checkpoint.state if previous.checkpoint else None
+    for _, state, row in recording:
+        rows.append(row)
+        final = final if row.get("diverged") else state
+        observer.round(experiment, row)
+    return rows, final
+
+
+@contextmanager
+def _advise_on_chunk(engine: Engine) -> Iterator[None]:
+    """Raise ResourceError with a smaller chunk where the memory of the GPU does not suffice."""
+    try:
+        yield
+    except torch.cuda.OutOfMemoryError:
+        text = f"the device is out of memory; chunk={max(1, engine['chunk'] // 2)} needs less, or use device=cpu"
+        raise ResourceError(text, code="out-of-memory") from None
+
+
+def _attributed(rounds: Iterator[Round], experiment: Experiment) -> Iterator[Round]:
+    """The rounds; an error in a user's component is raised with its file and line."""
+    with attribute_plugin_errors(experiment):
         yield from rounds
 
 
 @contextmanager
-def enough_memory() -> Iterator[None]:
-    """What does not fit into the memory is one line, wherever it is found out."""
+def out_of_memory_as_error() -> Iterator[None]:
+    """Raise ResourceError where the memory of the machine does not suffice."""
+    text = "not enough memory for an experiment of this size"
     try:
         yield
     except MemoryError:
-        raise InputError("there is not enough memory for an experiment of this size") from None
-    except RuntimeError as error:  # torch has no class for it on a CPU
+        raise ResourceError(text, code="out-of-memory") from None
+    except RuntimeError as error:  # on a CPU torch has no class for it
         if not re.search("allocate memory|out of memory|Storage size calculation", str(error)):
             raise
-        raise InputError("there is not enough memory for an experiment of this size") from None
+        raise ResourceError(text, code="out-of-memory") from None
 
 
 def _with_engine(
-    sim: Simulation, experiment: Experiment, past: list[dict[str, Any]], ranks: int = 1
+    sim: Simulation, experiment: Experiment, environments: Sequence[dict[str, Any]], ranks: SingleProcess | ProcessGroup
 ) -> tuple[Simulation, Engine]:
-    """The simulation as the engine of choice computes it; a run that has begun goes on as it began."""
+    """The simulation with its engine: that of the last of the environments if possible, else the best one."""
     e = experiment
     plain = {"engine": "reference", "precision": "fp32", "chunk": getattr(sim.train, "chunk", sim.n)}
     if e.engine == "reference":
         if e.precision not in ("auto", "fp32"):
-            raise InputError(f"engine=reference computes in fp32: leave out precision={e.precision}")
-        if ranks > 1 and isinstance(sim.train, Reference):
-            chunk = _equal_chunks(sim, ranks)
+            text = f"engine=reference computes in fp32: leave out precision={e.precision}"
+            raise InputError(text, code="unsupported-precision", name="precision", value=e.precision)
+        if ranks.size > 1 and isinstance(sim.train, Reference):
+            chunk = _equal_chunks(sim, ranks.size)
             sim, plain = replace(sim, train=replace(sim.train, chunk=chunk)), plain | {"chunk": chunk}
         return sim, plain | {"why": "as asked for"}
-    try:
-        from stableair.engine import EngineChoice, accelerate, choose
-    except ModuleNotFoundError as error:  # the engine is a leaf: without it all works, slowly
-        if error.name != "stableair.engine":
-            raise
-        if e.engine == "fast":
-            raise InputError("engine fast is not there: this installation has no stableair.engine") from None
-        return sim, plain | {"why": "there is no other"}
-    before = past[-1] if past else {}
-    same_kind = (before.get("device") == "cpu") == (sim.start.w.device.type == "cpu")
+    from stableair.engine import EngineChoice, accelerate, choose
+
+    before = environments[-1] if environments else {}
+    same_kind = (before.get("device") == "cpu") == (sim.start.model.w.device.type == "cpu")
     if same_kind and plain.keys() <= before.keys() and _allows(e, before["engine"], before["precision"]):
         chunk = min(e.chunk or before["chunk"], sim.n)
         chosen = EngineChoice(before["engine"], before["precision"], chunk, "as the rounds before")
     else:
         chosen = choose(sim, e.engine, e.precision, e.chunk, e.rounds)
-        if ranks > 1 and not e.chunk:  # one that does not depend on their number: it may change the last bits
-            chosen = chosen._replace(chunk=min(chosen.chunk, -(-sim.n // QUARTERS)))
-    if ranks > 1 and chosen.engine in ("reference", "processes"):  # where it changes none
-        chosen = chosen._replace(engine="reference", chunk=_equal_chunks(sim, ranks))
-    return accelerate(sim, chosen), chosen._asdict()
+        if ranks.size > 1 and not e.chunk:  # independent of the number of ranks: the chunk may change the last bits
+            fitting = min(ranks.all_gather_objects(chosen.chunk))  # the ranks may have different free memory
+            chosen = chosen._replace(chunk=min(fitting, -(-sim.n // CHUNKS_OVER_RANKS)))
+    if ranks.size > 1 and chosen.engine in ("reference", "processes"):  # the chunk does not change their bits
+        why = "the ranks share the clients"
+        chosen = chosen._replace(engine="reference", chunk=_equal_chunks(sim, ranks.size), why=why)
+    return accelerate(sim, chosen), chosen.record()
+
+
+def projection(sim: Simulation, rounds: int, engine: Engine) -> dict[str, float]:
+    """The projected duration of a run on the reference loop, from the first local steps of one client.
+
+    Returns:
+        {"projected_seconds": ...}; empty for every other engine, whose first round takes little time.
+    """
+    if engine["engine"] != "reference" or not isinstance(sim.train, Reference):
+        return {}
+    if sim.start.model.w.is_cuda:
+        log.warning("the slow reference loop computes this run on a GPU: %s", engine["why"])
+    work, clients = sim.train.work, sim.participants(0).tolist()
+    if not clients:
+        return {}
+    first = [work.parts[clients[0]][: TIMED_STEPS * work.batch_size]]
+    trainer = Reference(replace(work, parts=first, epochs=1))
+    for _ in range(2):  # the first pass is a warm-up
+        start = time.perf_counter()
+        trainer.train(sim.start.model, 0, torch.tensor([0])).update.sum().item()  # waits for the GPU
+        elapsed = time.perf_counter() - start
+    steps = sum(work.steps(n) for n in clients)
+    return {"projected_seconds": elapsed / trainer.work.steps(0) * steps * rounds}
 
 
 def _equal_chunks(sim: Simulation, ranks: int) -> int:
-    """How many clients each rank trains at a time, so that all have about the same to do."""
+    """Number of clients that a rank trains together, chosen so that all ranks have about the same work."""
     most = getattr(sim.train, "chunk", sim.n)
     share = -(-sim.n // ranks)
     return -(-share // -(-share // most))
 
 
 def _allows(e: Experiment, engine: str, precision: str) -> bool:
-    """Whether a run that was computed so may go on so, with what is asked for now."""
+    """Whether the settings of an experiment allow the engine and the precision of its earlier rounds."""
     return (e.engine == "auto" or engine != "reference") and e.precision in ("auto", precision)

@@ -1,68 +1,72 @@
-"""Components by name: registries, and the strict parser of "mac(C=0.1)".
+"""Components by name: registries, and the strict parser of specs such as "mac(C=0.1)".
 
-A component is a factory whose parameters are its hyper-parameters: its signature is the schema of its spec.
+A component is a factory whose parameters are its hyper-parameters. The signature of the factory is the schema of the
+spec.
 """
 
 import ast
-import hashlib
 import inspect
 import math
-import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from numbers import Integral, Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
-from stableair.checks import InputError, in_words, nearest, place
+from stableair.errors import InputError, StableairError
+from stableair.sources import Source, source_of
+from stableair.validation import as_path, short_repr, suggest, type_name
 
-LONGEST = 500  # characters; no honest spec is longer
+MAX_LENGTH = 500  # characters of a spec
 REGISTRIES: dict[str, "Registry"] = {}
+PLUGINS: list[str] = []  # the loaded plug-in files
 Factory = TypeVar("Factory", bound=Callable[..., Any])
-PLUGINS: dict[str, str] = {}  # the files loaded so far and their SHA-256: a run records them
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A registered factory and what it declared of itself."""
+    """A registered factory and the options it was registered with."""
 
     name: str
     factory: Callable[..., Any]
     declared: dict[str, Any]
+    source: Source | None = None  # None for a factory of this package
 
     @property
     def signature(self) -> str:
+        """The signature without types, as error messages show it."""
         parameters = [p.replace(annotation=p.empty) for p in inspect.signature(self.factory).parameters.values()]
         return f"{self.name}{inspect.Signature(parameters)}"
 
     @property
     def typed_signature(self) -> str:
-        """The signature with the types of its arguments, as `stableair list` shows it."""
-        return f"{self.name}({', '.join(map(_typed, inspect.signature(self.factory).parameters.values()))})"
+        """The signature with types, as `stableair list` shows it."""
+        parameters = inspect.signature(self.factory).parameters.values()
+        return f"{self.name}({', '.join(map(_format_parameter, parameters))})"
 
     @property
     def open(self) -> bool:
-        """Whether it takes arguments of any name, to hand them on."""
+        """Whether the factory accepts arguments of any name (**kwargs)."""
         kinds = [p.kind for p in inspect.signature(self.factory).parameters.values()]
         return inspect.Parameter.VAR_KEYWORD in kinds
 
     @property
     def specs(self) -> dict[str, "Registry"]:
-        """The parameters that are specs themselves, and where these are looked up."""
+        """The registries of the parameters that are specs themselves."""
         return self.declared.get("specs", {})
 
     def complete(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """The arguments, in which every spec within the spec has all of its own."""
-        inner = {k: v for k, v in arguments.items() if k in self.specs and isinstance(v, str)}
-        return arguments | {k: str(self.specs[k].one(text).full()) for k, text in inner.items()}
+        """Return the arguments, with the default arguments of nested specs filled in."""
+        nested = {k: v for k, v in arguments.items() if k in self.specs and isinstance(v, str)}
+        return arguments | {k: str(self.specs[k].one(text).full()) for k, text in nested.items()}
 
     @property
-    def home(self) -> tuple[str, int] | None:
-        """The file and line where it is made, if that is not in this package."""
+    def user_location(self) -> tuple[str, int] | None:
+        """The file and line of a factory that is not part of this package."""
         code = getattr(inspect.unwrap(self.factory), "__code__", None)
         if code is None or Path(code.co_filename).is_relative_to(Path(__file__).parent):
             return None
@@ -70,63 +74,73 @@ class Entry:
 
     @property
     def summary(self) -> str:
+        """The first line of the factory's docstring."""
         return (inspect.getdoc(self.factory) or "").partition("\n")[0]
 
 
 @dataclass(frozen=True)
 class Call:
-    """One parsed component, `mac(C=0.1)`: its entry and its arguments by name."""
+    """A parsed component such as `mac(C=0.1)`: its registry, its name and its arguments by name."""
 
-    kind: str
-    entry: Entry
+    registry: "Registry"
+    name: str
     arguments: dict[str, Any]
     bare: bool = False  # written without parentheses
 
     def __str__(self) -> str:
-        if self.bare and not self.arguments:
-            return self.entry.name
-        return spell(self.entry.name, self.arguments)
+        return self.name if self.bare and not self.arguments else format_call(self.name, self.arguments)
+
+    @property
+    def kind(self) -> str:
+        """The kind of component, such as "receiver"."""
+        return self.registry.kind
+
+    @property
+    def entry(self) -> Entry:
+        """The entry registered under the name now: a notebook may have redefined it since the spec was parsed."""
+        return self.registry.entries[self.name]
 
     @property
     def parameters(self) -> dict[str, inspect.Parameter]:
+        """The parameters by name, including those passed on to **kwargs."""
         declared = inspect.signature(self.entry.factory).parameters
         named = {name: p for name, p in declared.items() if p.kind != p.VAR_KEYWORD}
         return {name: inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in self.arguments} | named
 
     def with_(self, argument: str, value: Any) -> "Call":
-        """The same call with one argument changed or added."""
+        """Return a copy with one argument changed or added."""
         changed = replace(self, arguments=self.arguments | {argument: value})
-        given = changed.arguments
-        return replace(self, arguments={name: given[name] for name in changed.parameters if name in given})
+        ordered = {name: changed.arguments[name] for name in changed.parameters if name in changed.arguments}
+        return replace(self, arguments=ordered)
 
     def full(self) -> "Call":
-        """The same call with every argument, defaults included, in the order of the signature."""
+        """Return a copy with every argument, defaults included, in the order of the signature."""
         declared = inspect.signature(self.entry.factory).parameters
         defaults = {k: p.default for k, p in declared.items() if p.default is not p.empty}
-        every = self.entry.complete(defaults | self.arguments)
+        complete = self.entry.complete(defaults | self.arguments)
         order = dict.fromkeys([*declared, *self.arguments])
-        return replace(self, arguments={k: every[k] for k in order if k in every}, bare=False)
+        return replace(self, arguments={k: complete[k] for k in order if k in complete}, bare=False)
 
-    def without(self, hidden: dict[str, Any]) -> "Call":
-        """The same call without the arguments of these names that equal their defaults."""
-        usual = replace(self, arguments={}).full().arguments
-        same = [k for k, v in self.arguments.items() if k in hidden and k in usual and equal(v, usual[k])]
-        return replace(self, arguments={k: v for k, v in self.arguments.items() if k not in same})
+    def without_defaults(self, names: Iterable[str]) -> "Call":
+        """Return a copy without the named arguments whose value is the default."""
+        defaults = replace(self, arguments={}).full().arguments
+        hidden = [k for k in names if k in defaults and equal(self.arguments[k], defaults[k])]
+        return replace(self, arguments={k: v for k, v in self.arguments.items() if k not in hidden})
 
     def __call__(self) -> Any:
         """Build the component."""
         try:
             return self.entry.factory(**self.arguments)
-        except InputError as error:
-            raise InputError(f"{self.kind} {self}: {error}", hint=error.hint) from None
+        except StableairError as error:
+            raise error.with_message(f"{self.kind} {self}: {error}") from None
         except Exception as error:
-            if (where := line_of(error)) or isinstance(error, ValueError | TypeError):
-                raise InputError(f"{self.kind} {self}: {where or error}") from error
+            if (where := traceback_location(error)) or isinstance(error, ValueError | TypeError):
+                raise InputError(f"{self.kind} {self}: {where or error}", code="component-failed") from error
             raise
 
 
 class Registry:
-    """The components of one kind by name; calling it gives the decorator that adds one."""
+    """The components of one kind by name. Calling a registry returns a decorator that registers a component."""
 
     def __init__(self, kind: str, plural: str):
         self.kind = kind
@@ -135,178 +149,213 @@ class Registry:
         REGISTRIES[plural] = self
 
     def __call__(self, name: str, **declared: Any) -> Callable[[Factory], Factory]:
-        """`@receiver("soft")` on a factory makes it known as "soft"."""
+        """Register a factory: `@receiver("soft")` registers it as "soft"."""
         if not isinstance(name, str) or not name.isidentifier():
-            raise InputError(f"a {self.kind}'s name must be an identifier: got {name!r}")
+            text = f"a {self.kind}'s name must be an identifier: got {name!r}"
+            raise InputError(text, code="not-an-identifier", value=name)
 
         def register(factory: Factory) -> Factory:
             known = self.entries.get(name)
-            again_in_notebook = known and known.factory.__module__ == factory.__module__ == "__main__"
-            if known and not again_in_notebook:
-                raise InputError(
-                    f"{self.kind} {name!r} is already registered by {known.factory.__module__}; choose another name"
-                )
-            self.entries[name] = Entry(name, factory, declared)
+            redefined_in_notebook = known and known.factory.__module__ == factory.__module__ == "__main__"
+            if known and not redefined_in_notebook:
+                text = f"{self.kind} {name!r} is already registered by {known.factory.__module__}; choose another name"
+                raise InputError(text, code="name-taken", name=name)
+            self.entries[name] = Entry(name, factory, declared, source_of(factory))
             return factory
 
         return register
-
-    if not TYPE_CHECKING:  # a type checker is to see that there is no such attribute
-
-        def __getattr__(self, name: str) -> Any:
-            """In 0.1 `sa.receiver` was a module too, with `sa.receiver.mac` in it."""
-            raise AttributeError(f"{self.kind!r} is the decorator that registers a {self.kind}; it has no {name!r}")
 
     def __iter__(self) -> Iterator[Entry]:
         return iter(self.entries.values())
 
     def parse(self, text: str) -> tuple[Call, ...]:
-        """The calls of "a(x=1) | b(y=2)", each name and argument checked against its factory."""
+        """Parse "a(x=1) | b(y=2)" and check each name and argument against its factory.
+
+        Raises:
+            InputError: `not-a-spec`, `unknown-component`, `unknown-argument` or another problem of the text.
+        """
         if not isinstance(text, str):
-            raise InputError(f"{self.kind} must be a spec such as 'name(argument=1)': got {text!r}")
+            message = f"{self.kind} must be a spec such as 'name(argument=1)': got {short_repr(text)}"
+            raise InputError(message, code="not-a-spec", value=text)
         return tuple(self._call(node, text) for node in _stages(self.kind, text))
 
     def one(self, text: str) -> Call:
-        """The single call of "a(x=1)"."""
+        """Parse the single component "a(x=1)"."""
         calls = self.parse(text)
         if len(calls) != 1:
-            raise InputError(f"{self.kind} {text!r}: only receivers can be chained with '|'")
+            message = f"{self.kind} {text!r}: only receivers can be chained with '|'"
+            raise InputError(message, code="not-one-component", value=text)
         return calls[0]
 
     def _call(self, node: ast.expr, text: str) -> Call:
         function, positional, keywords = _parts(node)
         if not isinstance(function, ast.Name):
-            raise _refused(self.kind, text, function)
+            _refuse_code(self.kind, text, function)
         if function.id not in self.entries:
-            raise InputError(f"{self.kind} {function.id!r} is unknown; {nearest(function.id, self.entries)}")
+            message = f"{self.kind} {function.id!r} is unknown; {suggest(function.id, self.entries)}"
+            raise InputError(
+                message, code="unknown-component", kind=self.kind, name=function.id, allowed=list(self.entries)
+            )
         entry = self.entries[function.id]
+        self._check_keywords(entry, keywords, text)
+        self._check_nested(entry, positional, keywords, text)
+        named = {str(keyword.arg): _value(self.kind, text, keyword.value) for keyword in keywords}
+        arguments = self._bind(entry, [_value(self.kind, text, value) for value in positional], named, text)
+        try:
+            arguments = entry.complete(arguments)
+        except StableairError as error:
+            raise error.with_message(f"{self.kind} {text}: {error}") from None
+        return Call(self, entry.name, arguments, bare=not isinstance(node, ast.Call))
+
+    def _check_keywords(self, entry: Entry, keywords: list[ast.keyword], text: str) -> None:
+        """Refuse arguments that the factory does not have, and arguments that are given twice."""
         known = list(inspect.signature(entry.factory).parameters)
+        names: set[str] = set()
         for keyword in keywords:
             if keyword.arg is None:
-                raise _refused(self.kind, text, keyword.value)
+                _refuse_code(self.kind, text, keyword.value)
             if keyword.arg not in known and not entry.open:
-                problem = f"{entry.name} has no argument {keyword.arg!r}; {nearest(keyword.arg, known)}"
-                raise InputError(f"{self.kind} {text!r}: {problem}; the signature is {entry.signature}")
-        for name, inner in [*zip(known, positional, strict=False), *((word.arg, word.value) for word in keywords)]:
-            if name in entry.specs and isinstance(inner, ast.Call):
-                quoted = f"{name}={ast.unparse(inner)!r}"
-                raise InputError(f"{self.kind} {text!r}: a spec within a spec stands in quotes: write {quoted}")
-        named = {str(keyword.arg): _value(self.kind, text, keyword.value) for keyword in keywords}
-        if len(named) < len(keywords):
-            raise InputError(f"{self.kind} {text!r}: an argument is given twice; the signature is {entry.signature}")
+                problem = f"{entry.name} has no argument {keyword.arg!r}; {suggest(keyword.arg, known)}"
+                message = f"{self.kind} {text!r}: {problem}; the signature is {entry.signature}"
+                raise InputError(
+                    message, code="unknown-argument", component=entry.name, name=keyword.arg, allowed=known
+                )
+            if keyword.arg in names:
+                message = f"{self.kind} {text!r}: an argument is given twice; the signature is {entry.signature}"
+                raise InputError(message, code="duplicate-argument", component=entry.name, name=keyword.arg)
+            names.add(keyword.arg)
+
+    def _check_nested(self, entry: Entry, positional: list[ast.expr], keywords: list[ast.keyword], text: str) -> None:
+        """Refuse nested specs that are not quoted."""
+        by_position = zip(inspect.signature(entry.factory).parameters, positional, strict=False)
+        for name, node in [*by_position, *((keyword.arg, keyword.value) for keyword in keywords)]:
+            if name in entry.specs and isinstance(node, ast.Call):
+                message = f"{self.kind} {text!r}: a nested spec must be quoted: write {name}={ast.unparse(node)!r}"
+                raise InputError(message, code="unquoted-spec", component=entry.name, name=name)
+
+    def _bind(self, entry: Entry, positional: list[Any], named: dict[str, Any], text: str) -> dict[str, Any]:
+        """Return the arguments by name, including **kwargs."""
         try:
-            bound = inspect.signature(entry.factory).bind(*(_value(self.kind, text, a) for a in positional), **named)
+            bound = inspect.signature(entry.factory).bind(*positional, **named)
         except TypeError as error:
-            raise InputError(f"{self.kind} {text!r}: {error}; the signature is {entry.signature}") from None
-        given: dict[str, Any] = {}
+            message = f"{self.kind} {text!r}: {error}; the signature is {entry.signature}"
+            raise InputError(message, code="wrong-arguments", component=entry.name) from None
+        arguments: dict[str, Any] = {}
         for name, value in bound.arguments.items():
-            handed_on = bound.signature.parameters[name].kind == inspect.Parameter.VAR_KEYWORD
-            given |= value if handed_on else {name: value}
-        try:
-            given = entry.complete(given)
-        except InputError as error:
-            raise InputError(f"{self.kind} {text}: {error}", hint=error.hint) from None
-        return Call(self.kind, entry, given, bare=not isinstance(node, ast.Call))
+            passed_on = bound.signature.parameters[name].kind == inspect.Parameter.VAR_KEYWORD
+            arguments |= value if passed_on else {name: value}
+        return arguments
 
 
-def parse_words(kind: str, text: str) -> list[tuple[str, dict[str, Any]]]:
-    """The names and arguments of "a(x=1) | b(y=2)", without asking whether there are such components."""
-    found = []
+def parse_unchecked(kind: str, text: str) -> list[tuple[str, dict[str, Any]]]:
+    """Parse "a(x=1) | b(y=2)" into names and arguments; the components need not be registered."""
+    components = []
     for node in _stages(kind, text):
         function, positional, keywords = _parts(node)
         if not isinstance(function, ast.Name) or positional or any(keyword.arg is None for keyword in keywords):
-            raise _refused(kind, text, node)
-        found.append((function.id, {str(word.arg): _value(kind, text, word.value) for word in keywords}))
-    return found
-
-
-def _parts(node: ast.expr) -> tuple[ast.expr, list[ast.expr], list[ast.keyword]]:
-    """What is called, and its arguments by position and by name; a bare name has none."""
-    return (node.func, node.args, node.keywords) if isinstance(node, ast.Call) else (node, [], [])
-
-
-def spell(name: str, arguments: dict[str, Any]) -> str:
-    """A component as it stands in a spec."""
-    return f"{name}({', '.join(f'{key}={written(value)}' for key, value in arguments.items())})"
-
-
-def _typed(parameter: inspect.Parameter) -> str:
-    """A parameter with its type in words: `C: float | auto`."""
-    kinds: dict[Any, str] = {parameter.VAR_KEYWORD: "**", parameter.VAR_POSITIONAL: "*"}
-    stars = kinds.get(parameter.kind, "")
-    annotated = "" if parameter.annotation is parameter.empty else f": {in_words(parameter.annotation)}"
-    default = "" if parameter.default is parameter.empty else f" = {written(parameter.default)}"
-    return f"{stars}{parameter.name}{annotated}{default}"
+            _refuse_code(kind, text, node)
+        components.append((function.id, {str(word.arg): _value(kind, text, word.value) for word in keywords}))
+    return components
 
 
 def literal(text: str) -> Any:
-    """One argument's value as it would stand in a spec; what is no literal stays text."""
+    """Parse a text like an argument of a spec; a text that is not a literal is returned unchanged.
+
+    >>> literal("0.5"), literal("(1, 2)"), literal("auto"), literal("f(1)")
+    (0.5, (1, 2), 'auto', 'f(1)')
+    """
     try:
         return _value("value", text, ast.parse(text.strip(), mode="eval").body)
     except (SyntaxError, ValueError):
         return text
 
 
-MOVED = {  # modules and names of 0.1, and where they are now
-    "adaptive": "stableair.receivers.adaptive", "channel": "stableair.channels.kinds", "demo": "stableair.paper.demo",
-    "figures": "stableair.paper.figures", "hub": "stableair.data.hub", "partition": "stableair.data.partitions",
-    "plot": "stableair.results.plot", "receiver": "stableair.receivers",
-    "record": "stableair.runner and stableair.results.run",
-    "report": "stableair.results.report", "search": "stableair.searches", "server": "stableair.servers",
-    "simulate": "stableair.algorithm", "theory_plot": "stableair.paper.theory_plots",
-    "track": "stableair.results.track",
-    "Dataset": "stableair.contracts", "Split": "stableair.contracts", "Upload": "stableair.contracts",
-    "Received": "stableair.contracts", "Fade": "stableair.contracts", "Overflow": "stableair.contracts",
-    "build": "stableair.builder", "run": "stableair.runner", "load": "stableair.results.run",
-    "products": "stableair.local, as float32_matmul", "synthetic": "stableair.data.sets",
-    "digits": "stableair.data.sets",
-    "dataset": "stableair.data.sets", "Channel": "stableair.channels.flat, as Flat", "Evaluate": "stableair.evaluation",
-}  # fmt: skip
+def format_call(name: str, arguments: dict[str, Any]) -> str:
+    """Write a component as a spec.
+
+    >>> format_call("mac", {"C": 1.0})
+    'mac(C=1)'
+    """
+    return f"{name}({', '.join(f'{key}={format_value(value)}' for key, value in arguments.items())})"
 
 
-def moved_to(name: str) -> str:
-    """What to say after the name of something that was elsewhere in 0.1."""
-    return f"; it is now in {MOVED[name]}" if name in MOVED else ""
+def format_value(value: Any) -> str:
+    """Write a value as it appears in a spec; numpy numbers are written as Python numbers."""
+    if isinstance(value, Real) and not isinstance(value, bool):
+        value = int(value) if isinstance(value, Integral) else float(value)
+    if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
+        value = int(value)  # mac(C=1.0) and mac(C=1) are one experiment
+    if isinstance(value, str) and value.isidentifier() and value.lower() not in ("inf", "nan", "true", "false", "none"):
+        return value
+    if isinstance(value, tuple):
+        items = ", ".join(map(format_value, value))
+        return f"({items},)" if len(value) == 1 else f"({items})"
+    return repr(value)
+
+
+def equal(a: Any, b: Any) -> bool:
+    """Whether two arguments are equal; 1 equals 1.0, but not True."""
+    return type(a) is type(b) and a == b if isinstance(a, bool) or isinstance(b, bool) else a == b
 
 
 def load_plugin(path: str | Path) -> None:
-    """Run a Python file that registers components."""
-    if not place("plug-in", path).is_file():
-        raise InputError(f"plug-in {path}: there is no such file")
+    """Run a Python file that registers components.
+
+    Raises:
+        InputError: The file does not exist (`missing-file`) or raises an error (`plugin-failed`).
+    """
+    if not as_path("plug-in", path).is_file():
+        raise InputError(f"plug-in {path} does not exist", code="missing-file", path=path)
     loader = SourceFileLoader(f"stableair_plugin_{Path(path).stem}", str(path))
-    found = spec_from_loader(loader.name, loader)
-    assert found, "a file's loader always has a spec"
-    module = module_from_spec(found)
+    spec = spec_from_loader(loader.name, loader)
+    assert spec, "a file's loader always has a spec"
+    module = module_from_spec(spec)
     sys.modules[loader.name] = module
     try:
         loader.exec_module(module)
-    except InputError as error:
-        raise InputError(f"plug-in {path}: {error}", hint=error.hint) from None
+    except StableairError as error:
+        raise error.with_message(f"plug-in {path}: {error}") from None
     except (Exception, SystemExit) as error:
-        missing = re.search(r"No module named 'stableair\.(\w+)|cannot import name '(\w+)' from 'stableair", str(error))
-        hint = moved_to(missing[1] or missing[2]) if missing else ""
-        what = line_of(error, str(path)) or f"{type(error).__name__}: {error}"
-        raise InputError(f"plug-in {path} does not import: {what}{hint}") from error
-    PLUGINS[str(path)] = hashlib.sha256(Path(path).read_bytes()).hexdigest()
+        cause = traceback_location(error, str(path)) or f"{type(error).__name__}: {error}"
+        raise InputError(f"plug-in {path} cannot be imported: {cause}", code="plugin-failed", path=path) from error
+    PLUGINS.append(str(path))
 
 
-def line_of(error: BaseException, *files: str) -> str:
-    """What went wrong in these files or in a user's own component, with its line; empty where it was in none."""
-    own = {entry.home[0] for registry in REGISTRIES.values() for entry in registry if entry.home}
-    places = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
-    for file, line in reversed(places):
-        if file in {*own, *PLUGINS, *files}:
+def traceback_location(error: BaseException, *files: str) -> str:
+    """Return the file, line and text of an error raised in these files or in a user's component, else ""."""
+    locations = [entry.user_location for registry in REGISTRIES.values() for entry in registry]
+    user_files = {*(location[0] for location in locations if location), *PLUGINS, *files}
+    frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    for file, line in reversed(frames):
+        if file in user_files:
             return f"{file}, line {line}: {type(error).__name__}: {' '.join(str(error).split())}"
     return ""
 
 
+def _parts(node: ast.expr) -> tuple[ast.expr, list[ast.expr], list[ast.keyword]]:
+    """Split a call into function, positional and keyword arguments; a bare name has no arguments."""
+    return (node.func, node.args, node.keywords) if isinstance(node, ast.Call) else (node, [], [])
+
+
+def _format_parameter(parameter: inspect.Parameter) -> str:
+    """A parameter with its type in words: `C: float | auto`."""
+    kinds: dict[Any, str] = {parameter.VAR_KEYWORD: "**", parameter.VAR_POSITIONAL: "*"}
+    stars = kinds.get(parameter.kind, "")
+    annotation = "" if parameter.annotation is parameter.empty else f": {type_name(parameter.annotation)}"
+    default = "" if parameter.default is parameter.empty else f" = {format_value(parameter.default)}"
+    return f"{stars}{parameter.name}{annotation}{default}"
+
+
 def _stages(kind: str, text: str) -> list[ast.expr]:
-    if len(text) > LONGEST:
-        raise InputError(f"{kind} {text[:40]!r}...: a spec has at most {LONGEST} characters, this one {len(text)}")
+    """The expressions between the `|` of a spec."""
+    if len(text) > MAX_LENGTH:
+        message = f"{kind} {text[:40]!r}...: a spec has at most {MAX_LENGTH} characters: got {len(text)}"
+        raise InputError(message, code="spec-too-long", value=text)
     try:
         node = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, MemoryError, RecursionError):
-        raise InputError(f"{kind} {text!r} is not a spec; write it as name(argument=1, other=2)") from None
+        message = f"{kind} {text!r} is not a spec; write it as name(argument=1, other=2)"
+        raise InputError(message, code="not-a-spec", value=text) from None
     stages = []
     while isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
         stages.append(node.right)
@@ -315,7 +364,7 @@ def _stages(kind: str, text: str) -> list[ast.expr]:
 
 
 def _value(kind: str, text: str, node: ast.expr) -> Any:
-    """A literal: number, text, true/false/none, a bare word (`auto`), or a tuple of them. Anything else is code."""
+    """Evaluate a literal: number, string, true/false/none, bare word (`auto`) or tuple; refuse any other code."""
     match node:
         case ast.Constant(value=bool() | int() | float() | str() | None as value):
             return value
@@ -329,26 +378,9 @@ def _value(kind: str, text: str, node: ast.expr) -> Any:
                 return -value
         case ast.Tuple(elts=elements) | ast.List(elts=elements):
             return tuple(_value(kind, text, e) for e in elements)
-    raise _refused(kind, text, node)
+    _refuse_code(kind, text, node)
 
 
-def _refused(kind: str, text: str, node: ast.AST) -> InputError:
-    return InputError(f"{kind} {text!r}: {ast.unparse(node)!r} is code; only names, numbers and words are allowed")
-
-
-def equal(a: Any, b: Any) -> bool:
-    """Whether two arguments are the same; 1 is 1.0, and True is neither."""
-    return type(a) is type(b) and a == b if isinstance(a, bool) or isinstance(b, bool) else a == b
-
-
-def written(value: Any) -> str:
-    """A value as it stands in a spec; a number of numpy's as Python writes it."""
-    if isinstance(value, Real) and not isinstance(value, bool):
-        value = int(value) if isinstance(value, Integral) else float(value)
-    if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
-        value = int(value)  # mac(C=1.0) and mac(C=1) are one experiment
-    if isinstance(value, str) and value.isidentifier() and value.lower() not in ("inf", "nan", "true", "false", "none"):
-        return value
-    if isinstance(value, tuple):
-        return f"({written(value[0])},)" if len(value) == 1 else f"({', '.join(map(written, value))})"
-    return repr(value)
+def _refuse_code(kind: str, text: str, node: ast.AST) -> NoReturn:
+    message = f"{kind} {text!r}: {ast.unparse(node)!r} is code; only names, numbers and words are allowed"
+    raise InputError(message, code="code-in-spec", value=text)

@@ -1,7 +1,7 @@
 """The symmetric alpha-stable law SaS(alpha, tau), characteristic function exp(-|tau t|^alpha).
 
-alpha = 2 is the normal law N(0, 2 tau^2), alpha = 1 the Cauchy law; below 2 the tails fall like |x|^-alpha, and the
-variance is infinite. Everything is computed in float64, whatever comes in.
+alpha = 2 is the normal law N(0, 2 tau^2), alpha = 1 the Cauchy law. Below 2 the tails fall like |x|^-alpha, and the
+variance is infinite. Everything is computed in float64, for inputs of any dtype.
 """
 
 import math
@@ -14,16 +14,17 @@ from scipy.special import gammaln
 from torch import Tensor
 
 from stableair import streams
-from stableair.checks import InputError, number, positive, shown, typed, whole
+from stableair.errors import InputError
+from stableair.validation import integer, number, positive, short_repr, typed
 
-ALPHA = 0.5, 2.0  # the range in which everything here is tested
+ALPHA = 0.5, 2.0  # supported range
 
-_PIECE = 1 << 16  # entries drawn at once: on a CPU the temporaries stay in cache
-_PIECE_ELSEWHERE = 1 << 24
+_PIECE = 1 << 16  # entries drawn at once on a CPU: the temporaries stay in cache
+_PIECE_GPU = 1 << 24
 
 
 def check(alpha: float, tau: float) -> tuple[float, float]:
-    """(alpha, tau) as floats, refused outside alpha in [0.5, 2], tau in [0, inf)."""
+    """Return (alpha, tau) as floats; alpha must be in [0.5, 2] and tau in [0, inf)."""
     return number("alpha", alpha, *ALPHA), number("tau", tau, 0.0, torch.finfo(torch.float64).max)
 
 
@@ -40,11 +41,11 @@ def from_uniform(u: Tensor, v: Tensor, alpha: float, tau: float) -> Tensor:
     >>> round(from_uniform(torch.tensor(0.75).double(), torch.tensor(0.3).double(), alpha=1, tau=2).item(), 9)
     2.0
     """
-    _check_alike(u, v)
+    _check_same_shape(u, v)
     alpha, tau = check(alpha, tau)
     p = torch.minimum(u, 1 - u)
     theta = (0.5 - p).mul_(math.pi)
-    # The two powers as one exponential, in place: that is faster.
+    # Both powers in one exponential, in place, for speed.
     power = (p * math.pi).sin_().log_().mul_(-1 / alpha)
     if alpha != 1:
         power += ((1 - alpha) * theta).cos_().div_(v.log().neg_()).log_().mul_((1 - alpha) / alpha)
@@ -64,22 +65,32 @@ def sample(
 
     E exp(i t X) = exp(-|tau t|^alpha).
 
-    Float32 uniforms would not do: at the size of a model a 24-bit uniform hits the end of its interval about once a
-    vector, which makes impulses that do not exist, and its grid cuts those that do.
+    Float32 uniforms are not enough: at the size of a model a 24-bit uniform hits the end of its interval about once
+    per vector, which creates false impulses, and its grid truncates the true tail.
+
+    Args:
+        shape: Shape of the result.
+        alpha: Tail index, in [0.5, 2].
+        tau: Scale.
+        generator: Source of the random numbers; by default torch's global generator.
+        dtype: Floating dtype of the result.
+        device: Device of the result; by default that of the generator.
 
     >>> x = sample((2, 50_000), alpha=1, tau=3.0, generator=streams.generator(0, "noise", 0))
     >>> tuple(x.shape), round((x.abs() < 3).double().mean().item(), 2)  # half of a Cauchy law lies within its scale
     ((2, 50000), 0.5)
     """
     alpha, tau = check(alpha, tau)
-    shape = tuple(whole("shape", side, 0) for side in (shape if isinstance(shape, tuple | list) else (shape,)))
+    shape = tuple(integer("shape", side, 0) for side in (shape if isinstance(shape, tuple | list) else (shape,)))
     if not dtype.is_floating_point:
-        raise InputError(f"dtype must be real, such as torch.float32: got {dtype}")
+        text = f"dtype must be real, such as torch.float32: got {dtype}"
+        raise InputError(text, code="wrong-type", name="dtype", value=dtype)
     try:
         device = torch.device(device or ("cpu" if generator is None else generator.device))
     except (RuntimeError, TypeError):
-        raise InputError(f"device must be a name such as 'cpu' or 'cuda:0': got {shown(device)}") from None
-    x = torch.empty(whole("the number of entries", math.prod(shape)), dtype=dtype, device=device)
+        text = f"device must be a name such as 'cpu' or 'cuda:0': got {short_repr(device)}"
+        raise InputError(text, code="unknown-device", name="device", value=device) from None
+    x = torch.empty(integer("the number of entries", math.prod(shape)), dtype=dtype, device=device)
 
     def fill(piece: Tensor, start: int, source: streams.Generator | torch.Generator | None) -> None:
         u, v = streams.uniform((len(piece), 2), source, device).unbind(-1)
@@ -88,20 +99,20 @@ def sample(
     if isinstance(generator, streams.Generator):
         streams.in_pieces(fill, x, 2, generator)
     else:
-        for piece in x.split(_PIECE if device.type == "cpu" else _PIECE_ELSEWHERE):
+        for piece in x.split(_PIECE if device.type == "cpu" else _PIECE_GPU):
             fill(piece, 0, generator)
     return x.reshape(shape)
 
 
-def _check_alike(u: Tensor, v: Tensor) -> None:
+def _check_same_shape(u: Tensor, v: Tensor) -> None:
     if not u.is_floating_point() or not v.is_floating_point() or u.shape != v.shape:
-        found = f"{u.dtype} {tuple(u.shape)} and {v.dtype} {tuple(v.shape)}"
-        raise InputError(f"u and v must be real and of one shape: got {found}")
+        shapes = f"{u.dtype} {tuple(u.shape)} and {v.dtype} {tuple(v.shape)}"
+        raise InputError(f"u and v must be real and of the same shape: got {shapes}", code="wrong-shape", name="u, v")
 
 
 @typed
 def subordinator(u: Tensor, v: Tensor, alpha: float) -> Tensor:
-    """The one-sided stable law A of which sqrt(A) n is SaS for a normal n, from two independent uniforms on (0, 1).
+    """Samples of the one-sided stable law A, from two independent uniforms on (0, 1); sqrt(A) times a normal is SaS.
 
     E exp(-s A) = exp(-s^(alpha/2)), so that sqrt(A) n is SaS(alpha, tau) for n of variance 2 tau^2; alpha = 2 is A = 1.
     With a = alpha/2, theta = pi u and W = -log v, after Kanter (1975),
@@ -112,12 +123,12 @@ def subordinator(u: Tensor, v: Tensor, alpha: float) -> Tensor:
     >>> subordinator(torch.tensor([0.3, 0.9]).double(), torch.tensor([0.2, 0.5]).double(), alpha=2).tolist()
     [1.0, 1.0]
     """
-    _check_alike(u, v)
+    _check_same_shape(u, v)
     a = check(alpha, 1.0)[0] / 2
     if a == 1:
         return torch.ones_like(u)
     theta = math.pi * u
-    sine = (math.pi * torch.minimum(u, 1 - u)).sin_()  # with all its digits near pi, where the impulses come from
+    sine = (math.pi * torch.minimum(u, 1 - u)).sin_()  # accurate near pi, where the impulses come from
     logarithm = (((1 - a) * theta).sin_() / -v.log()).log_().mul_((1 - a) / a)
     return logarithm.sub_(sine.log_().div_(a)).exp_().mul_((a * theta).sin_())
 
@@ -127,14 +138,14 @@ def isotropic(n: int, alpha: float, tau: float, source: streams.Generator) -> Te
     """I.i.d. complex samples of the isotropic law whose real and imaginary parts are SaS(alpha, tau): (n,) complex128.
 
     E exp(i Re(conj(w) Z)) = exp(-(tau |w|)^alpha): Z is sqrt(A) times a complex normal variable of variance 2 tau^2 in
-    each part. The parts are not independent: an impulse hits both. Four positions of the source a sample.
+    each part. The parts are not independent: an impulse hits both. A sample takes four positions of the source.
 
     >>> z = isotropic(50_000, 1, 3.0, streams.generator(0, "noise", 0))
-    >>> [round((x.abs() < 3).double().mean().item(), 2) for x in (z.real, (z * 1j**0.5).real)]  # whatever the angle
+    >>> [round((x.abs() < 3).double().mean().item(), 2) for x in (z.real, (z * 1j**0.5).real)]  # at any angle
     [0.5, 0.5]
     """
     alpha, tau = check(alpha, tau)
-    u, v, w, turn = source.uniform(whole("n", n, 0), 4).unbind(-1)
+    u, v, w, turn = source.uniform(integer("n", n, 0), 4).unbind(-1)
     radius = subordinator(u, v, alpha).mul_(w.log().neg_()).sqrt_().mul_(2 * tau)
     return torch.polar(radius, turn * (2 * math.pi))
 
@@ -150,9 +161,9 @@ def pdf(x: Tensor, alpha: float, tau: float = 1.0) -> Tensor:
 
 
 def sf(x: Tensor, alpha: float, tau: float = 1.0) -> Tensor:
-    """P(X > x), with all its digits far into the tail: (...) -> (...) float64.
+    """P(X > x), accurate far into the tail: (...) -> (...) float64.
 
-    Far out it is the series (1 / pi) sum_k (-1)^(k+1) Gamma(k alpha) / k! sin(pi k alpha / 2) (x / tau)^(-k alpha)
+    For large x it is the series (1 / pi) sum_k (-1)^(k+1) Gamma(k alpha) / k! sin(pi k alpha / 2) (x / tau)^(-k alpha)
     (Bergstrom, 1952).
 
     >>> x = torch.tensor(1e12, dtype=torch.float64)
@@ -174,7 +185,7 @@ def cdf(x: Tensor, alpha: float, tau: float = 1.0) -> Tensor:
 
 
 def score(x: Tensor, alpha: float, tau: float = 1.0) -> Tensor:
-    """Minus the derivative of the log-density, the best nonlinearity for a weak signal: (...) -> (...) float64.
+    """Minus the derivative of the log-density, the optimal nonlinearity for a weak signal: (...) -> (...) float64.
 
     -pdf'(x) / pdf(x): x / (2 tau^2) for the normal law, 2 x / (tau^2 + x^2) for the Cauchy law.
 
@@ -194,11 +205,11 @@ def quantile(p: Tensor, alpha: float, tau: float = 1.0) -> Tensor:
     law, p, _ = _standard(p, alpha, 1.0)
     tau = positive("tau", tau)
     if not ((p >= 0) & (p <= 1)).all():
-        raise InputError("p must be in [0, 1]")
-    extreme = torch.minimum(p, 1 - p)  # down to zero, where the first term of the series is all there is
+        raise InputError("p must be in [0, 1]", code="out-of-range", name="p", low=0, high=1)
+    extreme = torch.minimum(p, 1 - p)  # below 1e-100 the first term of the series is exact
     tail = extreme.clamp_min(1e-100)
     z = law.start(tail)
-    for _ in range(6):  # Newton on the logarithm of the tail: in z near the centre, in log z far out
+    for _ in range(6):  # Newton's method on the logarithm of the tail: in z near the centre, in log z in the tail
         excess, slope = law.log_sf(z) - tail.log(), (law.log_pdf(z) - law.log_sf(z)).exp()
         z = torch.where(z < 1, (z + excess / slope).clamp_min(0), z * (excess / (slope * z)).exp())
     z = torch.where(extreme < tail, law.start(extreme), z)
@@ -206,37 +217,39 @@ def quantile(p: Tensor, alpha: float, tau: float = 1.0) -> Tensor:
 
 
 def _standard(x: Tensor, alpha: float, tau: float) -> tuple["_Law", Tensor, float]:
-    """The law of scale 1, and x in its units."""
+    """The law of scale 1, x / tau and tau."""
     alpha, tau = number("alpha", alpha, *ALPHA), positive("tau", tau)
     z = _real("x", x) / tau
     if z.isnan().any():
-        raise InputError("x must not be NaN")
+        raise InputError("x must not be NaN", code="not-finite", name="x")
     return _law(alpha), z, tau
 
 
 def _real(name: str, x: object) -> Tensor:
-    """Numbers of any kind as float64."""
+    """Return real numbers of any kind as a float64 tensor."""
     try:
-        found = torch.as_tensor(x)
+        tensor = torch.as_tensor(x)
     except (TypeError, ValueError, RuntimeError, OverflowError):
-        raise InputError(f"{name} must be a tensor of real numbers: got {shown(x)}") from None
-    if found.is_complex():
-        raise InputError(f"{name} must be a tensor of real numbers: got {found.dtype}")
-    return found.double()
+        text = f"{name} must be a tensor of real numbers: got {short_repr(x)}"
+        raise InputError(text, code="wrong-type", name=name, value=x) from None
+    if tensor.is_complex():
+        text = f"{name} must be a tensor of real numbers: got {tensor.dtype}"
+        raise InputError(text, code="wrong-type", name=name, value=tensor.dtype)
+    return tensor.double()
 
 
-_TAIL = 20.0  # where the tail series takes over; there its twelve terms have 14 digits for every alpha
+_TAIL = 20.0  # from here on the tail series is used: twelve terms give 14 digits for every alpha
 _TERMS = 12
 _NODES = 2048
-_FINEST = 0.02  # nodes are even in asinh(x / _FINEST): dense at the peak, which is sharp for a small alpha
+_FINEST = 0.02  # nodes are evenly spaced in asinh(x / _FINEST): dense at the peak, which is sharp for small alpha
 
 
 class _Law(NamedTuple):
-    """SaS(alpha, 1) on x >= 0: cubic Hermite tables up to _TAIL, and the tail series beyond."""
+    """SaS(alpha, 1) on x >= 0: cubic Hermite tables up to _TAIL, then the tail series."""
 
     alpha: float
     step: float
-    tables: Tensor  # (3, 2, nodes): log sf, log pdf and score; each its value and its slope times the step
+    tables: Tensor  # (3, 2, nodes): log sf, log pdf and score; each with its value and its slope times the step
     series: Tensor  # (terms,): sf(x) = sum_k series[k - 1] x^(-k alpha)
 
     def log_sf(self, x: Tensor) -> Tensor:
@@ -264,16 +277,16 @@ class _Law(NamedTuple):
         return torch.where(node == _NODES - 1, far, _FINEST * (node * self.step).sinh())
 
     def _table(self, which: int, x: Tensor) -> Tensor:
-        place = (x.clamp(max=_TAIL) / _FINEST).asinh() / self.step
-        node = place.long().clamp(max=_NODES - 2)
-        t = place - node
+        position = (x.clamp(max=_TAIL) / _FINEST).asinh() / self.step
+        node = position.long().clamp(max=_NODES - 2)
+        t = position - node
         value, slope = self.tables[which].to(x.device)
         rise = value[node + 1] - value[node]
         left, right = slope[node] - rise, rise - slope[node + 1]
         return value[node] + t * (rise + (1 - t) * (left * (1 - t) + right * t))
 
     def _sum(self, x: Tensor, derivative: int) -> Tensor:
-        """The series of sf, pdf or minus the derivative of pdf, without its leading power of x; Horner's way."""
+        """The series of sf, pdf or minus the derivative of pdf, without its leading power of x, by Horner's rule."""
         k = torch.arange(1, _TERMS + 1, dtype=torch.float64)
         factors = (torch.ones_like(k), k * self.alpha, k * self.alpha * (k * self.alpha + 1))[derivative]
         z = x.clamp(min=1) ** -self.alpha
@@ -291,7 +304,7 @@ def _law(alpha: float) -> _Law:
     if alpha == 2:  # the normal law needs no table
         return _Law(alpha, step, torch.empty(0), torch.from_numpy(series))
     y = step * np.arange(_NODES)
-    x, stretch = _FINEST * np.sinh(y), step * _FINEST * np.cosh(y)  # stretch: dx for a step of one node
+    x, stretch = _FINEST * np.sinh(y), step * _FINEST * np.cosh(y)  # stretch: dx per node
     tail, density, first, second = _contour(x, alpha)
     score = -first / density
     tables = [
@@ -307,10 +320,10 @@ def _contour(x: np.ndarray, alpha: float) -> np.ndarray:
 
     With t on the ray of angle phi in the complex plane, where both exp(i x t) and exp(-t^alpha) decay,
         pi pdf(x) = Re int exp(i x t) exp(-t^alpha) dt,    pi sf(x) = pi/2 - Im int expm1(i x t) exp(-t^alpha) dt/t.
-    For large x these are differences of nearly equal numbers; there exp(-t^alpha) - 1 stands for exp(-t^alpha), which
-    takes away just what cancels. In u = log |t| the trapezoidal rule converges exponentially.
+    For large x these are differences of nearly equal numbers; there exp(-t^alpha) - 1 replaces exp(-t^alpha), which
+    removes the terms that cancel. In u = log |t| the trapezoidal rule converges exponentially.
     """
-    centre = 1.0  # below it the first form, above it the second
+    centre = 1.0  # the first form is used below, the second above
     sector = min(math.pi, math.pi / (2 * alpha))
     phi, h = sector / 2, math.pi * sector / 38
     decayed = max(math.log(45 / math.cos(alpha * phi)) / alpha, math.log(45 / (centre * math.sin(phi))))
@@ -321,17 +334,17 @@ def _contour(x: np.ndarray, alpha: float) -> np.ndarray:
         weight = h * (np.exp(-(t**alpha)) if near else np.expm1(-(t**alpha)))
         wave = np.exp(phase)
         out[0, side] = math.pi / 2 - (np.expm1(phase) @ weight).imag if near else -(wave @ weight).imag
-        for n in (1, 2, 3):  # each derivative brings down a factor i t
+        for n in (1, 2, 3):  # each derivative adds a factor i t
             out[n, side] = (wave @ (weight * t * (1j * t) ** (n - 1))).real
     return out / math.pi
 
 
 def estimate(x: Tensor) -> tuple[float, float]:
-    """(alpha, tau) of a sample, from its empirical characteristic function, in two passes over it.
+    """Estimate (alpha, tau) from the empirical characteristic function of a sample, in two passes over it.
 
     The slope of log(-log phi(t)) over log t is alpha (Koutrouvelis, 1980). The points t = 1/8, 1/4, 1/2 and 1 over the
-    sample's own scale need one cosine an entry, since cos(2 a) = 2 cos(a)^2 - 1. A weak signal mixed in moves phi only
-    a little at such small t. The sample is taken about its median: (...) -> (alpha, tau).
+    scale of the sample need one cosine per entry, since cos(2 a) = 2 cos(a)^2 - 1. A weak signal in the sample changes
+    phi little at such small t. The sample is centred at its median: (...) -> (alpha, tau).
 
     >>> [round(x, 1) for x in estimate(sample(100_000, 1.5, 0.3, streams.generator(0, "noise", 0)))]
     [1.5, 0.3]
@@ -339,21 +352,22 @@ def estimate(x: Tensor) -> tuple[float, float]:
     x = x if isinstance(x, Tensor) and x.is_floating_point() else _real("x", x)
     x = x.detach().flatten()
     if x.numel() < 2 or not x.isfinite().all():
-        raise InputError(f"estimate needs at least two entries, all finite: got {x.numel()} entries")
-    few = x[:: max(1, x.numel() // 100_000)].double().sort().values  # enough for a scale to look at
-    low, middle, high = (few[int(q * (len(few) - 1))].item() for q in (0.25, 0.5, 0.75))
+        text = f"estimate needs at least two entries, all finite: got {x.numel()} entries"
+        raise InputError(text, code="invalid-sample", entries=x.numel())
+    subsample = x[:: max(1, x.numel() // 100_000)].double().sort().values  # enough for a rough scale
+    low, middle, high = (subsample[int(q * (len(subsample) - 1))].item() for q in (0.25, 0.5, 0.75))
     scale = (high - low) / 2 or (x.double() - middle).abs().mean().item()
     if not scale > 0:
-        raise InputError("estimate needs a sample that varies: all its entries are equal")
+        raise InputError("estimate needs a sample that varies: all its entries are equal", code="invalid-sample")
     sums = torch.zeros(4, dtype=torch.float64, device=x.device)
-    for piece in x.split(1 << 15 if x.device.type == "cpu" else _PIECE_ELSEWHERE):
+    for piece in x.split(1 << 15 if x.device.type == "cpu" else _PIECE_GPU):
         wave = ((piece - middle) / (8 * scale)).cos()
         for i in range(4):
             sums[i] += wave.sum(dtype=torch.float64)
             wave = 2 * wave.square() - 1
     t = torch.tensor([0.125, 0.25, 0.5, 1.0], dtype=torch.float64) / scale
     phi = (sums.cpu() / x.numel()).clamp(1e-6, 1 - 1e-12)
-    exponent, place = (-phi.log()).log(), t.log()
-    slope = ((place - place.mean()) * exponent).sum() / ((place - place.mean()) ** 2).sum()
+    exponent, log_t = (-phi.log()).log(), t.log()
+    slope = ((log_t - log_t.mean()) * exponent).sum() / ((log_t - log_t.mean()) ** 2).sum()
     alpha = min(max(slope.item(), ALPHA[0]), ALPHA[1])
-    return alpha, math.exp((exponent.mean() / alpha - place.mean()).item())
+    return alpha, math.exp((exponent.mean() / alpha - log_t.mean()).item())

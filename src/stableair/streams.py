@@ -1,7 +1,8 @@
-"""All randomness starts here: numbers as a pure function of (seed, stream, index, position).
+"""Counter-based random numbers: a pure function of (seed, stream, index, position).
 
 The bits come from a counter-based hash written in integer arithmetic, so they are the same on every device and in any
-order of calls. Every receiver therefore meets the same fading, noise and batches, and a resumed run the same rounds.
+order of calls. All receivers are therefore compared on the same fading, noise and batches, and a resumed run computes
+the same rounds.
 """
 
 import hashlib
@@ -14,9 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stableair.checks import InputError, shown, typed, whole
+from stableair.errors import InputError
+from stableair.validation import integer, short_repr, typed
 
-Name = tuple[int, str, tuple[int, ...]]  # of a stream: seed, what it is for, round and client
+Name = tuple[int, str, tuple[int, ...]]  # (seed, stream, index); the index is the round, then the client
 
 
 def _signed(x: int) -> int:
@@ -25,14 +27,14 @@ def _signed(x: int) -> int:
     return x - (1 << 64) if x >> 63 else x
 
 
-_PIECE = 1 << 17  # positions whose numbers are made at once: on a CPU the temporaries stay in cache
-_PIECE_ELSEWHERE = 1 << 25
+_PIECE = 1 << 17  # positions computed at once on a CPU: the temporaries stay in cache
+_PIECE_GPU = 1 << 25
 _GAMMA = _signed(0x9E3779B97F4A7C15)
 _MULTIPLY = _signed(0xBF58476D1CE4E5B9), _signed(0x94D049BB133111EB)
 
 
 def _xorshift(z: Tensor, by: int) -> Tensor:
-    return z.bitwise_xor_((z >> by).bitwise_and_((1 << (64 - by)) - 1))  # >> is arithmetic: mask the copied sign
+    return z.bitwise_xor_((z >> by).bitwise_and_((1 << (64 - by)) - 1))  # >> is arithmetic: mask the sign bits
 
 
 def _mix(z: Tensor, key: int | Tensor) -> Tensor:
@@ -44,18 +46,20 @@ def _mix(z: Tensor, key: int | Tensor) -> Tensor:
 def open_unit(bits: Tensor) -> Tensor:
     """The top 52 of 64 random bits as a float64 in the open interval (0, 1), symmetric about 1/2.
 
-    52, not 53: the half step that keeps both end points out must itself be representable.
+    52 bits, not 53: the half step that excludes both end points must be representable.
     """
     if not isinstance(bits, Tensor) or bits.dtype != torch.int64:
-        raise InputError(f"bits must be a tensor of int64: got {shown(bits)}")
+        text = f"bits must be a tensor of int64: got {short_repr(bits)}"
+        raise InputError(text, code="wrong-type", name="bits", value=bits)
     return ((bits >> 12) & ((1 << 52) - 1)).double().add_(0.5).mul_(2.0**-52)
 
 
 @typed
 def box_muller(uniforms: Tensor) -> Tensor:
-    """Standard normal numbers from two uniforms each: (..., 2) -> (...)."""
+    """Standard normal numbers from pairs of uniforms: (..., 2) -> (...)."""
     if uniforms.shape[-1:] != (2,) or not uniforms.is_floating_point():
-        raise InputError(f"uniforms must be real, of shape (..., 2): got {uniforms.dtype} {tuple(uniforms.shape)}")
+        text = f"uniforms must be real, of shape (..., 2): got {uniforms.dtype} {tuple(uniforms.shape)}"
+        raise InputError(text, code="wrong-shape", name="uniforms", shape=tuple(uniforms.shape))
     u, v = uniforms.unbind(-1)
     return (-2 * u.log()).sqrt() * (2 * math.pi * v).cos()
 
@@ -65,46 +69,49 @@ class Generator:
 
     The hash is SplitMix64 (Steele, Lea and Flood, 2014) of the position, with a second key word between its two
     multiplications, so that streams whose counters overlap still differ. Successive calls use successive positions:
-    drawing n and then m numbers gives the same as drawing n + m.
+    drawing n and then m numbers gives the same numbers as drawing n + m.
     """
 
     def __init__(self, key: tuple[int, int], device: torch.device | str = "cpu", name: Name | None = None):
         self.key = _signed(key[0]), _signed(key[1])
         self.device = torch.device(device)
-        self.name = name  # (seed, stream, index), where it is a named stream
+        self.name = name  # (seed, stream, index) of a named stream
         self.position = 0
 
     @property
     def round(self) -> int:
-        """The round whose numbers these are, the first of the stream's indices."""
+        """The round of this generator: the first index of its stream."""
         return self._named()[2][0]
 
     def at(self, k: int, stream: str | None = None) -> "Generator":
-        """The same stream in round k, or another of this seed, from its beginning: what a memory walks along.
+        """The generator of round k, of the same stream or of another one with this seed, at its start.
+
+        Noise and fading with memory use it to recompute earlier rounds.
 
         >>> generator(0, "noise", 7).at(3).uniform(2).equal(generator(0, "noise", 3).uniform(2))
         True
         """
-        seed, own, (_, *rest) = self._named()
-        return generator(seed, stream or own, k, *rest, device=self.device)
+        seed, same_stream, (_, *rest) = self._named()
+        return generator(seed, stream or same_stream, k, *rest, device=self.device)
 
-    def beside(self, word: str) -> "Generator":
-        """A stream of its own for the same rounds and clients: what is drawn from one moves nothing in the other.
+    def substream(self, name: str) -> "Generator":
+        """An independent stream for the same round and client; draws from one do not affect the other.
 
         >>> source = generator(0, "participation", 7)
-        >>> source.beside("dropout").uniform(2).equal(source.uniform(2))
+        >>> source.substream("dropout").uniform(2).equal(source.uniform(2))
         False
         """
         seed, stream, index = self._named()
-        return generator(seed, f"{stream}/{word}", *index, device=self.device)
+        return generator(seed, f"{stream}/{name}", *index, device=self.device)
 
     def _named(self) -> Name:
         if self.name is None or not self.name[2]:
-            raise InputError("this generator belongs to no round: make it with generator(seed, stream, k)")
+            text = "this generator belongs to no round: create it with generator(seed, stream, k)"
+            raise InputError(text, code="unnamed-generator")
         return self.name
 
     def ahead(self, positions: int) -> "Generator":
-        """A copy of this generator that many positions further on."""
+        """A copy of this generator, advanced by a number of positions."""
         copy = Generator(self.key, self.device, self.name)
         copy.position = self.position + positions
         return copy
@@ -120,7 +127,7 @@ class Generator:
         return open_unit(self.bits(math.prod(shape))).reshape(shape)
 
     def normal(self, *shape: int) -> Tensor:
-        """Standard normal in float64 (Box and Muller), two positions an entry."""
+        """Standard normal numbers in float64 (Box and Muller); each entry uses two positions."""
         return box_muller(self.uniform(*shape, 2))
 
     def permutation(self, n: int) -> Tensor:
@@ -128,7 +135,7 @@ class Generator:
         return self.bits(n).sort(stable=True).indices
 
     def numpy(self) -> np.random.Generator:
-        """A numpy generator with this key, for work that happens once and on the host."""
+        """A numpy generator with this key, for computations on the host."""
         return np.random.Generator(np.random.Philox(key=[k % (1 << 64) for k in self.key]))
 
 
@@ -139,24 +146,26 @@ def generator(seed: int, stream: str, *index: int, device: torch.device | str = 
     True
     """
     try:
-        seed, index = operator.index(seed), tuple(map(operator.index, index))  # a numpy integer names the same stream
-        where = torch.device(device)
+        seed, index = operator.index(seed), tuple(map(operator.index, index))  # numpy integers give the same stream
+        torch_device = torch.device(device)
     except (TypeError, ValueError, RuntimeError):
-        text = f"a stream has a whole seed, whole indices and a device: got {shown((seed, *index))}, {shown(device)}"
-        raise InputError(text) from None
+        got = f"{short_repr((seed, *index))}, {short_repr(device)}"
+        text = f"a stream needs an integer seed, integer indices and a device: got {got}"
+        raise InputError(text, code="invalid-stream") from None
     if not isinstance(stream, str):
-        raise InputError(f"a stream's name must be a text: got {shown(stream)}")
+        raise InputError(f"a stream's name must be a string: got {short_repr(stream)}", code="invalid-stream")
     digest = hashlib.blake2b(repr((seed, stream, *index)).encode(), digest_size=16).digest()
     key = int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little")
-    return Generator(key, where, (seed, stream, index))
+    return Generator(key, torch_device, (seed, stream, index))
 
 
 @typed
 def first_bits(sources: Sequence[Generator], n: int) -> Tensor:
-    """What `bits(n)` gives for each of many new generators, at once and on the host: (N, n)."""
+    """The result of `bits(n)` for each of N new generators, computed together on the host: (N, n)."""
     if not sources or not all(isinstance(source, Generator) for source in sources):
-        raise InputError(f"sources must be generators, at least one: got {shown(sources)}")
-    whole("n", n, 0)
+        text = f"sources must be generators, at least one: got {short_repr(sources)}"
+        raise InputError(text, code="wrong-type", name="sources", value=sources)
+    integer("n", n, 0)
     first, second = torch.tensor([source.key for source in sources]).T.unsqueeze(-1)
     return _mix(torch.arange(1, n + 1).mul_(_GAMMA) + first, second)
 
@@ -165,33 +174,44 @@ def first_bits(sources: Sequence[Generator], n: int) -> Tensor:
 def uniform(shape: tuple[int, ...], source: Generator | torch.Generator | None, device: torch.device | str) -> Tensor:
     """Float64 in the open interval (0, 1) from a stream, from a torch generator, or from torch's global one."""
     for side in shape:
-        whole("shape", side, 0)
+        integer("shape", side, 0)
     if isinstance(source, Generator):
         return source.uniform(*shape)
     try:
         return open_unit(torch.randint(-(1 << 63), (1 << 63) - 1, tuple(shape), generator=source, device=device))
     except (RuntimeError, AssertionError) as error:
-        raise InputError(f"cannot draw {shape} on {device}: {str(error).partition(chr(10))[0]}") from None
+        text = f"cannot draw {shape} on {device}: {str(error).partition(chr(10))[0]}"
+        raise InputError(text, code="cannot-draw", shape=shape, device=device) from None
 
 
 @typed
 def in_pieces(fill: Callable[[Tensor, int, Generator], None], out: Tensor, each: int, source: Generator) -> Tensor:
-    """`out` (n,), filled piece by piece by fill(piece, start, source), which takes `each` positions an entry.
+    """Fill a vector piece by piece, to save memory; on a CPU with one thread per core.
 
-    A piece is a function of where it starts: the numbers are those of one large piece, made with less memory and on a
-    CPU by one thread a core, which scales where threads within each small operation do not.
+    The numbers do not depend on the size of the pieces. Threads over pieces scale better than the threads within each
+    small operation.
+
+    Args:
+        fill: Called as fill(piece, start, source); fills the piece of `out` that starts at entry `start`.
+        out: The vector, (n,).
+        each: Positions of the source per entry.
+        source: Source of the random numbers; advanced by n * each positions.
+
+    Returns:
+        `out`.
     """
     if out.ndim != 1:
-        raise InputError(f"out must be a vector: got a tensor of shape {tuple(out.shape)}")
-    whole("each", each, 1)
+        text = f"out must be a vector: got a tensor of shape {tuple(out.shape)}"
+        raise InputError(text, code="wrong-shape", name="out", shape=tuple(out.shape))
+    integer("each", each, 1)
     on_cpu = out.device.type == "cpu"
-    pieces = out.split(max((_PIECE if on_cpu else _PIECE_ELSEWHERE) // each, 1))
+    pieces = out.split(max((_PIECE if on_cpu else _PIECE_GPU) // each, 1))
     starts = range(0, len(out), len(pieces[0])) if len(out) else ()
     sources = [source.ahead(each * start) for start in starts]
     source.position += each * len(out)
     if not on_cpu or len(pieces) == 1:
-        for piece, start, mine in zip(pieces, starts, sources, strict=False):
-            fill(piece, start, mine)
+        for piece, start, advanced in zip(pieces, starts, sources, strict=False):
+            fill(piece, start, advanced)
         return out
     before = torch.get_num_threads()
     try:

@@ -1,47 +1,66 @@
-"""The air carries one flat vector: a model's parameters as a vector, and the names of its blocks."""
+"""A model as one flat vector, which the channel transmits, and the names of its blocks."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import accumulate, groupby, pairwise
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
 
-from stableair.checks import choice
-from stableair.choices import BLOCKS
+from stableair.errors import InputError
+from stableair.literals import Blocks
+from stableair.validation import choice
 
 
 class Layout(NamedTuple):
-    """Which block of a flat vector is what: block i is v[offsets[i]:offsets[i + 1]], of shape shapes[i]."""
+    """The blocks of a flat vector: block i is v[offsets[i]:offsets[i + 1]], of shape shapes[i]."""
 
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
-    offsets: tuple[int, ...]  # one more than there are blocks; the last is d
+    offsets: tuple[int, ...]  # one per block, and d at the end
 
     def split(self, v: Tensor) -> tuple[Tensor, ...]:
         """One view per block: (..., d) -> a tuple of (..., size of the block)."""
         return v.split([stop - start for start, stop in pairwise(self.offsets)], dim=-1)
 
+    def map(self, function: Callable[[Tensor], Tensor], v: Tensor) -> Tensor:
+        """A function applied to each block of a vector: (..., d) -> (..., d).
+
+        Raises:
+            InputError: The function does not return a tensor of the block's shape.
+        """
+        return torch.cat([_same_shape(block, function(block)) for block in self.split(v)], dim=-1)
+
     def merge(self, blocks: str) -> "Layout":
         """The same vector in coarser blocks: one per "tensor" (as it is), one per "layer", or the whole "model"."""
-        if choice("blocks", blocks, BLOCKS) == "tensor":
+        if choice("blocks", blocks, get_args(Blocks)) == "tensor":
             return self
         if blocks == "model":
-            return layout_of([("model", (self.offsets[-1],))])
+            return make_layout([("model", (self.offsets[-1],))])
         sizes = zip(self.names, map(prod, self.shapes), strict=True)
         layers = groupby(sizes, lambda block: block[0].rpartition(".")[0])  # the module that owns the tensor
-        return layout_of((name, (sum(size for _, size in rows),)) for name, rows in layers)
+        return make_layout((name, (sum(size for _, size in rows),)) for name, rows in layers)
 
 
-def layout_of(blocks: Iterable[tuple[str, tuple[int, ...]]]) -> Layout:
-    """The layout of a vector that is put together from blocks of these names and shapes."""
+def make_layout(blocks: Iterable[tuple[str, tuple[int, ...]]]) -> Layout:
+    """The layout of a vector of blocks with these names and shapes."""
     blocks = tuple(blocks)
     names, shapes = tuple(name for name, _ in blocks), tuple(shape for _, shape in blocks)
     return Layout(names, shapes, tuple(accumulate(map(prod, shapes), initial=0)))
 
 
+def _same_shape(block: Tensor, out: Any) -> Tensor:
+    """The output of a receiver for a block, if it has the block's shape."""
+    if not isinstance(out, Tensor) or out.shape != block.shape:
+        actual = f"shape {tuple(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
+        text = f"the receiver must return a tensor of the shape of its input, {tuple(block.shape)}: got {actual}"
+        raise InputError(text, code="wrong-shape", setting="receiver")
+    return out
+
+
 NOTHING = Layout((), (), (0,))  # a vector without entries
+RUNNING = "running_mean", "running_var"  # names of the norm statistics in torch's layers
 
 
 def powers(v: Tensor, blocks: Layout) -> Tensor:
@@ -49,8 +68,32 @@ def powers(v: Tensor, blocks: Layout) -> Tensor:
     return torch.stack([block.double().square().sum() for block in blocks.split(v)])
 
 
-class State(NamedTuple):
-    """What the server broadcasts: parameters and norm buffers."""
+def check_shape(kind: str, out: Any, length: int) -> Tensor:
+    """Check that a component returned one real vector of this length.
+
+    Args:
+        kind: The component's setting, such as "noise".
+        out: Return value of the component.
+        length: Number of entries that its contract asks for.
+
+    Returns:
+        `out`, unchanged.
+
+    Raises:
+        InputError: `out` is not a tensor of shape (length,), or not of a floating-point dtype.
+    """
+    if not isinstance(out, Tensor) or out.shape != (length,):
+        actual = f"shape {tuple(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
+        text = f"the {kind} must return a tensor of shape ({length},): got {actual}"
+        raise InputError(text, code="wrong-shape", setting=kind, expected=(length,), actual=actual)
+    if not out.is_floating_point():
+        text = f"the {kind} must return real numbers, such as float32: got {out.dtype}"
+        raise InputError(text, code="wrong-dtype", setting=kind, actual=str(out.dtype))
+    return out
+
+
+class ModelState(NamedTuple):
+    """A model as the server broadcasts it: parameters and norm buffers."""
 
     w: Tensor  # (d,)
     stats: Tensor  # (b,)
@@ -58,23 +101,33 @@ class State(NamedTuple):
 
 def parameters(module: nn.Module) -> Layout:
     """The blocks of a module's parameter vector, one per parameter tensor."""
-    return layout_of((name, tuple(p.shape)) for name, p in module.named_parameters())
+    return make_layout((name, tuple(p.shape)) for name, p in module.named_parameters())
 
 
 def buffers(module: nn.Module) -> Layout:
-    """The blocks of a module's vector of norm buffers."""
-    return layout_of((name, tuple(b.shape)) for name, b in module.named_buffers() if b.is_floating_point())
+    """The blocks of a module's vector of norm buffers: its floating-point buffers.
+
+    A buffer with infinite or NaN entries, such as a causal mask, is a constant: it is neither sent nor averaged.
+    Running means and variances are always norm buffers; if they are not finite, the run has diverged.
+    """
+    return make_layout((name, tuple(b.shape)) for name, b in module.named_buffers() if _is_norm_buffer(name, b))
+
+
+def _is_norm_buffer(name: str, buffer: Tensor) -> bool:
+    if not buffer.is_floating_point():
+        return False
+    return name.rpartition(".")[2] in RUNNING or bool(buffer.isfinite().all())
 
 
 def _variances(norms: Layout) -> list[tuple[slice, slice]]:
-    """Where in a vector of norm buffers a running mean and its variance stand, found by their names."""
-    places = {name: slice(*ends) for name, ends in zip(norms.names, pairwise(norms.offsets), strict=True)}
+    """The slices of each running mean and its running variance in a vector of norm buffers."""
+    slices = {name: slice(*ends) for name, ends in zip(norms.names, pairwise(norms.offsets), strict=True)}
     of_means = {name.removesuffix("running_var") + "running_mean": name for name in norms.names}
-    return [(places[mean], places[var]) for mean, var in of_means.items() if mean in places and mean != var]
+    return [(slices[mean], slices[var]) for mean, var in of_means.items() if mean in slices and mean != var]
 
 
 def moments(stats: Tensor, norms: Layout) -> Tensor:
-    """Norm buffers as they can be averaged over clients, in float64: var + mean^2 in a variance's place. (..., b)."""
+    """Norm buffers in a form that can be averaged, in float64: var + mean^2 replaces each variance. (..., b)."""
     stats = stats.double()  # a copy, or the tensor itself: then it must not change
     stats = stats.clone() if (pairs := _variances(norms)) else stats
     for mean, var in pairs:
@@ -90,19 +143,15 @@ def pooled(average: Tensor, norms: Layout) -> Tensor:
     return stats
 
 
-def _buffers(module: nn.Module) -> list[Tensor]:
-    """Running means and variances; counters (integers) start anew with every client."""
-    return [b for b in module.buffers() if b.is_floating_point()]
-
-
 def _flat(tensors: Iterable[Tensor]) -> Tensor:
     return torch.cat([t.detach().reshape(-1) for t in tensors])
 
 
-def state(module: nn.Module) -> State:
+def state(module: nn.Module) -> ModelState:
     """A copy of the module's parameters and norm buffers as two flat vectors."""
     w = _flat(module.parameters())
-    return State(w, _flat([w[:0], *_buffers(module)]))  # a module without buffers has none on the same device
+    norms = [module.get_buffer(name) for name in buffers(module).names]
+    return ModelState(w, _flat([w[:0], *norms]))  # a module without buffers has none on the same device
 
 
 def _views(tensors: list[Tensor], v: Tensor) -> Iterable[tuple[Tensor, Tensor]]:
@@ -110,14 +159,21 @@ def _views(tensors: list[Tensor], v: Tensor) -> Iterable[tuple[Tensor, Tensor]]:
         yield tensor, part.view(tensor.shape)
 
 
-def attach(module: nn.Module, state: State, grad: Tensor | None = None) -> None:
+def attach(module: nn.Module, state: ModelState, grad: Tensor | None = None, norms: Layout | None = None) -> None:
     """Make the module's parameters, norm buffers and gradients views of flat vectors, without a copy.
 
     From here on a backward pass adds into `grad`, and a change of `state.w` changes the module.
+
+    Args:
+        module: The module.
+        state: Its parameters and norm buffers.
+        grad: Its gradient (d,).
+        norms: Layout of its norm buffers; by default determined from the buffers' current values.
     """
+    norms = buffers(module) if norms is None else norms
     for parameter, view in _views(list(module.parameters()), state.w):
         parameter.data = view
-    for buffer, view in _views(_buffers(module), state.stats):
+    for buffer, view in _views([module.get_buffer(name) for name in norms.names], state.stats):
         buffer.data = view
     if grad is not None:
         for parameter, view in _views(list(module.parameters()), grad):

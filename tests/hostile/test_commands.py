@@ -9,10 +9,10 @@ from matplotlib.figure import Figure
 from typer.main import get_command
 
 import stableair as sa
-from stableair import theory
+from helpers.isolation import forget_note_printer
+from stableair import bench, theory
 from stableair.cli import main as cli
 from stableair.data import hub
-from stableair.engine import bench
 from stableair.experiment import PRESETS, TYPES
 from stableair.paper import demo, theorem
 
@@ -142,6 +142,7 @@ def said(tmp_path, monkeypatch, capfd, registries):
         return outcome, capfd.readouterr().err
 
     yield say
+    forget_note_printer()
     for one, handler in handlers.items():
         signal.signal(one, handler)
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import stableair as sa
+from helpers.runs import numbers
 from stableair.data import hub
 from stableair.experiment import Experiment
 
@@ -54,10 +55,6 @@ def points(monkeypatch, work, **options):
     return len(seen)
 
 
-def numbers(run):
-    return [{k: v for k, v in row.items() if k != "seconds"} for row in run.rounds]
-
-
 def test_a_run_goes_on_after_a_crash_at_any_point(monkeypatch, tmp_path):
     whole = numbers(sa.run(TINY))
     n = points(monkeypatch, lambda: sa.run(TINY, tmp_path / "whole"))
@@ -96,7 +93,7 @@ def prepare(monkeypatch, tmp_path):
     """A preparation whose set comes from nowhere, into an empty data folder."""
     monkeypatch.setenv(hub.VARIABLE, str(tmp_path / "data"))
     monkeypatch.setattr(hub, "_fetch", lambda *_: {"train": None, "test": None})
-    monkeypatch.setattr(hub, "_columns", lambda *_: dict(IMAGES))
+    monkeypatch.setattr(hub, "columns", lambda *_, **__: dict(IMAGES))
     yield lambda again=False: hub.prepare("pictures", SOURCE, again=again)
 
 

@@ -9,6 +9,7 @@ import torch
 
 import stableair as sa
 from stableair.data import hub
+from stableair.errors import StableairError
 from stableair.experiment import Experiment
 from stableair.results.run import find
 
@@ -50,12 +51,12 @@ def test_a_damaged_run_is_refused_or_resumed_right(finished, tmp_path, name):
             warnings.simplefilter("ignore")
             try:
                 resumed = sa.run(TINY.with_(rounds=7), folder, resume=True)
-            except sa.InputError as error:
+            except StableairError as error:
                 assert "\n" not in str(error)
                 refused += 1
                 assert (folder / name).read_bytes() == raw, "what is refused is left as it is"
                 continue
-        assert torch.equal(resumed.state.w, finished[1].state.w)
+        assert torch.equal(resumed.state.model.w, finished[1].state.model.w)
         assert resumed["test/loss"] == finished[1]["test/loss"]
         right += 1
     print(f"\n{name}: {TRIES} damages, {refused} refused in one line, {right} resumed to the right bits")
@@ -88,7 +89,7 @@ def test_a_damaged_search_is_refused_or_found_again(tmp_path):
         path.write_bytes(damaged(path.read_bytes(), chance))
         try:
             assert sa.search(base, spaces, folder, trials=2).trials == whole.trials
-        except sa.InputError as error:
+        except sa.StableairError as error:
             assert "\n" not in str(error)
             refused += 1
     print(f"\nsearch.json: {TRIES} damages, {refused} refused in one line")

@@ -10,9 +10,11 @@ import pytest
 import torch
 
 import stableair as sa
+from helpers.runs import numbers
+from stableair.errors import StableairError
 from stableair.experiment import Experiment
+from stableair.results.checksums import EXPERIMENT
 from stableair.results.run import load
-from stableair.results.sealed import EXPERIMENT
 
 pytestmark = pytest.mark.slow  # what an unlucky or a hostile user does; each test prints how often it tried
 
@@ -39,7 +41,7 @@ def child(seconds, work, *args):
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         WORKS[work](*args)
-    except sa.InputError:
+    except StableairError:
         os._exit(2)
     os._exit(0)
 
@@ -66,10 +68,6 @@ WORKS = {
 }
 
 
-def numbers(run):
-    return [{k: v for k, v in row.items() if k != "seconds"} for row in run.rounds]
-
-
 @pytest.mark.parametrize("kind", STATES)
 def test_a_run_killed_at_any_moment_is_resumed_to_the_same_bits(kind, tmp_path):
     experiment, every = STATES[kind], 5 if kind == "rare checkpoints" else 1
@@ -81,7 +79,7 @@ def test_a_run_killed_at_any_moment_is_resumed_to_the_same_bits(kind, tmp_path):
             killed += ended_after(chance.uniform(0.01, 0.6), "run", experiment, folder, every)
         again = sa.run(experiment, folder, resume=True, checkpoint_every=every)
         assert numbers(again) == numbers(whole) == numbers(load(folder))
-        assert torch.equal(again.state.w, whole.state.w)
+        assert torch.equal(again.state.model.w, whole.state.model.w)
         assert not [path for path in folder.iterdir() if path.name == ".lock"]
         resumed += 1
     print(f"\n{kind}: {killed} kills, {resumed} runs resumed bit for bit")

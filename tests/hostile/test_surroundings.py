@@ -45,7 +45,7 @@ def test_a_terminal_that_knows_no_greek_loses_no_picture(tmp_path):
     words = "figure", "fig4a", *TINY, "rounds=1", "partition=iid()", "norm_stats=clients", "--C", 1, "--out"
     code, out, errors = done(*map(str, words), str(tmp_path / "f"), PYTHONIOENCODING="latin-1")
     assert (code, errors) == (0, "")
-    assert "\\u03b1 = 1.1 " in out
+    assert out.splitlines()[-1].endswith("fig4a.pdf")
     assert (tmp_path / "f" / "fig4a.png").stat().st_size > 1000
 
 
@@ -77,8 +77,8 @@ def test_a_reader_that_goes_is_told_why_it_stopped(tmp_path):
         process.stdout.close()
         errors = process.stderr.read().decode()
     assert process.returncode == 141, "as of a program that SIGPIPE ended"
-    assert errors.startswith("stopped: nobody reads the output any more; ")
-    assert "--resume goes on from there" in errors
+    assert errors.startswith("stopped: broken pipe; ")
+    assert "continue with --resume" in errors
     assert errors.count("\n") == 1
     assert sa.load(tmp_path / "a").rounds
 
@@ -104,7 +104,7 @@ def test_ctrl_c_again_and_again(times, tmp_path):
     assert process.returncode == 130
     assert "Traceback" not in errors
     assert errors.count("\n") <= 1
-    assert times > 2 or "goes on from" in errors
+    assert times > 2 or "continue" in errors
 
 
 def test_ctrl_c_while_worker_processes_start(tmp_path):
@@ -136,7 +136,7 @@ SLOW = {
 @pytest.mark.parametrize("name", SLOW)
 def test_sigterm_is_exit_code_143_everywhere(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    ready = "import sys, stableair.paper.theorem, stableair.engine.bench, stableair.searches, optuna; "
+    ready = "import sys, stableair.paper.theorem, stableair.bench, stableair.searches, optuna; "
     with begin(*SLOW[name], first=ready + "print('ready', file=sys.stderr, flush=True); ") as process:
         assert process.stderr.readline() == b"ready\n"
         time.sleep(0.5)

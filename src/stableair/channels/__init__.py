@@ -1,5 +1,5 @@
-"""The radio channel: fading, interference, transmit power, and how they make Eq. (3). Drawn first, applied after."""
+"""The radio channel, Eq. (3): fading, interference, transmit power, superposition. Draw first, apply after."""
 
-from stableair.channels import bases, digital, fading, flat, noise, power, waveform
+from stableair.channels import aggregators, digital, fading, flat, modulation, noise, power, waveform
 
-__all__ = ["bases", "digital", "fading", "flat", "noise", "power", "waveform"]
+__all__ = ["aggregators", "digital", "fading", "flat", "modulation", "noise", "power", "waveform"]

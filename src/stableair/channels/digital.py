@@ -1,7 +1,8 @@
-"""A digital reference: every client sends its update by itself, quantised and free of errors."""
+"""A digital reference: each client sends its quantised update separately, without transmission errors."""
 
+import logging
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -10,43 +11,26 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from stableair.channels.aggregators import Aggregator
-from stableair.channels.kinds import Fading, Make, Noise, aggregator, channel, part, quantizer
-from stableair.channels.power import Power
+from stableair.channels.registries import aggregator, channel, make_part, quantizer
 from stableair.channels.superposition import accumulate, side_link
-from stableair.checks import InputError, choice, positive, whole
-from stableair.contracts import Received, Upload
+from stableair.contracts import Aggregator, ChannelFactory, Message, Quantizer, Received, Upload
+from stableair.errors import InputError, ResourceError
+from stableair.memory import unchanged
 from stableair.streams import Generator, generator
+from stableair.validation import choice, integer, positive
 from stableair.vector import NOTHING, Layout
 
 Coding = Literal["plain", "elias"]
 CODINGS: tuple[Coding, ...] = "plain", "elias"
-SLICE = 1 << 16  # entries of all clients that are floats at once
+SLICE = 1 << 16  # entries per client that are converted to floats at a time, on a CPU
 SLICE_ELSEWHERE = 1 << 20
 
-
-class Message(NamedTuple):
-    """What a client sends: its update is scale * levels."""
-
-    scale: float
-    levels: Tensor  # (d,), small integers where it is quantised
-    bits: float
-
-
-Quantize = Callable[[Tensor, Generator], Message]  # u (d,), a source -> what is sent
-
-
-@dataclass(frozen=True)
-class Quantizer:
-    """How an update becomes a message, and in what it is kept."""
-
-    quantize: Quantize
-    dtype: torch.dtype
+log = logging.getLogger("stableair")
 
 
 @quantizer("none")
 def none() -> Quantizer:
-    """Every entry as it is, in 32 bits.
+    """No quantisation: 32 bits per entry.
 
     >>> none().quantize(torch.ones(10), generator(0, "quantize", 0)).bits
     320
@@ -67,14 +51,14 @@ def qsgd(s: int, coding: Coding = "plain") -> Quantizer:
     >>> message.scale, message.bits, set(message.levels.abs().tolist()) <= {0, 1}
     (5.0, 36, True)
     """
-    s = whole("s", s, 1, 2**15 - 1)
+    s = integer("s", s, 1, 2**15 - 1)
     choice("coding", coding, CODINGS)
     kind = torch.int8 if s < 2**7 else torch.int16
 
     def quantize(u: Tensor, source: Generator) -> Message:
         norm = torch.linalg.vector_norm(u, dtype=torch.float64).item()
         levels, bits = torch.zeros(len(u), dtype=kind, device=u.device), 32
-        for level, entries in zip(levels.split(slice_on(u.device)), u.split(slice_on(u.device)), strict=True):
+        for level, entries in zip(levels.split(slice_length(u.device)), u.split(slice_length(u.device)), strict=True):
             if norm:
                 size = entries.double().abs().mul_(s / norm).add_(source.uniform(len(entries)))
                 level.copy_(size.floor_().clamp_(max=s).copysign_(entries))
@@ -85,7 +69,7 @@ def qsgd(s: int, coding: Coding = "plain") -> Quantizer:
 
 
 def elias(levels: Tensor) -> int:
-    """The bits of signed levels in Elias' gamma code of |l| + 1, with a sign where they are not zero: (...) -> int.
+    """Bits of signed levels in Elias' gamma code of |l| + 1, plus a sign for nonzero levels: (...) -> int.
 
     >>> elias(torch.tensor([0, 1, -2, 3]))
     15
@@ -94,16 +78,16 @@ def elias(levels: Tensor) -> int:
     return int((2 * (size + 1).log2().floor() + 1 + (size > 0)).sum().item())
 
 
-def slice_on(device: torch.device) -> int:
+def slice_length(device: torch.device) -> int:
     return SLICE if device.type == "cpu" else SLICE_ELSEWHERE
 
 
-class Turns(NamedTuple):
-    """Who sends in round k, and the source of each one's rounding."""
+class DigitalDraw(NamedTuple):
+    """Random state of the digital channel in round k."""
 
     k: int
-    clients: Tensor  # (m,) int64
-    sources: dict[int, Generator]
+    clients: Tensor  # (m,) int64, the participants; empty if they are too few for the aggregator
+    sources: dict[int, Generator]  # per participant, for the rounding of its update
     d: int
     device: torch.device
 
@@ -112,79 +96,101 @@ class Turns(NamedTuple):
 class Digital:
     """Error-free orthogonal transmission: g = aggregate(Q(u_1), ..., Q(u_N)), (d,).
 
-    The N messages take sum_n bits_n / rate complex uses. A mean keeps none of them; any other aggregator keeps all N,
-    with int8 levels 1 byte an entry, and makes floats of a slice of them at a time. There is neither fading nor noise.
+    There is neither fading nor noise. The N messages take sum_n bits_n / rate complex uses. The mean stores no
+    message; other aggregators store all N, with 1 byte per entry for int8 levels, and convert one slice at a time to
+    floats.
+
+    Args:
+        norms: Layout of the norm buffers on the side link.
+        divisor: Divisor of the sum; None for the number of senders. Requires the mean.
+        quantizer: Encoding of an update.
+        aggregator: Aggregation of the updates.
+        rate: Bits per complex channel use.
     """
 
-    fading: Fading
-    noise: Noise
-    power: Power = field(default_factory=Power)
-    pilots: int = 0
-    norms: Layout = NOTHING  # of the norm buffers on the side link
-    divisor: float | None = None  # of the sum, where it is not the number of clients that sent
+    norms: Layout = NOTHING
+    divisor: float | None = None
     quantizer: Quantizer = field(default_factory=none)
     aggregator: Aggregator = field(default_factory=Aggregator)
-    rate: float = 1.0  # bits a complex use
+    rate: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.noise(8, generator(0, "noise", 0)).any() or (self.fading(8, generator(0, "fading", 0)) != 1).any():
-            raise InputError("channel digital is free of errors; set noise=none() and fading=unit()")
-        if type(self.power) is not Power:
-            raise InputError("channel digital knows no power rule; set power=none()")
-        if self.pilots:
-            raise InputError("channel digital has no noise to listen to; leave out the receiver's pilot")
-        if self.divisor and self.aggregator.keeps:
-            raise InputError(f"a divisor of the sum ({self.divisor:g}) needs channel digital(aggregate=mean)")
+        if self.divisor and self.aggregator.keeps_updates:
+            text = f"a divisor of the sum ({self.divisor:g}) needs channel digital(aggregate=mean)"
+            raise InputError(text, code="divisor-without-mean", divisor=self.divisor)
 
-    def draw(self, n: int, who: Tensor, d: int, seed: int, k: int, device: torch.device | str = "cpu") -> Turns:
-        """Whose turn it is, and the source of each one's rounding: a function of (seed, k) and of the client alone.
+    def draw(
+        self, n: int, clients: Tensor, d: int, seed: int, k: int, device: torch.device | str = "cpu"
+    ) -> DigitalDraw:
+        """Draw the sources of the participants' rounding, each a function of (seed, k, client).
 
-        Where fewer send than the aggregator needs nobody is heard.
+        With fewer participants than the aggregator needs, the round has no senders.
+
+        Raises:
+            InputError: All n clients are too few for the aggregator.
+            ResourceError: The updates that the aggregator keeps do not fit into memory.
         """
-        if not self.aggregator.enough(k, len(who), n):
-            who = who[:0]
+        if not enough_clients(self.aggregator, k, len(clients), n):
+            clients = clients[:0]
         device = torch.device(device)
-        sources = {client: generator(seed, "quantize", k, client, device=device) for client in who.tolist()}
-        if self.aggregator.keeps:
-            check_memory(len(who) * d * self.quantizer.dtype.itemsize, device, f"the updates of {len(who)} clients")
-        return Turns(k, who, sources, d, device)
+        sources = {client: generator(seed, "quantize", k, client, device=device) for client in clients.tolist()}
+        if self.aggregator.keeps_updates:
+            check_memory(len(clients) * d * self.quantizer.dtype.itemsize, device, len(clients))
+        return DigitalDraw(k, clients, sources, d, device)
 
-    def superpose(self, uploads: Iterable[Upload], fade: Turns) -> Received:
-        """The aggregate of what the clients sent. Chunks of (m, d) payloads -> g (d,)."""
-        summed = torch.zeros(fade.d, dtype=torch.float64, device=fade.device)
-        kept: list[Tensor] = []
+    def superpose(self, uploads: Iterable[Upload], draw: DigitalDraw) -> Received:
+        """Aggregate the messages of the clients: chunks of (m, d) payloads -> g (d,)."""
+        summed = torch.zeros(draw.d, dtype=torch.float64, device=draw.device)
+        levels: list[Tensor] = []
         scales: list[float] = []
         bits = 0.0
 
-        def hear(client: int, u: Tensor) -> None:
+        def transmit(client: int, u: Tensor) -> None:
             nonlocal bits
-            message = self.quantizer.quantize(u, fade.sources[client].ahead(0))
+            with unchanged("quantizer", u, setting="channel"):
+                message = self.quantizer.quantize(u, draw.sources[client].ahead(0))
             bits += message.bits
-            if self.aggregator.keeps:
-                kept.append(message.levels)
+            if self.aggregator.keeps_updates:
+                levels.append(message.levels)
                 scales.append(message.scale)
             else:
                 summed.add_(message.levels, alpha=message.scale)
 
-        total = accumulate(uploads, dict.fromkeys(fade.sources, 1.0), fade.d, fade.k, fade.device, hear)
+        gains = dict.fromkeys(draw.sources, 1.0)
+        total = accumulate(uploads, gains, draw.d, draw.k, draw.device, transmit=transmit)
         n = self.divisor or max(total.senders, 1)
-        g = (aggregated(self.aggregator, kept, scales) if kept else summed / n).to(total.dtype)
+        g = (aggregate_slices(self.aggregator, levels, scales) if levels else summed / n).to(total.dtype)
         stats, loss = side_link(total, self.norms)
         uses = bits / self.rate
         return Received(g, stats, total.clean / n, loss, torch.zeros_like(g), total.senders, n, None, uses)
 
 
-def aggregated(rule: Aggregator, levels: list[Tensor], scales: list[float]) -> Tensor:
-    """The aggregate of the updates scale * levels, N of (d,), a slice at a time: (d,) float64."""
+def enough_clients(aggregator: Aggregator, k: int, senders: int, clients: int) -> bool:
+    """Whether round k has enough senders for the aggregator.
+
+    Raises:
+        InputError: All clients together are too few.
+    """
+    needed = f"the aggregator needs at least {aggregator.min_clients} clients ({aggregator.reason})"
+    if clients < aggregator.min_clients:
+        text = f"{needed}: there are {clients}"
+        raise InputError(text, code="too-few-clients", clients=clients, low=aggregator.min_clients)
+    if 0 < senders < aggregator.min_clients:
+        log.warning("round %d: %s, and %d sent", k, needed, senders)
+    return senders >= aggregator.min_clients
+
+
+def aggregate_slices(rule: Aggregator, levels: list[Tensor], scales: list[float]) -> Tensor:
+    """Aggregate N updates scale * levels of (d,), one slice at a time: (d,) float64."""
     device, d = levels[0].device, len(levels[0])
     scale = torch.tensor(scales, dtype=torch.float64, device=device)[:, None]
 
     def slices() -> Iterable[Tensor]:
-        for first in range(0, d, slice_on(device)):
-            yield torch.stack([row[first : first + slice_on(device)] for row in levels]).double() * scale
+        for first in range(0, d, slice_length(device)):
+            yield torch.stack([row[first : first + slice_length(device)] for row in levels]).double() * scale
 
-    if rule.entries:
-        return torch.cat([rule.entries(rows) for rows in slices()])
+    if rule.per_entry:
+        return torch.cat([rule.per_entry(rows) for rows in slices()])
     assert rule.weights
     gram = torch.zeros(len(levels), len(levels), dtype=torch.float64, device=device)
     for rows in slices():
@@ -195,7 +201,7 @@ def aggregated(rule: Aggregator, levels: list[Tensor], scales: list[float]) -> T
 
 
 def free_memory(device: torch.device) -> float:
-    """The bytes that are free on a device; infinite where nobody can tell."""
+    """Free memory of a device in bytes; infinite if unknown."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     try:
@@ -205,27 +211,35 @@ def free_memory(device: torch.device) -> float:
     return 1024 * next((int(line.split()[1]) for line in lines if line.startswith("MemAvailable")), math.inf)
 
 
-def check_memory(needed: int, device: torch.device, what: str) -> None:
-    """Refuse what will not fit into the free memory of a device."""
+def check_memory(needed: int, device: torch.device, clients: int) -> None:
+    """Raise ResourceError if the updates of the clients do not fit into the free memory of a device.
+
+    Args:
+        needed: Bytes of all updates.
+        device: Where the updates are kept.
+        clients: Number of updates, for the error message.
+    """
     if needed > (free := free_memory(device)):
         sizes = f"{needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free"
-        raise InputError(f"{what} take {sizes}; take aggregate=mean, which keeps none, or a coarser quantize=qsgd(s)")
+        advice = "choose aggregate=mean, which keeps no updates, or a coarser quantize=qsgd(s)"
+        text = f"the updates of {clients} clients take {sizes}; {advice}"
+        raise ResourceError(text, code="out-of-memory", needed=needed, free=free)
 
 
-@channel("digital", specs={"quantize": quantizer, "aggregate": aggregator})
-def digital(quantize: str = "none()", aggregate: str = "mean()", rate: float = 1) -> Make:
-    """A digital reference without errors: each update quantised and sent by itself, the server aggregates them.
+@channel("digital", uses=(), specs={"quantize": quantizer, "aggregate": aggregator})
+def digital(quantize: str = "none()", aggregate: str = "mean()", rate: float = 1) -> ChannelFactory:
+    """An error-free digital reference: updates are quantised and sent separately, and the server aggregates them.
 
-    g = aggregate(Q(u_1), ..., Q(u_N)); quantize is none() or qsgd(s), aggregate mean(), median(), trimmed_mean(f),
-    krum(f) or geometric_median(). It takes bits / rate complex uses.
+    g = aggregate(Q(u_1), ..., Q(u_N)); quantize is none() or qsgd(s); aggregate is mean(), median(), trimmed_mean(f),
+    krum(f) or geometric_median(). A round takes bits / rate complex channel uses. Fading, noise, power and pilots are
+    not used.
 
-    >>> from stableair.channels import fading, noise
-    >>> digital("qsgd(s=4)", "krum(f=1)")(fading=fading.unit(), noise=noise.none()).rate
+    >>> digital("qsgd(s=4)", "krum(f=1)")().rate
     1.0
     """
     return partial(
         Digital,
-        quantizer=part(quantizer, quantize, Quantizer),
-        aggregator=part(aggregator, aggregate, Aggregator),
+        quantizer=make_part(quantizer, quantize, Quantizer),
+        aggregator=make_part(aggregator, aggregate, Aggregator),
         rate=positive("rate", rate),
     )

@@ -1,8 +1,8 @@
-"""Fading: the amplitude h_{n,k} with which client n is heard in round k.
+"""Fading: the amplitude h_{n,k} of client n in round k.
 
-A fading draws the amplitudes of all n clients of a round at once: (n, source) -> (n,) float64. It has mean 1 unless one
-says otherwise, so that Eq. (3) is the clients' mean in expectation. One that depends on earlier rounds keeps nothing:
-it is a function of (seed, round) and looks back along the stream.
+A fading draws the amplitudes of all n clients of a round at once: (n, source) -> (n,) float64. Its mean is 1 by
+default, so that Eq. (3) is the clients' mean in expectation. A fading with memory has no state: it is a function of
+(seed, round) and recomputes earlier rounds from the stream.
 """
 
 import math
@@ -12,9 +12,11 @@ import torch
 from scipy.special import exp1, gammaincc, gammaincinv, gammaln, i0e, i1e
 from torch import Tensor
 
-from stableair.channels.kinds import Fading, Law, fading, inner
-from stableair.checks import InputError, number, positive, whole
+from stableair.channels.registries import fading, make_nested
+from stableair.contracts import Fading, FadingLaw
+from stableair.errors import InputError
 from stableair.streams import Generator, box_muller, first_bits, open_unit
+from stableair.validation import integer, number, positive
 
 
 @fading("rayleigh")
@@ -32,27 +34,31 @@ def rayleigh(mean: float = 1, power: float | None = None) -> Fading:
     if power is None:
         scale = positive("mean", mean) * math.sqrt(2 / math.pi)
     elif mean != 1:
-        raise InputError(f"give the mean or the power, not both: got mean={mean}, power={power}")
+        text = f"give the mean or the power, not both: got mean={mean}, power={power}"
+        raise InputError(text, code="conflicting-arguments")
     else:
         scale = math.sqrt(positive("power", power) / 2)
-    square = 2 * scale * scale  # infinite, where scale**2 would be an error
+    square = 2 * scale * scale  # overflows to inf, where scale**2 would raise an error
 
-    def inverse(t: float) -> float:
+    def mean_inverse_square(t: float) -> float:
         return float(exp1(t / square)) / square if t > 0 else math.inf
 
-    return Law(lambda n, source: scale * (-2 * source.uniform(n).log()).sqrt(), inverse, gaussian=True)
+    def draw(n: int, source: Generator) -> Tensor:
+        return scale * (-2 * source.uniform(n).log()).sqrt()
+
+    return FadingLaw(draw, mean_inverse_square, complex_gaussian=True)
 
 
 @fading("rician")
 def rician(K: float, mean: float = 1) -> Fading:
     """Rician amplitudes: a direct path K times as strong as the scattered ones; K = 0 is Rayleigh.
 
-    h = c |sqrt(2 K) + x + i y| with x, y standard normal (Rice, 1945). c makes the mean what it is to be: without it
+    h = c |sqrt(2 K) + x + i y| with x, y standard normal (Rice, 1945). The factor c sets the mean: without it
     the mean is sqrt(pi / 2) e^(-K/2) ((1 + K) I_0(K / 2) + K I_1(K / 2)). Returns (n, source) -> (n,).
 
     >>> from stableair.streams import generator
     >>> h = rician(K=1e6)(1000, generator(0, "fading", 0))
-    >>> bool((h - 1).abs().max() < 0.01)  # hardly anything is scattered
+    >>> bool((h - 1).abs().max() < 0.01)  # the direct path dominates
     True
     """
     K, mean = number("K", K, 0.0, 1e6), positive("mean", mean)
@@ -68,10 +74,10 @@ def rician(K: float, mean: float = 1) -> Fading:
 
 @fading("nakagami")
 def nakagami(m: float, mean: float = 1) -> Fading:
-    """Nakagami-m amplitudes, m >= 1/2; m = 1 is Rayleigh, a large m hardly fades.
+    """Nakagami-m amplitudes, m >= 1/2; m = 1 is Rayleigh, a large m has little fading.
 
-    h = c sqrt(X) with X of the gamma law of shape m (Nakagami, 1960), drawn by its quantile function. c makes the mean
-    what it is to be: without it the mean is Gamma(m + 1/2) / Gamma(m). Returns (n, source) -> (n,).
+    h = c sqrt(X) with X of the gamma law of shape m (Nakagami, 1960), drawn by its quantile function. The factor c
+    sets the mean: without it the mean is Gamma(m + 1/2) / Gamma(m). Returns (n, source) -> (n,).
 
     >>> from stableair.streams import generator
     >>> h = nakagami(m=0.5)(100_000, generator(0, "fading", 0))  # the absolute value of a normal variable
@@ -84,10 +90,10 @@ def nakagami(m: float, mean: float = 1) -> Fading:
     def draw(n: int, source: Generator) -> Tensor:
         return scale * torch.from_numpy(gammaincinv(m, source.uniform(n).cpu().numpy())).sqrt().to(source.device)
 
-    def inverse(t: float) -> float:
+    def mean_inverse_square(t: float) -> float:
         return float(gammaincc(m - 1, t / scale / scale)) / (m - 1) / scale / scale
 
-    return Law(draw, inverse if m > 1 else None)
+    return FadingLaw(draw, mean_inverse_square if m > 1 else None)
 
 
 @fading("unit")
@@ -100,18 +106,20 @@ def unit() -> Fading:
     >>> unit()(3, generator(0, "fading", 0)).tolist()
     [1.0, 1.0, 1.0]
     """
-    return Law(
-        lambda n, source: torch.ones(n, dtype=torch.float64, device=source.device), inverse=lambda t: float(t <= 1)
-    )
+
+    def draw(n: int, source: Generator) -> Tensor:
+        return torch.ones(n, dtype=torch.float64, device=source.device)
+
+    return FadingLaw(draw, mean_inverse_square=lambda t: float(t <= 1))
 
 
 @fading("block", specs={"of": fading})
 def block(of: str = "rayleigh()", rounds: int | None = None, entries: int | None = None) -> Fading:
-    """Block fading: another fading, given as a spec in quotes, held for some rounds, or new after so many entries.
+    """Block fading: another fading (a quoted spec), constant over blocks of rounds, or over blocks of entries.
 
-    h_{n,k} is the amplitude of block floor(k / rounds); with `entries` the vector is cut as well, and client n has an
-    amplitude of its own in each piece of so many entries. The law of an amplitude is that of the other fading. Returns
-    (n, source) -> (n,), with `entries` the amplitudes at the first entry.
+    h_{n,k} is the amplitude of block floor(k / rounds). With `entries` the vector is divided as well, and client n has
+    an independent amplitude in each block of `entries`. Each amplitude has the law of the other fading.
+    Returns (n, source) -> (n,), with `entries` the amplitudes at the first entry.
 
     >>> from stableair.streams import generator
     >>> h = [block(rounds=3)(1, generator(0, "fading", k)).item() for k in range(6)]
@@ -119,21 +127,43 @@ def block(of: str = "rayleigh()", rounds: int | None = None, entries: int | None
     True
     """
     if rounds is None and entries is None:
-        raise InputError("say how long a block is: rounds=10, entries=1000, or both")
-    one, held = inner(fading, of, but=("block",)), whole("rounds", 1 if rounds is None else rounds, 1)
-    known = one if isinstance(one, Law) else Law(one)
-    length = None if entries is None else whole("entries", entries, 1)
-    return replace(known, draw=lambda n, source: one(n, source.at(source.round // held)), entries=length)
+        raise InputError("set the length of a block: rounds=10, entries=1000, or both", code="missing-argument")
+    block_rounds = integer("rounds", 1 if rounds is None else rounds, 1)
+    length = None if entries is None else integer("entries", entries, 1)
+    law = _law(make_nested(fading, of, excluded=("block",)))
+
+    def draw(n: int, source: Generator) -> Tensor:
+        return law(n, source.at(source.round // block_rounds))
+
+    return replace(law, draw=draw, block_length=length)
+
+
+def _law(one: Fading) -> FadingLaw:
+    return one if isinstance(one, FadingLaw) else FadingLaw(one)
+
+
+def amplitudes_along(law: FadingLaw, first: float, d: int, source: Generator) -> Tensor:
+    """One client's amplitude at each of d entries: (d,).
+
+    Args:
+        law: Fading whose amplitude changes every `block_length` entries.
+        first: Amplitude of the first block.
+        d: Number of entries.
+        source: Stream of this client.
+    """
+    length = min(law.block_length or d, d)  # a block may be longer than the vector: limit the memory
+    later = law(-(-d // length) - 1, source)
+    return torch.cat([later.new_tensor([first]), later]).repeat_interleave(length)[:d]
 
 
 @fading("ar", specs={"of": fading})
 def ar(a: float, of: str = "rayleigh()") -> Fading:
-    """Fading that changes slowly: the scattered part of another, given as a spec in quotes, is a Gauss-Markov process.
+    """Slowly changing fading: the scattered part of another fading (a quoted spec) is a Gauss-Markov process.
 
     c_k = a c_{k-1} + sqrt(1 - a^2) z_k with z_k complex Gaussian and c_0 = z_0, over the rounds k; then E c_k c_j^* is
-    a^|k-j| E |c|^2. The amplitude is that of the other fading with c_k for its Gaussian part: |c_k| to scale for
-    Rayleigh, a direct path beside c_k for Rician; a fading drawn from uniform numbers gets exp(-|c_k|^2) of them. The
-    law of an amplitude in a round is that of the other fading. Returns (n, source) -> (n,).
+    a^|k-j| E |c|^2. The amplitude is that of the other fading with c_k as its Gaussian part: proportional to |c_k|
+    for Rayleigh, with a direct path added to c_k for Rician. A fading drawn from uniform numbers uses exp(-|c_k|^2) as
+    uniform numbers. In each round the amplitude has the law of the other fading. Returns (n, source) -> (n,).
 
     >>> from stableair.streams import generator
     >>> near, far = (ar(0.99)(10_000, generator(0, "fading", k)) for k in (1, 200))
@@ -141,16 +171,16 @@ def ar(a: float, of: str = "rayleigh()") -> Fading:
     >>> [round(torch.corrcoef(torch.stack([first, h]))[0, 1].item(), 1) for h in (near, far)]
     [1.0, 0.0]
     """
-    a, one = number("a", a, 0.0, 1.0), inner(fading, of, but=("ar", "block"))
-    law = one if isinstance(one, Law) else Law(one)
-    return replace(law, draw=lambda n, source: one(n, GaussMarkov(source, a)))
+    a, law = number("a", a, 0.0, 1.0), _law(make_nested(fading, of, excluded=("ar", "block")))
+    return replace(law, draw=lambda n, source: law(n, GaussMarkov(source, a)))
 
 
 class GaussMarkov(Generator):
-    """A stream whose normal numbers are those of its round and of all before it: x_k = a x_{k-1} + sqrt(1 - a^2) z_k.
+    """A stream whose normal numbers are a Gauss-Markov process over the rounds: x_k = a x_{k-1} + sqrt(1 - a^2) z_k.
 
-    x_k is the sum of a^(k-j) sqrt(1 - a^2) z_j over the rounds j, with a^k z_0 for the first. Terms of a weight below
-    2^-60 are left out: they are beneath the rounding of the others. So a round looks back 42 / (1 - a) rounds at most.
+    x_k is the sum of a^(k-j) sqrt(1 - a^2) z_j over the rounds j, with a^k z_0 for the first. Terms with a weight
+    below 2^-60 are dropped: they are smaller than the rounding errors of the others. So at most 42 / (1 - a) rounds
+    are recomputed.
     """
 
     def __init__(self, source: Generator, a: float):
@@ -159,17 +189,17 @@ class GaussMarkov(Generator):
         self.weights = {j: weight for j, weight in enumerate(weights) if weight > 2.0**-60}
 
     def normal(self, *shape: int) -> Tensor:
-        """Standard normal in float64, each correlated with its like of earlier rounds."""
+        """Standard normal in float64, each entry correlated with the same entry of earlier rounds."""
         start, stop = self.position, self.position + 2 * math.prod(shape)
         self.position = stop
         total = torch.zeros(math.prod(shape), dtype=torch.float64)
         rounds = torch.tensor(list(self.weights))
-        for some in rounds.split(max((1 << 20) // stop, 1)):  # so many that their numbers stay small in memory
-            bits = first_bits([self.at(j) for j in some.tolist()], stop)[:, start:]
-            weights = torch.tensor([self.weights[j] for j in some.tolist()], dtype=torch.float64)
+        for chunk in rounds.split(max((1 << 20) // stop, 1)):  # bounds the memory
+            bits = first_bits([self.at(j) for j in chunk.tolist()], stop)[:, start:]
+            weights = torch.tensor([self.weights[j] for j in chunk.tolist()], dtype=torch.float64)
             total += (weights[:, None] * box_muller(open_unit(bits).unflatten(-1, (-1, 2)))).sum(0)
         return total.reshape(shape).to(self.device)
 
     def uniform(self, *shape: int) -> Tensor:
-        """Uniform on (0, 1), from the modulus of a complex Gaussian number each."""
+        """Uniform on (0, 1), each from the modulus of a complex Gaussian number."""
         return self.normal(*shape, 2).square().sum(-1).mul_(-0.5).exp_()

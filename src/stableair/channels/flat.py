@@ -1,22 +1,35 @@
 """Eq. (3), the radio channel: g_k = (1/N) sum_n h_{n,k} grad f_n(w_k) + xi_k."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from stableair.channels.kinds import Fading, Law, Make, Noise, channel
+from stableair.channels.fading import amplitudes_along
 from stableair.channels.power import Power
-from stableair.channels.superposition import Total, accumulate, side_link
-from stableair.checks import InputError, choice
-from stableair.contracts import Fade, Received, Upload, check_shape
+from stableair.channels.registries import channel
+from stableair.channels.superposition import NOISE_ON, WholeVector, accumulate, amplitudes, finish
+from stableair.contracts import (
+    Accumulated,
+    ChannelFactory,
+    Fading,
+    FadingLaw,
+    FlatDraw,
+    Gain,
+    Noise,
+    PowerRule,
+    Received,
+    Reduction,
+    Upload,
+)
+from stableair.errors import InputError
+from stableair.memory import unchanged
 from stableair.streams import generator
-from stableair.vector import NOTHING, Layout
-
-NOISE_ON = "mean", "sum"
+from stableair.validation import choice
+from stableair.vector import NOTHING, Layout, check_shape
 
 
 @dataclass(frozen=True)
@@ -24,86 +37,104 @@ class Flat:
     """Analog over-the-air aggregation with flat fading and additive interference.
 
     Given the payloads u_n (d,) of the senders, their gains h_n and the interference xi (d,), the server receives
-    g = (1/N) sum_n h_n u_n + xi (d,), or with noise_on="sum" g = (1/N) (sum_n h_n u_n + xi). N is the number of clients
-    that sent, or the divisor. The side link has neither fading nor interference: stats (b,) and the loss () are plain
-    means. Where nobody sent, g is the interference alone.
+    g = (1/N) sum_n h_n u_n + xi (d,), or with noise_on="sum" g = (1/N) (sum_n h_n u_n + xi). N is the number of
+    senders, or the divisor. The side link has neither fading nor interference: stats (b,) and the loss () are plain
+    means. Without senders, g is the interference alone.
+
+    Args:
+        fading: Amplitudes of the clients.
+        noise: The interference.
+        power: Transmit power rule.
+        pilots: Noise-only symbols per round.
+        norms: Layout of the norm buffers on the side link.
+        divisor: Divisor of the sum; None for the number of senders.
+        noise_on: "mean" adds the interference to the mean, as in Eq. (3); "sum" adds it to the sum.
+        reduction: How several processes share the sum. A subclass that overrides `superpose` must apply it.
     """
 
     fading: Fading
     noise: Noise
-    power: Power = field(default_factory=Power)
-    pilots: int = 0  # symbols a round in which no client sends
-    norms: Layout = NOTHING  # of the norm buffers on the side link
-    divisor: float | None = None  # of the sum, where it is not the number of clients that sent
-    noise_on: str = "mean"  # the interference hits the mean, as in Eq. (3), or the sum, and is then divided by N too
+    power: PowerRule = field(default_factory=Power)
+    pilots: int = 0
+    norms: Layout = NOTHING
+    divisor: float | None = None
+    noise_on: str = "mean"
+    reduction: Reduction = field(default_factory=WholeVector)
 
     def __post_init__(self) -> None:
-        if self.power.on_sum and self.noise_on != "sum":
-            raise InputError(
-                "this power rule needs the interference on the sum of the payloads: add channel='flat(noise_on=sum)'"
-            )
-        object.__setattr__(self, "power", self.power.under(self.fading))
+        if self.power.needs_noise_on_sum and self.noise_on != "sum":
+            text = "this power rule needs the interference on the sum of the payloads: add channel='flat(noise_on=sum)'"
+            raise InputError(text, code="noise-not-on-sum")
+        object.__setattr__(self, "power", self.power.for_fading(self.fading))
 
-    def draw(self, n: int, who: Tensor, d: int, seed: int, k: int, device: torch.device | str = "cpu") -> Fade:
-        """h_{n,k} (m,) of the clients `who` (m,) and xi_k (d,), functions of (seed, k) and of the client alone.
+    def with_reduction(self, reduction: Reduction) -> "Flat":
+        """The same channel, with the sums shared between processes."""
+        return replace(self, reduction=reduction)
 
-        All n amplitudes are drawn and those of `who` taken: what a client meets does not depend on who else takes part.
+    def draw(self, n: int, clients: Tensor, d: int, seed: int, k: int, device: torch.device | str = "cpu") -> FlatDraw:
+        """Draw h_{n,k} (m,) of the participants `clients` (m,), and xi_k (d,).
+
+        All n amplitudes are drawn, then those of the participants selected: a client's amplitude is a function of
+        (seed, k, client), independent of the other participants.
         """
-        h = check_shape("fading", self.fading(n, generator(seed, "fading", k)), n).double()
-        xi = check_shape("noise", self.noise(d, generator(seed, "noise", k, device=device)), d).float()
-        pilot = None
-        if self.pilots:
-            drawn = self.noise(self.pilots, generator(seed, "pilot", k, device=device))
-            pilot = check_shape("noise", drawn, self.pilots).float()
-        gains = self.power.gains(h, who, seed, k)
-        if isinstance(self.fading, Law) and self.fading.entries:
-            gains = {client: partial(self._along, self.fading, h[client].item(), seed, k, client) for client in gains}
-        return Fade(k, who, h[who], xi, pilot, gains)
+        h = amplitudes(self.fading, n, seed, k)
+        xi = self._noise(d, "noise", seed, k, device)
+        with unchanged("noise", xi):  # a noise may reuse the tensor that it returned
+            pilot = self._noise(self.pilots, "pilot", seed, k, device) if self.pilots else None
+        with unchanged("power", h, clients):
+            gains = self.power.gains(h, clients, seed, k)
+        if isinstance(self.fading, FadingLaw) and self.fading.block_length:
+            law = self.fading
+            gains = {client: self._gain_along(law, h[client].item(), seed, k, client) for client in gains}
+        return FlatDraw(k, clients, h[clients], xi, pilot, gains)
 
-    def _along(self, law: Law, first: float, seed: int, k: int, client: int, d: int, device: torch.device) -> Tensor:
-        """The gains of a client whose fading changes along the vector: (d,)."""
-        return self.power.gain(law.along(first, d, generator(seed, "fading", k, client, device=device)))
+    def _noise(self, entries: int, stream: str, seed: int, k: int, device: torch.device | str) -> Tensor:
+        """Draw interference from a stream of round k: (entries,) float32."""
+        drawn = self.noise(entries, generator(seed, stream, k, device=device))
+        return check_shape("noise", drawn, entries).float()
 
-    def superpose(self, uploads: Iterable[Upload], fade: Fade) -> Received:
-        """Eq. (3): accumulate, reduce, finish. Chunks of (m, d) payloads -> g (d,)."""
-        return self.finish(self.reduce(self.accumulate(uploads, fade), fade), fade)
+    def _gain_along(self, law: FadingLaw, first: float, seed: int, k: int, client: int) -> Gain:
+        """Gains of a client whose fading changes along the vector."""
 
-    def accumulate(self, uploads: Iterable[Upload], fade: Fade) -> Total:
-        """sum_n h_n u_n (d,), sum_n u_n (d,) and their like, in float64."""
-        gains = fade.gains
+        def gain(d: int, device: torch.device) -> Tensor:
+            source = generator(seed, "fading", k, client, device=device)
+            return self.power.gain(amplitudes_along(law, first, d, source))
+
+        return gain
+
+    def superpose(self, uploads: Iterable[Upload], draw: FlatDraw) -> Received:
+        """Apply Eq. (3): chunks of (m, d) payloads -> g (d,)."""
+        total = self.reduce(self.accumulate(uploads, draw), len(draw.xi))
+        xi, pilot = (self._scaled(noise, total) for noise in (draw.xi, draw.pilot))
+        assert xi is not None
+        uses = (len(xi) + self.pilots) / 2  # two real entries per complex symbol
+        return finish(total, xi, pilot, uses=uses, norms=self.norms, divisor=self.divisor, noise_on=self.noise_on)
+
+    def accumulate(self, uploads: Iterable[Upload], draw: FlatDraw) -> Accumulated:
+        """sum_n h_n u_n and sum_n u_n over this process's slice of the vector, in float64."""
+        gains = draw.gains
         if gains is None:
-            gains = dict(zip(fade.clients.tolist(), fade.h.tolist(), strict=True))
-        return accumulate(uploads, gains, len(fade.xi), fade.k, fade.xi.device)
+            gains = dict(zip(draw.clients.tolist(), draw.h.tolist(), strict=True))
+        d = len(draw.xi)
+        return accumulate(uploads, gains, d, draw.k, draw.xi.device, self.reduction.slice(d))
 
-    def reduce(self, total: Total, fade: Fade) -> Total:
-        """The total over all processes; here there is one."""
-        return total
+    def reduce(self, total: Accumulated, d: int) -> Accumulated:
+        """The sums over the whole vector, from the slices of all processes."""
+        faded, clean = self.reduction.assemble(total.faded, total.clean, d=d)
+        return total._replace(faded=faded, clean=clean)
 
-    def finish(self, total: Total, fade: Fade) -> Received:
-        """Divide by the number of senders or the divisor, add the interference, round to float32."""
-        n = self.divisor or max(total.senders, 1)
-        xi, pilot = (self._beside(noise, total) for noise in (fade.xi, fade.pilot))
-        if self.noise_on == "sum":
-            xi, pilot = xi / n, None if pilot is None else pilot / n
-        g = (total.faded / n + xi).to(xi.dtype)  # Eq. (3)
-        if g.isnan().any():
-            part = "noise" if fade.xi.isnan().any() else "fading"
-            text = "the channel's noise or fading is NaN; every entry must be a number or infinite"
-            raise InputError(text, part=part)
-        stats, loss = side_link(total, self.norms)
-        uses = (len(g) + self.pilots) / 2  # two real entries a complex symbol
-        return Received(g, stats, total.clean / n, loss, xi, total.senders, n, pilot, uses)
-
-    def _beside(self, noise: Tensor | None, total: Total) -> Any:
-        """The interference beside the payloads, as the power rule has it; pilots are scaled as it is."""
+    def _scaled(self, noise: Tensor | None, total: Accumulated) -> Tensor | None:
+        """Scale the interference or the pilots by the power rule."""
         if noise is None:
             return None
-        return check_shape("power", self.power.noise(noise, total), len(noise)).to(noise.dtype)
+        with unchanged("power", noise, total):
+            scaled = self.power.noise(noise, total)
+        return check_shape("power", scaled, len(noise)).to(noise.dtype)
 
 
-@channel("flat")
-def flat(noise_on: Literal["mean", "sum"] = "mean") -> Make:
-    """Eq. (3): one amplitude a client and round, interference on the mean of the payloads, or with "sum" on their sum.
+@channel("flat", uses=("fading", "noise", "power", "pilots"))
+def flat(noise_on: Literal["mean", "sum"] = "mean") -> ChannelFactory:
+    """Eq. (3): one amplitude per client and round, interference on the mean of the payloads or on their sum.
 
     >>> flat()(fading=lambda n, source: torch.ones(n), noise=lambda d, source: torch.zeros(d)).noise_on
     'mean'

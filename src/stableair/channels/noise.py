@@ -1,7 +1,7 @@
-"""Interference: xi_k, one draw for every entry of the vector in round k.
+"""Interference: xi_k, one draw per entry of the vector in round k.
 
-A noise draws the d entries of a round: (d, source) -> (d,) float32, on the source's device. One that depends on earlier
-rounds keeps nothing: it is a function of (seed, round) and looks back along the stream.
+A noise draws the d entries of a round: (d, source) -> (d,) float32, on the source's device. A noise with memory has no
+state: it is a function of (seed, round) and recomputes earlier rounds from the stream.
 """
 
 import math
@@ -13,14 +13,16 @@ from scipy.special import gamma, pdtr
 from torch import Tensor
 
 from stableair import stable
-from stableair.channels.kinds import Noise, inner, noise
-from stableair.checks import InputError, number, positive, whole
+from stableair.channels.registries import make_nested, noise
+from stableair.contracts import Noise
+from stableair.errors import InputError
 from stableair.streams import Generator, in_pieces
+from stableair.validation import integer, number, positive
 
 
 @dataclass(frozen=True)
 class Stable:
-    """Interference of a stable law, which has complex samples too: `stable.isotropic(n, alpha, tau, source)`."""
+    """Interference with a stable law; complex samples are `stable.isotropic(n, alpha, tau, source)`."""
 
     alpha: float
     tau: float
@@ -30,7 +32,7 @@ class Stable:
         return self.draw(d, source)
 
 
-@noise("sas")
+@noise("sas", scale="tau")
 def sas(alpha: float = 1.5, tau: float = 0.1) -> Noise:
     """Symmetric alpha-stable interference, alpha in [0.5, 2], scale tau per entry.
 
@@ -45,7 +47,7 @@ def sas(alpha: float = 1.5, tau: float = 0.1) -> Noise:
     return Stable(alpha, tau, lambda d, source: stable.sample(d, alpha, tau, source))
 
 
-@noise("gaussian")
+@noise("gaussian", scale="std")
 def gaussian(std: float) -> Noise:
     """Normal noise of standard deviation `std`.
 
@@ -59,9 +61,9 @@ def gaussian(std: float) -> Noise:
     return Stable(2.0, std / math.sqrt(2), lambda d, source: (std * source.normal(d)).float())
 
 
-@noise("student_t")
+@noise("student_t", scale="scale")
 def student_t(df: float, scale: float = 1) -> Noise:
-    """Student's t with `df` degrees of freedom, times `scale`: power-law tails, finite variance from df > 2.
+    """Student's t with `df` degrees of freedom, times `scale`: power-law tails, finite variance for df > 2.
 
     xi = scale sqrt(df (u^(-2/df) - 1)) cos(2 pi v) with u, v uniform on (0, 1): the polar method of Bailey (1994).
     Returns (d, source) -> (d,).
@@ -80,11 +82,11 @@ def student_t(df: float, scale: float = 1) -> Noise:
     return draw
 
 
-@noise("middleton")
+@noise("middleton", scale="std")
 def middleton(A: float, gamma: float, std: float = 1) -> Noise:
-    """Middleton's class A: impulses of index A over a Gaussian background of `gamma` times their power; std in all.
+    """Middleton's class A: impulses of index A and a Gaussian background of `gamma` times their power; total std.
 
-    Given m, of the Poisson law of mean A, xi is normal with variance std^2 (m / A + gamma) / (1 + gamma)
+    Given m, Poisson with mean A, xi is normal with variance std^2 (m / A + gamma) / (1 + gamma)
     (Middleton, 1977). Returns (d, source) -> (d,).
 
     >>> from stableair.streams import generator
@@ -93,8 +95,8 @@ def middleton(A: float, gamma: float, std: float = 1) -> Noise:
     0.91
     """
     A, gamma, std = number("A", A, 1e-6, 1e3), positive("gamma", gamma), number("std", std, 0.0)
-    count = torch.arange(int(A + 12 * math.sqrt(A)) + 30)  # interferers at work at once; more never are
-    cumulative = torch.from_numpy(pdtr(count.numpy(), A))  # of the Poisson law
+    count = torch.arange(int(A + 12 * math.sqrt(A)) + 30)  # active interferers; more never occur in float64
+    cumulative = torch.from_numpy(pdtr(count.numpy(), A))  # distribution function of the Poisson law
     deviation = std * ((count.double() / A + gamma) / (1 + gamma)).sqrt()
 
     def draw(d: int, source: Generator) -> Tensor:
@@ -105,21 +107,21 @@ def middleton(A: float, gamma: float, std: float = 1) -> Noise:
     return draw
 
 
-@noise("bursts")
+@noise("bursts", scale="tau")
 def bursts(alpha: float = 1.5, tau: float = 0.1, length: int = 100) -> Noise:
-    """Interference in bursts: every entry is SaS(alpha, tau), and `length` entries in a row share their strength.
+    """Interference in bursts: every entry is SaS(alpha, tau), and `length` consecutive entries share their strength.
 
-    xi_i = sqrt(A_b) n_i with n_i normal of variance 2 tau^2 and one A_b a burst, E exp(-s A) = exp(-s^(alpha/2)): the
+    xi_i = sqrt(A_b) n_i with n_i normal of variance 2 tau^2 and one A_b per burst, E exp(-s A) = exp(-s^(alpha/2)): the
     sub-Gaussian vector of Samorodnitsky and Taqqu (1994). Within a burst E exp(i sum_i t_i xi_i) =
     exp(-tau^alpha (sum_i t_i^2)^(alpha/2)); alpha = 2 has A = 1 and is Gaussian. A is drawn after Kanter (1975). Bursts
-    begin at entry 0. Returns (d, source) -> (d,).
+    start at entry 0. Returns (d, source) -> (d,).
 
     >>> from stableair.streams import generator
     >>> xi = bursts(alpha=1, tau=0.3, length=10)(100_000, generator(0, "noise", 0))
     >>> round((xi.abs() < 0.3).double().mean().item(), 2)  # half of a Cauchy law lies within its scale
     0.5
     """
-    (alpha, tau), length = stable.check(alpha, tau), whole("length", length, 1)
+    (alpha, tau), length = stable.check(alpha, tau), integer("length", length, 1)
 
     def deviations(m: int, source: Generator) -> Tensor:
         u, v = source.uniform(m, 2).unbind(-1)
@@ -129,17 +131,17 @@ def bursts(alpha: float = 1.5, tau: float = 0.1, length: int = 100) -> Noise:
 
 
 def _in_bursts(length: int, deviations: Callable[[int, Generator], Tensor], each: int) -> Noise:
-    """Normal entries, `length` in a row with one standard deviation; deviations(m, source) takes `each` positions."""
+    """Normal entries with one standard deviation per `length` entries; a deviation uses `each` source positions."""
 
     def draw(d: int, source: Generator) -> Tensor:
         strength = torch.empty(-(-d // length), dtype=torch.float64, device=source.device)
 
-        def bursts(piece: Tensor, start: int, mine: Generator) -> None:
-            piece.copy_(deviations(len(piece), mine))
+        def bursts(piece: Tensor, start: int, advanced: Generator) -> None:
+            piece.copy_(deviations(len(piece), advanced))
 
-        def entries(piece: Tensor, start: int, mine: Generator) -> None:
+        def entries(piece: Tensor, start: int, advanced: Generator) -> None:
             burst = torch.arange(start, start + len(piece), device=piece.device) // length
-            piece.copy_(mine.normal(len(piece)).mul_(strength[burst]))
+            piece.copy_(advanced.normal(len(piece)).mul_(strength[burst]))
 
         in_pieces(bursts, strength, each, source)
         return in_pieces(entries, torch.empty(d, device=source.device), 2, source)
@@ -147,22 +149,22 @@ def _in_bursts(length: int, deviations: Callable[[int, Generator], Tensor], each
     return draw
 
 
-NEAREST = 16  # interferers of a field that are summed one by one
-LARGEST = 1e9  # density and power of a field: beyond it powers of them overflow
+NEAREST = 16  # interferers of a field that are summed individually
+LARGEST = 1e9  # limit of the density and power of a field, to avoid overflow
 
 
 @noise("field")
 def field(density: float, exponent: float = 4, hold: int = 1, power: float = 1) -> Noise:
-    """A Poisson field of interferers in the plane, their power falling as r^-exponent; new places every `hold` entries.
+    """A Poisson field of interferers whose power falls as r^-exponent; new positions every `hold` entries.
 
-    xi_i = sum_j r_j^(-exponent/2) B_ij with r_j the distances of a Poisson process of that density (points a unit of
+    xi_i = sum_j r_j^(-exponent/2) B_ij with r_j the distances of a Poisson process of that density (points per unit of
     area) and normal amplitudes B of variance `power`, new in every entry (Win, Pinto and Shepp, 2009). It is
     SaS(alpha, tau) with alpha = 4 / exponent and tau^alpha = pi density E|B|^alpha Gamma(1 - alpha) cos(pi alpha / 2),
     the last two factors being pi / 2 at alpha = 1 (`field_law`).
 
-    pi density r_j^2 are the arrivals of a Poisson process of rate 1. The nearest 16 are summed as they are; all others
-    together are Gaussian of the variance they have on average, given how far away the sixteenth is. That moves the
-    characteristic function by less than 1e-4 wherever it is looked at, for every exponent. Returns (d, source) -> (d,).
+    pi density r_j^2 are the arrivals of a Poisson process of rate 1. The nearest 16 are summed individually. The sum
+    of the others is replaced by a Gaussian with its mean variance, given the distance of the sixteenth. This changes
+    the characteristic function by less than 1e-4 everywhere, for every exponent. Returns (d, source) -> (d,).
 
     >>> from stableair.streams import generator
     >>> xi, (alpha, tau) = field(density=0.1)(100_000, generator(0, "noise", 0)), field_law(density=0.1)
@@ -174,10 +176,10 @@ def field(density: float, exponent: float = 4, hold: int = 1, power: float = 1) 
 
     def deviations(m: int, source: Generator) -> Tensor:
         arrivals = source.uniform(m, NEAREST).log_().neg_().cumsum(-1)
-        beyond = arrivals[:, -1] ** (1 - 2 / alpha) / (2 / alpha - 1)  # the mean of the sum over all later ones
+        beyond = arrivals[:, -1] ** (1 - 2 / alpha) / (2 / alpha - 1)  # mean of the sum over all later arrivals
         return (arrivals.pow_(-2 / alpha).sum(-1) + beyond).sqrt_().mul_(scale)
 
-    return _in_bursts(whole("hold", hold, 1), deviations, NEAREST)
+    return _in_bursts(integer("hold", hold, 1), deviations, NEAREST)
 
 
 def field_law(density: float, exponent: float = 4, power: float = 1) -> tuple[float, float]:
@@ -191,7 +193,8 @@ def field_law(density: float, exponent: float = 4, power: float = 1) -> tuple[fl
         number(name, positive(name, value), high=LARGEST) for name, value in (("density", density), ("power", power))
     )
     if not 2 < number("exponent", exponent) <= 8:
-        raise InputError(f"exponent must be above 2, where the sum is finite, and at most 8: got {exponent:g}")
+        text = f"exponent must be above 2, where the sum is finite, and at most 8: got {exponent:g}"
+        raise InputError(text, code="out-of-range", name="exponent", value=exponent)
     alpha = 4 / exponent
     moment = (2 * power) ** (alpha / 2) * gamma((1 + alpha) / 2) / math.sqrt(math.pi)  # E|B|^alpha
     tail = math.pi / 2 if alpha == 1 else gamma(1 - alpha) * math.cos(math.pi * alpha / 2)
@@ -200,7 +203,7 @@ def field_law(density: float, exponent: float = 4, power: float = 1) -> tuple[fl
 
 @noise("markov", specs={"good": noise, "bad": noise})
 def markov(good: str = "sas(tau=0.1)", bad: str = "sas(tau=3)", p: float = 0.1, q: float = 0.5) -> Noise:
-    """Rounds are good or bad, a Markov chain: each kind has its interference, given as a spec in quotes.
+    """A Markov chain of good and bad rounds; the interference of each state is a quoted spec.
 
     p = P(good to bad) and q = P(bad to good) (Gilbert, 1960; Elliott, 1963). Round 0 is bad with the stationary
     probability p / (p + q); runs of good and of bad rounds last 1 / p and 1 / q on average.
@@ -213,14 +216,16 @@ def markov(good: str = "sas(tau=0.1)", bad: str = "sas(tau=3)", p: float = 0.1, 
     """
     p, q = number("p", p, 0.0, 1.0), number("q", q, 0.0, 1.0)
     if p + q == 0:
-        raise InputError("p and q are both 0: the chain would never move, and has no stationary law")
-    quiet, loud = (inner(noise, text, but=("markov",)) for text in (good, bad))
+        text = "p and q must not both be 0: the chain would have no unique stationary law"
+        raise InputError(text, code="conflicting-arguments")
+    in_good, in_bad = (make_nested(noise, text, excluded=("markov",)) for text in (good, bad))
 
     def is_bad(source: Generator) -> bool:
         """The state of the source's round, the same for the payloads and the pilots.
 
-        Round j is bad where u_j < p after a good round and u_j < 1 - q after a bad one. A u_j on one side of both needs
-        no past: looking back to the last such round gives what walking from round 0 does.
+        Round j is bad if u_j < p after a good round, or u_j < 1 - q after a bad one. If u_j is below or above both
+        bounds, the previous state does not matter: the search goes back to the last such round, which gives the same
+        result as a simulation from round 0.
         """
         low, high = min(p, 1 - q), max(p, 1 - q)
         flipped = False
@@ -228,10 +233,10 @@ def markov(good: str = "sas(tau=0.1)", bad: str = "sas(tau=3)", p: float = 0.1, 
             u = source.at(j, "markov").uniform(1).item()
             if not low <= u < high:
                 return (u < low) != flipped
-            flipped ^= p > 1 - q  # between the two a round is as the one before, or, where p > 1 - q, the other
+            flipped ^= p > 1 - q  # between the bounds the state is kept, or flipped if p > 1 - q
         return (source.at(0, "markov").uniform(1).item() < p / (p + q)) != flipped
 
-    return lambda d, source: (loud if is_bad(source) else quiet)(d, source)
+    return lambda d, source: (in_bad if is_bad(source) else in_good)(d, source)
 
 
 @noise("none")

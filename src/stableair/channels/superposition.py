@@ -1,29 +1,37 @@
-"""What the clients sent, added up: the first of the three steps of a superposition.
+"""Eq. (3) in three steps that the analog channels share: accumulate, reduce, finish.
 
-Accumulate what the clients sent, in one fixed order; reduce, where several processes have accumulated a part each;
-finish: interference, division, rounding. The first step is the same for every channel that adds on the air.
+`accumulate` sums the payloads in a fixed order. A `Reduction` assembles the slices of several processes.
+`finish` divides, adds the interference and rounds.
 """
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor
 
-from stableair.contracts import Gain, Upload, check_finite
-from stableair.vector import Layout, pooled
+from stableair.contracts import Accumulated, Fading, Gain, Received, Upload
+from stableair.errors import InputError, NonFiniteUpload
+from stableair.streams import generator
+from stableair.vector import Layout, check_shape, pooled
+
+NOISE_ON = "mean", "sum"
 
 
-class Total(NamedTuple):
-    """Sums over the senders, in float64."""
+class WholeVector:
+    """The reduction of a single process: it sums the whole vector."""
 
-    faded: Tensor  # (d,), of the payloads times their gains
-    clean: Tensor  # (d,), of the payloads
-    stats: Tensor  # (b,), of the moments of the norm buffers
-    loss: Tensor  # (), of the training losses
-    largest: float  # norm of a payload
-    senders: int
-    dtype: torch.dtype  # the payloads' own
+    def slice(self, d: int) -> slice:
+        return slice(0, d)
+
+    def assemble(self, *parts: Tensor, d: int) -> tuple[Tensor, ...]:
+        return parts
+
+
+def amplitudes(fading: Fading, n: int, seed: int, k: int) -> Tensor:
+    """Draw the amplitudes h_{n,k} of all n clients in round k: (n,) float64, on the host."""
+    h = check_shape("fading", fading(n, generator(seed, "fading", k)), n)
+    return h.to(torch.float64, copy=True)  # a fading may reuse the tensor that it returned
 
 
 def accumulate(
@@ -32,42 +40,116 @@ def accumulate(
     d: int,
     k: int,
     device: torch.device,
-    hear: Callable[[int, Tensor], None] | None = None,
-) -> Total:
-    """The sums of round k, client by client in the order they come in, so that chunks change no bit of them.
+    entries: slice | None = None,
+    transmit: Callable[[int, Tensor], None] | None = None,
+) -> Accumulated:
+    """Sum the uploads of round k, client by client in a fixed order, so that the result does not depend on the chunks.
 
-    faded = sum_n gains[n] u_n and clean = sum_n u_n, from chunks of payloads u (m, d): (d,) each. A client without a
-    gain is not heard; a gain that differs from entry to entry is made when its payload is here, (d,) at a time. A
-    channel that makes something else of the payloads has hear(n, u_n) called for each instead.
+    faded = sum_n gains[n] u_n and clean = sum_n u_n, from chunks of payloads u (m, d): (d,) each.
+
+    Args:
+        uploads: Chunks of uploads; payloads may be restricted to `entries`.
+        gains: Gain of each client that transmits. Uploads of other clients are dropped. A gain per entry is computed
+            when its payload arrives, one vector at a time.
+        d: Length of the vector.
+        k: The round, for error messages.
+        device: Device of the payloads.
+        entries: Entries of the vector that the payloads hold; None for all d.
+        transmit: Called as transmit(client, u) in place of adding gain times u to `faded`, which then stays zero.
+
+    Raises:
+        NonFiniteUpload: An upload is not finite.
     """
-    faded, clean = torch.zeros(2, d, dtype=torch.float64, device=device)
+    entries = slice(0, d) if entries is None else entries
+    faded, clean = torch.zeros(2, entries.stop - entries.start, dtype=torch.float64, device=device)
     stats = loss = torch.zeros((), dtype=torch.float64, device=device)
-    largest, senders, dtype = 0.0, 0, torch.float32
-    for upload in uploads:
-        if not len(upload.clients):
-            continue
-        upload = upload._replace(norm=upload.norms())  # they are needed twice
-        check_finite(upload, k)
+    max_norm, senders, dtype = 0.0, 0, torch.float32
+    for upload in _finite_chunks(uploads, k):
         norms = upload.norms().tolist()
         for i, client in enumerate(upload.clients.tolist()):
-            if client in gains:
-                gain = gains[client]
-                if hear:
-                    hear(client, upload.update[i])
-                elif callable(gain):
-                    faded.add_(gain(d, device).mul_(upload.update[i]))
-                else:
-                    faded.add_(upload.update[i], alpha=gain)
-                clean.add_(upload.update[i])
-                stats, loss = stats + upload.stats[i].double(), loss + upload.loss[i].double()
-                largest, senders = max(largest, norms[i]), senders + 1
+            if client not in gains:
+                continue
+            if transmit:
+                transmit(client, upload.update[i])
+            else:
+                _add_faded(faded, gains[client], upload.update[i], d, entries)
+            clean.add_(upload.update[i])
+            stats, loss = stats + upload.stats[i].double(), loss + upload.loss[i].double()
+            max_norm, senders = max(max_norm, norms[i]), senders + 1
         dtype = upload.update.dtype
-        del upload  # before the next is made
-    return Total(faded, clean, stats, loss, largest, senders, dtype)
+        del upload  # free the chunk before the next one is computed
+    return Accumulated(faded, clean, stats, loss, max_norm, senders, dtype)
 
 
-def side_link(total: Total, norms: Layout) -> tuple[Tensor, Tensor]:
-    """The norm buffers of all senders together, (b,), and the mean of their losses, (): neither fades nor is noisy."""
+def _finite_chunks(uploads: Iterable[Upload], k: int) -> Iterator[Upload]:
+    """Yield the non-empty chunks, checked and with norms; free each chunk before the next one is computed."""
+    for upload in uploads:
+        if len(upload.clients):
+            upload = upload._replace(norm=upload.norms())  # used twice
+            check_finite(upload, k)
+            yield upload
+        del upload
+
+
+def _add_faded(faded: Tensor, gain: Gain, u: Tensor, d: int, entries: slice) -> None:
+    """Add gain times the payload u to the sum `faded`, both restricted to `entries` of the d."""
+    if callable(gain):  # the power rule owns the returned tensor: do not change it in place
+        faded.add_(check_shape("power", gain(d, faded.device), d)[entries] * u)
+    else:
+        faded.add_(u, alpha=gain)
+
+
+def finish(
+    total: Accumulated,
+    xi: Tensor,
+    pilot: Tensor | None,
+    *,
+    uses: float,
+    norms: Layout,
+    divisor: float | None = None,
+    noise_on: str = "mean",
+) -> Received:
+    """Divide the sums, add the interference and round: Eq. (3).
+
+    Args:
+        total: Sums over all senders.
+        xi: Interference (d,).
+        pilot: Noise-only symbols, if any.
+        uses: Complex channel uses of the round.
+        norms: Layout of the norm buffers.
+        divisor: Divisor of the sum; None for the number of senders.
+        noise_on: "mean" adds xi to the mean; "sum" adds it to the sum, so that xi is divided as well.
+
+    Raises:
+        InputError: The interference or a gain is NaN. Infinite entries are legal.
+    """
+    n = divisor or max(total.senders, 1)
+    if noise_on == "sum":
+        xi, pilot = xi / n, None if pilot is None else pilot / n
+    g = (total.faded / n + xi).to(xi.dtype)  # Eq. (3)
+    if g.isnan().any():
+        setting = "noise" if xi.isnan().any() else "fading"
+        text = "the channel's noise or fading is NaN; every entry must be a number or infinite"
+        raise InputError(text, code="nan-in-channel", setting=setting)
+    stats, loss = side_link(total, norms)
+    return Received(g, stats, total.clean / n, loss, xi, total.senders, n, pilot, uses)
+
+
+def side_link(total: Accumulated, norms: Layout) -> tuple[Tensor, Tensor]:
+    """Norm buffers pooled over the senders (b,), and their mean loss (): the side link has neither fading nor noise."""
     senders = max(total.senders, 1)
     stats = pooled(total.stats / senders, norms).to(total.dtype) if total.senders else total.stats
     return stats, total.loss / senders
+
+
+def check_finite(upload: Upload, k: int) -> None:
+    """Raise NonFiniteUpload if an upload of round k is not finite; the error names the client."""
+    m = len(upload.clients)
+    sizes = {"update": upload.norms()}  # squares of float32 numbers do not overflow in float64
+    for what, rows in (("norm buffer", upload.stats), ("loss", upload.loss)):
+        if rows.numel():
+            sizes[what] = torch.linalg.vector_norm(rows.reshape(m, -1), math.inf, dim=1)
+    for what, size in sizes.items():
+        bad = size.isfinite().logical_not().nonzero()
+        if len(bad):
+            raise NonFiniteUpload(k, int(upload.clients[int(bad[0])]), what)

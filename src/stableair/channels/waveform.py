@@ -1,65 +1,86 @@
-"""Eq. (3) as signals: payloads modulated, delayed, rotated, added up sample by sample, and heard by matched filters."""
+"""Eq. (3) at the waveform level: payloads are modulated, delayed, rotated, added as samples, and demodulated."""
 
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from stableair import stable
-from stableair.channels.bases import Basis, ofdm
-from stableair.channels.flat import NOISE_ON, Flat
-from stableair.channels.kinds import Law, Make, channel, part
-from stableair.channels.kinds import basis as bases
+from stableair.channels.modulation import Basis, ofdm
 from stableair.channels.noise import Stable
-from stableair.channels.power import DRAWS, Power
-from stableair.channels.superposition import Total, accumulate
-from stableair.checks import InputError, choice, number, whole
-from stableair.contracts import Received, Upload, check_shape
+from stableair.channels.power import DRAWS
+from stableair.channels.registries import basis as bases
+from stableair.channels.registries import channel, make_part
+from stableair.channels.superposition import NOISE_ON, accumulate, amplitudes, finish
+from stableair.contracts import Accumulated, ChannelFactory, Fading, FadingLaw, Modulation, Noise, Received, Upload
+from stableair.errors import InputError
+from stableair.memory import unchanged
 from stableair.streams import Generator, generator
+from stableair.validation import choice, integer, number
+from stableair.vector import NOTHING, Layout
 
-PIECE = 1 << 15  # complex symbols that are signals at once: on a CPU they stay in cache
+PIECE = 1 << 15  # complex symbols modulated at a time: they fit into the cache of a CPU
 PIECE_ELSEWHERE = 1 << 21
 
 
-class Path(NamedTuple):
-    """How one client is heard in a round."""
+class Link(NamedTuple):
+    """The channel from one client to the server in one round."""
 
     gain: complex
     delay: int  # samples
-    turn: float  # of the carrier, in turns a sample
-    echoes: Tensor  # (taps,) complex128, on the host
+    cfo: float  # carrier frequency offset, in cycles per sample
+    impulse_response: Tensor  # (taps,) complex128, on the host
 
 
-class Signals(NamedTuple):
-    """What the channel does in round k."""
+class WaveformDraw(NamedTuple):
+    """Random state of the waveform channel in round k."""
 
     k: int
-    clients: Tensor  # (m,) int64, who sends
-    paths: list[Path]  # m of them
-    xi: Tensor  # (d,), the matched filters' output of the noise
-    pilot: Tensor | None = None  # the same of noise alone, where a receiver asked for it
+    clients: Tensor  # (m,) int64, the participants
+    links: list[Link]  # one per participant
+    xi: Tensor  # (d,), the interference at the output of the matched filters
+    pilot: Tensor | None = None  # noise-only symbols at the output of the matched filters, if a receiver asks for them
 
 
 @dataclass(frozen=True)
-class Waveform(Flat):
+class Waveform:
     """Over-the-air aggregation sample by sample.
 
-    Client n sends x_n(t) = sum_i c_i phi_i(t), c_i = u_2i + j u_2i+1, and the server hears
-    r(t) = sum_n a_n exp(2 pi j eps_n t) x_n(t - delta_n) + z(t), takes y_i = sum_t conj(phi_i(t)) r(t), and their real
-    and imaginary parts as the entries of the sum: g = (1/N) sum_n h_n u_n + xi where a_n = h_n, delta_n = eps_n = 0. xi
-    are the matched filters' outputs of z, isotropic stable with the noise's alpha and tau in both of its parts, and
-    of scale tau (sum_t |phi_i(t)|^alpha)^(1/alpha). The sum is kept in complex128, a client's signal a piece at a time.
+    Client n sends x_n(t) = sum_i c_i phi_i(t), c_i = u_2i + j u_2i+1. The server receives
+    r(t) = sum_n a_n exp(2 pi j eps_n t) x_n(t - delta_n) + z(t) and computes y_i = sum_t conj(phi_i(t)) r(t). Its real
+    and imaginary parts are the entries of the sum: g = (1/N) sum_n h_n u_n + xi if a_n = h_n, delta_n = eps_n = 0. xi
+    is the output of the matched filters for z, which is isotropic stable with the alpha and tau of the noise; the scale
+    of xi is tau (sum_t |phi_i(t)|^alpha)^(1/alpha). The sum is complex128; a client's signal is computed in pieces.
 
-    Of M antennas, y_m = sum_n a_mn u_n + z_m, the server knows H_m = sum_n a_mn alone and takes
-    sum_m conj(H_m) y_m / (M N s^2), s^2 = E|a|^2. That is one antenna on which client n has the gain
-    sum_m conj(H_m) a_mn / (M s^2) and z the scale tau (sum_m |H_m|^alpha)^(1/alpha) / (M s^2), and so it is computed.
+    With M antennas, y_m = sum_n a_mn u_n + z_m, the server knows only H_m = sum_n a_mn and computes
+    sum_m conj(H_m) y_m / (M N s^2), s^2 = E|a|^2. This is equivalent to one antenna, client gains
+    sum_m conj(H_m) a_mn / (M s^2) and noise z of scale tau (sum_m |H_m|^alpha)^(1/alpha) / (M s^2), as computed here.
+
+    Args:
+        fading: Amplitudes of the clients; one amplitude per client and round.
+        noise: Interference per sample; must be stable, Gaussian or absent.
+        pilots: Noise-only symbols per round.
+        norms: Layout of the norm buffers on the side link.
+        divisor: Divisor of the sum; None for the number of senders.
+        noise_on: "mean" adds the interference to the mean, as in Eq. (3); "sum" adds it to the sum.
+        basis: Modulation.
+        timing: Largest delay of a client, in samples.
+        cfo: Largest carrier frequency offset, in cycles per sample.
+        phase: Largest phase error, in radians.
+        antennas: Antennas that the server combines blindly; 0 for one antenna and clients that know their phase.
     """
 
-    basis: Basis = field(default_factory=ofdm)
+    fading: Fading
+    noise: Noise
+    pilots: int = 0
+    norms: Layout = NOTHING
+    divisor: float | None = None
+    noise_on: str = "mean"
+    basis: Modulation = field(default_factory=ofdm)
     timing: int = 0
     cfo: float = 0.0
     phase: float = 0.0
@@ -67,110 +88,130 @@ class Waveform(Flat):
 
     def __post_init__(self) -> None:
         if not isinstance(self.noise, Stable):
-            raise InputError("channel waveform knows complex samples of noise=sas, gaussian and none alone; take one")
-        if isinstance(self.fading, Law) and self.fading.entries:
-            raise InputError("channel waveform knows no fading that changes along the vector; leave out its entries")
-        if type(self.power) is not Power:
-            raise InputError("channel waveform knows no power rule; set power=none()")
+            text = "channel waveform needs complex samples of the noise: choose noise=sas, gaussian or none"
+            raise InputError(text, code="unsupported-noise")
+        if isinstance(self.fading, FadingLaw) and self.fading.block_length:
+            text = "channel waveform does not support fading that changes along the vector; leave out its entries"
+            raise InputError(text, code="unsupported-fading")
 
-    def draw(self, n: int, who: Tensor, d: int, seed: int, k: int, device: torch.device | str = "cpu") -> Any:
-        """The paths of the clients `who` (m,) and xi_k (d,) as `Signals`: functions of (seed, k) and of the client."""
-        gains, loudness = self.heard(n, who, seed, k)
+    def draw(
+        self, n: int, clients: Tensor, d: int, seed: int, k: int, device: torch.device | str = "cpu"
+    ) -> WaveformDraw:
+        """Draw the links of the participants `clients` (m,), and xi_k (d,).
+
+        A client's link is a function of (seed, k, client), except for the combined gains of several antennas.
+        """
+        gains, noise_scale = self.combine(n, clients, seed, k)
         delays = (generator(seed, "timing", k).uniform(n) * (self.timing + 1)).long()
-        turns = self.cfo * (2 * generator(seed, "cfo", k).uniform(n) - 1)
-        echoes = torch.ones(n, 1, dtype=torch.complex128)
+        offsets = self.cfo * (2 * generator(seed, "cfo", k).uniform(n) - 1)
+        responses = torch.ones(n, 1, dtype=torch.complex128)
         if (taps := self.basis.taps) > 1:
             parts = generator(seed, "echoes", k).normal(n, taps, 2) / math.sqrt(2 * taps)
-            echoes = torch.view_as_complex(parts)
-        ways = zip(gains.tolist(), delays[who].tolist(), turns[who].tolist(), echoes[who], strict=True)
-        noise, apart = (generator(seed, stream, k, device=device) for stream in ("noise", "pilot"))
-        pilot = self._filtered(self.pilots, apart, loudness) if self.pilots else None
-        return Signals(k, who, [Path(*way) for way in ways], self._filtered(d, noise, loudness), pilot)
+            responses = torch.view_as_complex(parts)
+        rows = zip(gains.tolist(), delays[clients].tolist(), offsets[clients].tolist(), responses[clients], strict=True)
+        for_data, for_pilots = (generator(seed, stream, k, device=device) for stream in ("noise", "pilot"))
+        xi = self._filtered_noise(d, for_data, noise_scale)
+        pilot = self._filtered_noise(self.pilots, for_pilots, noise_scale) if self.pilots else None
+        return WaveformDraw(k, clients, [Link(*row) for row in rows], xi, pilot)
 
-    def accumulate(self, uploads: Iterable[Upload], fade: Any) -> Total:
-        """The signals added up, and what the matched filters hear: chunks of (m, d) payloads -> faded (d,)."""
-        d, device = len(fade.xi), fade.xi.device
+    def superpose(self, uploads: Iterable[Upload], draw: WaveformDraw) -> Received:
+        """Add the signals, demodulate the sum and apply Eq. (3): chunks of (m, d) payloads -> g (d,)."""
+        uses = (self.basis.blocks(len(draw.xi)) + self.basis.blocks(self.pilots)) * self.basis.uses
+        total = self._accumulate(uploads, draw)
+        return finish(
+            total, draw.xi, draw.pilot, uses=uses, norms=self.norms, divisor=self.divisor, noise_on=self.noise_on
+        )
+
+    def _accumulate(self, uploads: Iterable[Upload], draw: WaveformDraw) -> Accumulated:
+        """Add the signals of all clients; the matched filters' output is `faded` (d,)."""
+        d, device = len(draw.xi), draw.xi.device
         samples = self.basis.samples(self.basis.blocks(d)) + self.timing + self.basis.taps - 1
-        air = torch.zeros(samples, dtype=torch.complex128, device=device)
-        paths = dict(zip(fade.clients.tolist(), fade.paths, strict=True))
-        heard = dict.fromkeys(paths, 1.0)
-        total = accumulate(uploads, heard, d, fade.k, device, lambda n, u: self.transmit(u, paths[n], air))
-        return total._replace(faded=self._entries((air[first:last] for first, last in self._windows(d, device)), d))
+        received = torch.zeros(samples, dtype=torch.complex128, device=device)
+        links = dict(zip(draw.clients.tolist(), draw.links, strict=True))
 
-    def finish(self, total: Total, fade: Any) -> Received:
-        """As in Eq. (3), at the price of the basis."""
-        blocks = self.basis.blocks(len(fade.xi)) + self.basis.blocks(self.pilots)
-        return super().finish(total, fade)._replace(uses=blocks * self.basis.uses)
+        def transmit(client: int, u: Tensor) -> None:
+            self.transmit(u, links[client], received)
 
-    def transmit(self, u: Tensor, path: Path, air: Tensor) -> None:
-        """Add a client's signal to what is on the air: u (d,), air (samples,) complex128."""
-        echoes = path.echoes.to(u.device)
+        total = accumulate(uploads, dict.fromkeys(links, 1.0), d, draw.k, device, transmit=transmit)
+        pieces = (received[first:last] for first, last in self._windows(d, device))
+        return total._replace(faded=self._demodulate(pieces, d))
+
+    def transmit(self, u: Tensor, link: Link, received: Tensor) -> None:
+        """Add a client's signal to the received samples: u (d,), received (samples,) complex128."""
+        response = link.impulse_response.to(u.device)
         for (first, _), c in zip(self._windows(len(u), u.device), self._symbols(u), strict=True):
-            x = self.basis.modulate(self.basis.precode(c, echoes))
-            start = first + path.delay
-            if path.turn:
+            x = self.basis.modulate(self.basis.precode(c, response))
+            start = first + link.delay
+            if link.cfo:
                 t = torch.arange(start, start + len(x), dtype=torch.float64, device=x.device)
-                x *= torch.polar(torch.ones_like(t), (2 * math.pi * path.turn) * t).to(x.dtype)
-            for late, echo in enumerate(path.echoes.tolist()):
-                air[start + late : start + late + len(x)].add_(x, alpha=path.gain * echo)
+                x *= torch.polar(torch.ones_like(t), (2 * math.pi * link.cfo) * t).to(x.dtype)
+            for delay, tap in enumerate(link.impulse_response.tolist()):
+                received[start + delay : start + delay + len(x)].add_(x, alpha=link.gain * tap)
 
-    def heard(self, n: int, who: Tensor, seed: int, k: int) -> tuple[Tensor, float]:
-        """The complex gains of the clients `who` (m,), and what the interference is multiplied by."""
+    def combine(self, n: int, clients: Tensor, seed: int, k: int) -> tuple[Tensor, float]:
+        """Combine the antennas in round k.
+
+        Returns:
+            The complex gains of the `clients` (m,), and the factor on the scale of the interference.
+        """
         if not self.antennas:
-            h = check_shape("fading", self.fading(n, generator(seed, "fading", k)), n).double()
+            h = amplitudes(self.fading, n, seed, k)
             angle = self.phase * (2 * generator(seed, "phase", k).uniform(n) - 1)
-            return torch.polar(h, angle)[who], 1.0
-        a = self._antennas(n, seed, k)[:, who]  # (M, m)
-        known = a.sum(1)  # H_m
+            return torch.polar(h, angle)[clients], 1.0
+        a = self._antenna_gains(n, seed, k)[:, clients]  # (M, m)
+        summed = a.sum(1)  # H_m
         weight = self.antennas * self.mean_square
         assert isinstance(self.noise, Stable)
-        loudness = known.abs().pow(self.noise.alpha).sum().pow(1 / self.noise.alpha).item() / weight
-        return known.conj() @ a / weight, loudness
+        noise_scale = summed.abs().pow(self.noise.alpha).sum().pow(1 / self.noise.alpha).item() / weight
+        return summed.conj() @ a / weight, noise_scale
 
-    def _antennas(self, n: int, seed: int, k: int) -> Tensor:
+    def _antenna_gains(self, n: int, seed: int, k: int) -> Tensor:
         """a_mn, the fading's amplitudes with uniform phases: (M, n)."""
-        every = self.antennas * n
-        h = check_shape("fading", self.fading(every, generator(seed, "fading", k)), every).double()
-        turns = generator(seed, "phase", k).uniform(every)
-        return torch.polar(h, 2 * math.pi * turns).view(-1, n)
+        h = amplitudes(self.fading, self.antennas * n, seed, k)
+        phases = generator(seed, "phase", k).uniform(len(h))
+        return torch.polar(h, 2 * math.pi * phases).view(-1, n)
 
     @cached_property
     def mean_square(self) -> float:
         """E h^2 of the fading, the average of a million draws."""
         return self.fading(DRAWS, generator(0, "mean square", 0)).square().mean().item()
 
-    def _filtered(self, entries: int, source: Generator, loudness: float) -> Tensor:
-        """The matched filters' output of isotropic stable noise: (entries,) float32."""
+    def _filtered_noise(self, entries: int, source: Generator, scale: float) -> Tensor:
+        """Output of the matched filters for isotropic stable noise: (entries,) float32."""
         assert isinstance(self.noise, Stable)
-        alpha, tau = self.noise.alpha, self.noise.tau * loudness
+        alpha, tau = self.noise.alpha, self.noise.tau * scale
         windows = self._windows(entries, source.device)
         z = (stable.isotropic(last - first, alpha, tau, source.ahead(4 * first)) for first, last in windows)
-        return self._entries(z, entries).float()
+        return self._demodulate(z, entries).float()
 
-    def _entries(self, pieces: Iterable[Tensor], entries: int) -> Tensor:
-        """What the matched filters make of pieces of a signal, as real entries: (samples,) each -> (entries,)."""
-        heard = [torch.view_as_real(self.basis.demodulate(r)).flatten() for r in pieces]
-        return torch.cat(heard)[:entries]
+    def _demodulate(self, pieces: Iterable[Tensor], entries: int) -> Tensor:
+        """Output of the matched filters for pieces of a signal, as real entries: (samples,) each -> (entries,)."""
+        outputs = []
+        for r in pieces:
+            with unchanged("basis", r, setting="channel"):  # pieces overlap if blocks do
+                y = self.basis.demodulate(r)
+            outputs.append(torch.view_as_real(y).flatten())
+        return torch.cat(outputs)[:entries]
 
-    def _blocks_at_once(self, device: torch.device) -> int:
+    def _blocks_per_piece(self, device: torch.device) -> int:
         return max(1, (PIECE if device.type == "cpu" else PIECE_ELSEWHERE) // self.basis.n)
 
     def _windows(self, entries: int, device: torch.device) -> Iterator[tuple[int, int]]:
-        """The pieces of a signal of so many entries: first sample and last, which overlap where blocks do."""
-        blocks, step = self.basis.blocks(entries), self._blocks_at_once(device)
+        """First and last sample of the pieces of a signal; pieces overlap if blocks do."""
+        blocks, step = self.basis.blocks(entries), self._blocks_per_piece(device)
         for first in range(0, blocks, step):
             start = first * self.basis.hop
             yield start, start + self.basis.samples(min(step, blocks - first))
 
     def _symbols(self, u: Tensor) -> Iterator[Tensor]:
-        """The complex symbols of a payload, a piece at a time, the last block filled up: (d,) -> (blocks, n) each."""
+        """Complex symbols of a payload, one piece at a time, the last block zero-padded: (d,) -> (blocks, n) each."""
         n = 2 * self.basis.n
-        for piece in u.split(n * self._blocks_at_once(u.device)):
-            filled = torch.nn.functional.pad(piece.float(), (0, -len(piece) % n))
-            yield torch.view_as_complex(filled.view(-1, 2)).view(-1, self.basis.n)
+        for piece in u.split(n * self._blocks_per_piece(u.device)):
+            padded = torch.nn.functional.pad(piece.float(), (0, -len(piece) % n))
+            yield torch.view_as_complex(padded.view(-1, 2)).view(-1, self.basis.n)
 
 
-@channel("waveform", specs={"basis": bases})
+@channel("waveform", uses=("fading", "noise", "pilots"), specs={"basis": bases})
 def waveform(
     basis: str = "ofdm()",
     timing: int = 0,
@@ -178,28 +219,32 @@ def waveform(
     phase: float = 0,
     antennas: int = 0,
     noise_on: Literal["mean", "sum"] = "mean",
-) -> Make:
-    """The channel as signals: a basis (pulse, ofdm, hadamard), clients late, off in phase and carrier, many antennas.
+) -> ChannelFactory:
+    """Waveform-level channel: a basis (pulse, ofdm, hadamard), delays, phase and carrier offsets, several antennas.
 
-    `Waveform` has the equations. In each round each client is 0 to `timing` samples late, its phase is uniform in
-    [-phase, phase] radians, and its carrier is off by up to `cfo` turns a sample. With `antennas` its gain at every
-    antenna is the fading's amplitude with a uniform phase of its own, and the server combines them blindly.
+    `Waveform` has the equations. In each round a client's delay is 0 to `timing` samples, its phase is uniform in
+    [-phase, phase] radians, and its carrier offset is up to `cfo` cycles per sample. With `antennas` its gain at
+    each antenna is the fading's amplitude with an independent uniform phase, and the server combines the antennas
+    without knowledge of the phases.
 
     >>> from stableair.channels.fading import unit
     >>> from stableair.channels.noise import none
     >>> waveform("ofdm(n=64, prefix=16)", timing=16)(fading=unit(), noise=none()).basis.hop
     80
     """
-    made = part(bases, basis, Basis)
-    timing, antennas = whole("timing", timing, 0), whole("antennas", antennas, 0, 1 << 16)
-    if timing > made.slack:
-        raise InputError(f"timing={timing} is beyond {made.room}: with {basis} it is at most {made.slack} samples")
+    modulation = make_part(bases, basis, Basis)
+    timing, antennas = integer("timing", timing, 0), integer("antennas", antennas, 0, 1 << 16)
+    if timing > modulation.max_delay:
+        most = modulation.max_delay
+        text = f"timing={timing} is beyond {modulation.delay_limit}: with {basis} it is at most {most} samples"
+        raise InputError(text, code="out-of-range", name="timing", value=timing, high=most)
     phase = number("phase", phase, 0.0, math.pi)
-    if antennas and (phase or made.taps > 1):
-        raise InputError("antennas combine one path of any phase from each client: leave out phase, and take taps=1")
+    if antennas and (phase or modulation.taps > 1):
+        text = "antennas requires phase=0 and a basis with taps=1: each client has one path of random phase"
+        raise InputError(text, code="conflicting-arguments")
     return partial(
         Waveform,
-        basis=made,
+        basis=modulation,
         timing=timing,
         cfo=number("cfo", cfo, 0.0, 0.5),
         phase=phase,

@@ -5,17 +5,19 @@ from typing import Annotated
 
 import typer
 
-from stableair.checks import InputError
-from stableair.cli.options import DataDir, Plugin, load_plugins, place, use_data_folder
+from stableair.cli.options import DataDir, Force, Plugin, load_plugins, out_option, use_data_folder
+from stableair.errors import StableairError
 
-app = typer.Typer(help="The data folder: what is there, fetch it, check it, look at it.", no_args_is_help=True)
+app = typer.Typer(help="List, prepare, check and show data sets.", no_args_is_help=True)
 
-Name = Annotated[str, typer.Argument(help="cifar10, cifar100, femnist, or a spec: 'hf(\"user/set\", image=img)'.")]
+Name = Annotated[
+    str, typer.Argument(help="cifar10, cifar100, femnist, an image folder, or a spec: 'hf(\"user/set\", image=img)'.")
+]
 
 
 @app.command("list")
 def list_files(data_dir: DataDir = None) -> None:
-    """The image sets that come from the hub, and the files of the data folder."""
+    """List the image sets of the hub and the files of the data folder."""
     use_data_folder(data_dir)
     from stableair.data import hub
 
@@ -26,16 +28,16 @@ def list_files(data_dir: DataDir = None) -> None:
 
 
 def describe_file(name: str) -> str:
-    """What state a data file is in."""
+    """Return the size of a data file, or why it cannot be used."""
     from stableair.data import hub
 
     path = hub.file(name)
     if not path.exists():
-        return "not there"
+        return "not found"
     try:
         hub.check(name)
-    except InputError as error:
-        return f"damaged: {error}"
+    except StableairError as error:
+        return f"unusable: {error}"
     unchecked = "" if has_description(name) else ", unchecked"
     return f"{path.stat().st_size / 1e6:.1f} MB{unchecked}"
 
@@ -49,48 +51,47 @@ def has_description(name: str) -> bool:
 @app.command()
 def prepare(
     name: Name,
-    again: Annotated[bool, typer.Option("--again", help="Make the file anew where it is there already.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Replace an existing file.")] = False,
     data_dir: DataDir = None,
 ) -> None:
-    """Fetch a set from the hub, once, and write its file into the data folder."""
+    """Convert a set of the hub, or an image folder, into a file of the data folder."""
     use_data_folder(data_dir)
-    from stableair.data import hub, sets
+    from stableair.data import datasets, hub
 
-    file, source = sets.stored(name)
+    file, source = datasets.stored(name)
     print(hub.prepare(file, source, again=again))
 
 
 @app.command()
 def check(
     name: Name,
-    describe: Annotated[
-        bool, typer.Option("--describe", help="Write the description of a file that has none.")
-    ] = False,
+    describe: Annotated[bool, typer.Option("--describe", help="Write a missing description.")] = False,
     data_dir: DataDir = None,
 ) -> None:
-    """Compare a data file with its description."""
+    """Compare a data file with its description, and an image folder with the files that were converted."""
     use_data_folder(data_dir)
-    from stableair.data import hub, sets
+    from stableair.data import datasets, hub
 
-    file, _ = sets.stored(name)
-    digest = hub.check(file)
+    file, _ = datasets.stored(name)
+    digest = hub.check(file, contents=True)
     if describe and not has_description(file):
         hub.describe(file, None, "described as found")
-    verdict = "as its description tells" if has_description(file) else "unchecked: it has no description"
+    verdict = "matches its description" if has_description(file) else "unchecked: it has no description"
     print(f"{hub.file(file)}: SHA-256 {digest}, {verdict}")
 
 
 @app.command()
 def show(
     name: Annotated[str, typer.Argument(help="Any data set, such as digits or cifar10.")],
-    partition: Annotated[str, typer.Option(help="How it is divided, such as 'dirichlet(0.3)'.")] = "iid()",
+    partition: Annotated[str, typer.Option(help="Partition over the clients, such as 'dirichlet(0.3)'.")] = "iid()",
     clients: Annotated[int, typer.Option(min=1)] = 50,
     seed: Annotated[int, typer.Option()] = 0,
-    out: Annotated[Path, place("The picture.", "-o")] = Path("labels.png"),
+    out: Annotated[Path, out_option("Image file to write.", "-o")] = Path("labels.png"),
+    force: Force = False,
     data_dir: DataDir = None,
     plugin: Plugin = None,
 ) -> None:
-    """Draw how the labels are distributed over the clients, and say how unequal it is."""
+    """Draw the distribution of the labels over the clients, and print the range of samples and classes."""
     use_data_folder(data_dir)
     load_plugins(plugin)
     from stableair.builder import build
@@ -99,8 +100,9 @@ def show(
 
     experiment = Experiment(data=name, partition=partition, clients=clients, seed=seed, model="logistic()")
     counts = build(experiment).labels
-    assert counts is not None  # every experiment that is built knows its clients' data
+    assert counts is not None  # only remote data lack label counts
     samples, classes = counts.sum(1), (counts > 0).sum(1)
     print(f"{samples.sum()} samples, {counts.shape[1]} classes, {clients} clients by {experiment.partition}")
-    print(f"samples a client: {samples.min()} to {samples.max()}; classes a client: {classes.min()} to {classes.max()}")
-    print(plot.save(plot.labels(counts, f"{experiment.data}, {experiment.partition}, seed {seed}"), out))
+    print(f"samples per client: {samples.min()} to {samples.max()}", end="; ")
+    print(f"classes per client: {classes.min()} to {classes.max()}")
+    print(plot.save(plot.labels(counts, f"{experiment.data}, {experiment.partition}, seed {seed}"), out, force))

@@ -1,73 +1,127 @@
-"""What a command shows of its runs: a live line or plain lines while they go, and sentences about them."""
+"""Output of the commands that compute runs: engine, progress and results."""
 
-import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from collections import deque
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
 
-from stableair.checks import count
+from stableair.errors import StableairError
+from stableair.results.callbacks import Callback
+from stableair.validation import pluralize
 
 if TYPE_CHECKING:
-    from stableair.results.run import Run
+    from rich.progress import Progress
 
-Row = dict[str, Any]  # the numbers of a round
-OnRound = Callable[[Row], None]
-StartRun = Callable[[str, int], OnRound]  # (title, rounds) -> what shows each round of that run
+    from stableair.experiment import Experiment
+    from stableair.results.run import Row, Run
 
-
-def speaks(rank: str = "RANK") -> bool:
-    """Whether this process talks to the user: of torchrun's the first, by its LOCAL_RANK the first of each machine."""
-    return "WORLD_SIZE" not in os.environ or os.environ.get(rank, "0") == "0"
+RECENT = 10  # rounds over which the time per round is averaged
 
 
-@contextmanager
-def progress(every_round: bool = True) -> Iterator[StartRun]:
-    """A live line of the run at work on a terminal; where the output is piped, a plain line per round, or none."""
-    if sys.stdout and sys.stdout.isatty():
-        with _live_line(stays=every_round) as start_run:
-            yield start_run
-    else:
-        yield _plain_lines if every_round else _no_lines
+class EngineDisplay(Callback):
+    """Print the engine of a run when it starts, unless it is that of the previous run."""
+
+    line = ""
+
+    def start(self, experiment: "Experiment", engine: dict[str, Any]) -> None:
+        line = describe_engine(engine)
+        if line != self.line:
+            print_line(line)
+        self.line = line
+        if (seconds := engine.get("projected_seconds")) is not None:
+            rounds = pluralize(experiment.rounds, "round")
+            print_line(f"about {duration(seconds)} for {rounds}, measured on the first local steps")
 
 
-def _plain_lines(title: str, rounds: int) -> OnRound:
-    return lambda row: print_line(f"{title}  {row['round'] + 1}/{rounds}  {describe_round(row)}")
+class ProgressDisplay(EngineDisplay):
+    """Print the progress of runs: a live line on a terminal, elsewhere a line per round or only the results.
 
+    Args:
+        every_round: Whether to print a line per round where the output is not a terminal.
+        total: Number of experiments, to number the results.
+    """
 
-def _no_lines(title: str, rounds: int) -> OnRound:
-    return lambda row: None
+    def __init__(self, every_round: bool = False, total: int | None = None):
+        self.every_round, self.total = every_round, total
+        self.finished = 0
+        self.seconds: deque[float] = deque(maxlen=RECENT)  # duration of the last rounds
+        self.live: Progress | None = None
 
+    def __enter__(self) -> Self:
+        if sys.stdout and sys.stdout.isatty():
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-@contextmanager
-def _live_line(stays: bool) -> Iterator[StartRun]:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+            title, text = TextColumn("{task.description}"), TextColumn("{task.fields[text]}")
+            self.live = Progress(title, BarColumn(), MofNCompleteColumn(), text, transient=not self.every_round)
+            self.live.start()
+        return self
 
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[numbers]}")
-    with Progress(*columns, TimeRemainingColumn(), transient=not stays) as bar:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.live:
+            self.live.stop()
 
-        def start_run(title: str, rounds: int) -> OnRound:
-            for finished in bar.task_ids:
-                bar.remove_task(finished)
-            task = bar.add_task(title, total=rounds, numbers="")
-            return lambda row: bar.update(task, completed=row["round"] + 1, numbers=describe_round(row))
+    def start(self, experiment: "Experiment", engine: dict[str, Any]) -> None:
+        super().start(experiment, engine)
+        self.seconds.clear()
+        if self.live:
+            for task in self.live.task_ids:
+                self.live.remove_task(task)
+            self.live.add_task(self.title(experiment), total=experiment.rounds, text="")
 
-        yield start_run
+    def round(self, experiment: "Experiment", row: "Row") -> None:
+        if (seconds := row.get("seconds")) is not None:
+            self.seconds.append(seconds)
+        done = row["round"] + 1
+        pace = "" if row.get("diverged") else self._pace(experiment.rounds - done)
+        text = describe_round(row) + pace
+        if self.live:
+            self.live.update(self.live.task_ids[-1], completed=done, text=text)
+        elif self.every_round:
+            print_line(f"{self.title(experiment)}  {done}/{experiment.rounds}  {text}")
+
+    def end(self, experiment: "Experiment", outcome: "Run | StableairError") -> None:
+        self.finished += 1
+        number = "" if self.total is None else f"{self.finished}/{self.total}  "
+        print_line(number + self.result(experiment, outcome))
+
+    def title(self, experiment: "Experiment") -> str:
+        """The name of a run in the lines of its rounds."""
+        return experiment.name
+
+    def result(self, experiment: "Experiment", outcome: "Run | StableairError") -> str:
+        """The outcome of a run, in one line."""
+        if isinstance(outcome, StableairError):
+            return f"{experiment.name}: {outcome}"
+        return describe_run(outcome, experiment)
+
+    def _pace(self, rounds_left: int) -> str:
+        """Time per round and time remaining."""
+        if not self.seconds:
+            return ""
+        mean = sum(self.seconds) / len(self.seconds)
+        left = f", {duration(mean * rounds_left)} left" if rounds_left else ""
+        return f"  {duration(mean)} per round{left}"
 
 
 def print_line(line: str) -> None:
-    """A line that is seen at once, piped or not."""
+    """Print a line and flush the output, so that the reader of a pipe sees it immediately."""
     print(line, flush=True)
 
 
-def show_engine(choice: dict[str, Any]) -> None:
-    """How the rounds are computed, and why so."""
-    at_a_time = "" if choice["engine"] == "reference" else f", {count(choice['chunk'], 'client')} at a time"
-    at_a_time += f", {choice['ranks']} ranks" if choice["ranks"] > 1 else ""
-    print_line(f"engine {choice['engine']}, {choice['precision']}{at_a_time}: {choice['why']}")
+def describe_engine(engine: dict[str, Any]) -> str:
+    """How the rounds are computed, and the reason for this choice."""
+    details = [engine["engine"], engine["precision"]]
+    if engine["engine"] != "reference":
+        details.append(f"{pluralize(engine['chunk'], 'client')} at a time")
+    if engine["ranks"] > 1:
+        details.append(f"{engine['ranks']} ranks")
+    return f"engine {', '.join(details)}: {engine['why']}"
 
 
-def describe_round(row: Row) -> str:
+def describe_round(row: "Row") -> str:
+    """The main metrics of a round."""
     if row.get("diverged"):
         return "diverged"
     metric = next(name for name in row if name.endswith("/accuracy"))
@@ -77,10 +131,38 @@ def describe_round(row: Row) -> str:
     return f"{split} accuracy {row[metric]:.4f}  train loss {loss}  SNR {snr}"
 
 
-def describe_run(run: "Run", split: str) -> str:
-    """How a run ended, in one line."""
+def describe_run(run: "Run", experiment: "Experiment") -> str:
+    """The outcome of a run, in one line."""
     if run.diverged is not None:
         kept = "; the last good checkpoint is kept" if run.diverged else ""
         return f"{run.folder}: diverged at round {run.diverged + 1}{kept}"
+    split = experiment.evaluate
     accuracy = [value for value in run[f"{split}/accuracy"] if value is not None]
-    return f"{run.folder}: {count(len(run), 'round')}, {split} accuracy {accuracy[-1]:.4f} (best {max(accuracy):.4f})"
+    rounds = describe_length(run, experiment)
+    return f"{run.folder}: {rounds}, {split} accuracy {accuracy[-1]:.4f} (best {max(accuracy):.4f})"
+
+
+def describe_length(run: "Run", experiment: "Experiment") -> str:
+    """The number of rounds of a run; a search may stop a run early."""
+    if run.diverged is not None or len(run) >= experiment.rounds:
+        return pluralize(len(run), "round")
+    return f"stopped after {len(run)} of {experiment.rounds} rounds"
+
+
+def duration(seconds: float) -> str:
+    """A time span in words.
+
+    >>> [duration(seconds) for seconds in (0.123, 42, 90, 12_000, 200_000)]
+    ['0.12 s', '42 s', '1 min 30 s', '3 h 20 min', '2 d 8 h']
+    """
+    if seconds < 10:
+        return f"{seconds:.2g} s"
+    units = [("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1)]
+    first = next(i for i, (_, size) in enumerate(units) if seconds >= size)
+    (unit, size), (next_unit, next_size) = units[first], units[min(first + 1, 3)]
+    parts = round(seconds / next_size)  # in the smaller unit
+    per_unit = size // next_size
+    if per_unit == 1:
+        return f"{parts} {unit}"
+    whole, rest = divmod(parts, per_unit)
+    return f"{whole} {unit} {rest} {next_unit}" if rest else f"{whole} {unit}"

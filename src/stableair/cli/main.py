@@ -1,20 +1,21 @@
-"""The command line: its commands, and what becomes of errors and signals. Nothing heavy is imported here."""
+"""The command line: commands, errors, signals and log output. Slow imports are deferred to the commands."""
 
 import io
+import logging
 import os
 import sys
 import traceback
 import warnings
 from collections.abc import Callable
-from typing import Annotated, Any, NoReturn, TextIO
+from typing import Annotated, Any, NoReturn
 
 import typer
 
-from stableair.checks import InputError, Note
 from stableair.cli import bench, data, paper, reference, results, runs, sweeps
-from stableair.cli.display import speaks
-from stableair.cli.stopping import CLOSED, INTERRUPTED, OutputClosed, end_in_order, exit_code
-from stableair.spec import line_of
+from stableair.cli.stopping import CLOSED, INTERRUPTED, BrokenPipe, exit_code, install_signal_handlers
+from stableair.errors import StableairError
+from stableair.results.callbacks import is_main_process
+from stableair.spec import traceback_location
 
 app = typer.Typer(
     name="stableair",
@@ -42,98 +43,104 @@ for name, command in COMMANDS.items():
     app.command(name)(command)
 app.add_typer(data.app, name="data")
 
-# typer brings its own click from 0.21 on; either way this is the class of its complaints about a command line.
+# The class of typer's errors about a command line; typer brings its own click from 0.21 on.
 ClickException: Any = next(cls for cls in typer.BadParameter.__mro__ if cls.__name__ == "ClickException")
 
-# The library knows no options: where one would help, its error says what it is about, and this is the option.
+# Command-line advice, by the `hint` of an error.
 FLAGS = {
     "resume": "add --resume or choose another --out",
     "folder": "choose another --out",
+    "force": "add --force or choose another file",
+    "plugin": "--plugin-changed=keep uses these results, --plugin-changed=recompute starts the run anew",
     "record": "choose another --record",
     "data": "choose another --data-dir",
 }
 
 
-WRONG, BUG = 2, 1  # exit codes: what the user can set right, and what only we can
+WRONG, BUG = 2, 1  # exit codes: user error, internal error
 DEBUG = "STABLEAIR_DEBUG"
 
 
 def main() -> NoReturn:
-    """Run the command; whatever the user got wrong is one line on standard error and exit code 2."""
+    """Run the command. User errors print one line to standard error and exit with code 2."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # on a busy machine spinning threads stall each other
-    signals = end_in_order()
-    warnings.showwarning = print_note
+    signals = install_signal_handlers()
+    warnings.showwarning = lambda *_, **__: None  # hide warnings of other libraries; stableair logs its own
+    install_note_printer()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a terminal that knows no α loses no result
-    if not speaks():
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (until the process ends)
+            stream.reconfigure(errors="backslashreplace")  # escape what the terminal cannot encode, such as α
+    if not is_main_process():
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (open until the process exits)
     try:
         code = _run(sys.argv[1:]) or 0
-    except KeyboardInterrupt as stop:  # while an error was being told
+    except KeyboardInterrupt as stop:  # Ctrl-C while an error was being printed
         code = exit_code(stop)
-    sys.exit(128 + signals[0] if code == INTERRUPTED and signals else code)  # typer takes every signal for Ctrl-C
+    sys.exit(128 + signals[0] if code == INTERRUPTED and signals else code)  # typer reports every signal as Ctrl-C
 
 
 def _run(words: list[str]) -> int | None:
-    """The command's exit code; its errors are told."""
+    """Run the command and print its error; returns the exit code."""
     try:
-        code = app(sorted(words, key="--debug".__ne__), standalone_mode=False)  # --debug may stand anywhere
+        code = app(sorted(words, key="--debug".__ne__), standalone_mode=False)  # --debug may appear anywhere
         if sys.stdout:
-            sys.stdout.flush()  # a full disk or a reader that has gone is found here, and not when Python ends
+            sys.stdout.flush()  # raises the error of a full disk or a broken pipe here, not at exit
         return code
-    except InputError as error:
+    except StableairError as error:
         return fail(with_flag(error))
     except ClickException as error:
-        message = error.format_message()  # empty where the help was asked for by giving no command
+        message = error.format_message()  # empty if no command was given: typer has printed the help
         return fail(message) if message else WRONG
-    except (OutputClosed, BrokenPipeError) as error:
+    except (BrokenPipe, BrokenPipeError) as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        advice = f"; {error}" if isinstance(error, OutputClosed) else ""
-        print(f"stopped: nobody reads the output any more{advice}", file=sys.stderr)
+        advice = f"; {error}" if isinstance(error, BrokenPipe) else ""
+        print(f"stopped: broken pipe{advice}", file=sys.stderr)
         return CLOSED
     except OSError as error:
         return fail(f"{error.filename or 'writing'}: {error.strerror or error}")
     except (KeyboardInterrupt, typer.Abort) as stop:
         return exit_code(stop)
     except Exception as error:
-        if own := line_of(error):
-            return fail(own)
-        said = f"{type(error).__name__}: {error}"
-        return fail(f"{said} (a mistake in stableair itself: please report it with what --debug shows)", BUG)
+        if plugin_error := traceback_location(error):
+            return fail(plugin_error)
+        text = f"{type(error).__name__}: {error}"
+        return fail(f"{text} (internal error: please report it with the output of --debug)", BUG)
 
 
-def with_flag(error: InputError) -> str:
-    """The library's message, and the option that would help in place of advice for Python."""
+def with_flag(error: StableairError) -> str:
+    """The error message, with command-line advice in place of the advice for Python."""
     flag = FLAGS.get(error.hint)
     return f"{error.message}; {flag}" if flag else str(error)
 
 
 def fail(message: str, code: int = WRONG) -> int:
-    """Tell an error in one line, after its traceback where that was asked for."""
+    """Print an error in one line, after its traceback with --debug."""
     if os.environ.get(DEBUG, "0") not in ("", "0"):
         traceback.print_exc()
-    if speaks("LOCAL_RANK"):  # another machine may lack what the first one has
+    if is_main_process("LOCAL_RANK"):  # once per machine: the cause may be local
         print(f"error: {' '.join(message.split())}", file=sys.stderr)
     return code
 
 
-def print_note(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: TextIO | None = None,
-    line: str | None = None,
-) -> None:
-    """Our own warnings in one line; those of the libraries below are not for the user of a command."""
-    if issubclass(category, Note) and speaks():
-        print(f"note: {message}", file=sys.stderr)
+class NotePrinter(logging.Handler):
+    """Print each log record as one line on standard error: `note: ...` or `warning: ...`."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        kind = "warning" if record.levelno >= logging.WARNING else "note"
+        print(f"{kind}: {' '.join(record.getMessage().split())}", file=sys.stderr)
+
+
+def install_note_printer() -> None:
+    """Print the log records of stableair, including notes; only rank 0 of torchrun prints them."""
+    log = logging.getLogger("stableair")
+    log.setLevel(logging.INFO)
+    if not log.handlers:
+        log.addHandler(NotePrinter() if is_main_process() else logging.NullHandler())
 
 
 @app.callback(invoke_without_command=True)
 def options(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
     debug: Annotated[
         bool, typer.Option("--debug", help=f"Show the whole traceback of an error, as {DEBUG}=1 does.")
     ] = False,

@@ -1,4 +1,4 @@
-"""Options that several commands share, and what they do."""
+"""Options that several commands share."""
 
 import os
 from pathlib import Path
@@ -7,15 +7,26 @@ from typing import Annotated, Any
 import typer
 
 DataDir = Annotated[
-    Path | None, typer.Option(help="Where the data files are (default: $STABLEAIR_DATA, else the user's cache).")
+    Path | None, typer.Option(help="Folder of the data files (default: $STABLEAIR_DATA, else the user's cache).")
 ]
 Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1, ...")]
-Plugin = Annotated[list[Path] | None, typer.Option(help="A Python file that registers components of your own.")]
-Folders = Annotated[list[Path], typer.Argument(metavar="DIR...", help="Run folders, or folders that hold some.")]
+Plugin = Annotated[list[Path] | None, typer.Option(help="A Python file that registers your components.")]
+PluginChanged = Annotated[
+    str,
+    typer.Option(
+        metavar="keep|recompute",
+        show_default=False,
+        help="Use the results of a plug-in that has changed since, or restart such runs (default: refuse).",
+    ),
+]
+Force = Annotated[bool, typer.Option("--force", help="Replace files that stableair has not made.")]
+Folders = Annotated[
+    list[Path], typer.Argument(metavar="DIR...", help="Run folders, or folders that contain run folders.")
+]
 
 
-def place(help: str, *names: str) -> Any:
-    """The option --out; an empty text is no path, though Python takes it for the current folder."""
+def out_option(help: str, *names: str) -> Any:
+    """The option --out. An empty path is rejected: Python would interpret it as the current folder."""
     return typer.Option("--out", *names, parser=_path, metavar="PATH", help=help)
 
 
@@ -26,7 +37,7 @@ def _path(text: str | Path) -> Path:
 
 
 def use_data_folder(data_dir: Path | None) -> None:
-    """Make the folder the one of this process and of what it starts."""
+    """Set the data folder of this process and of its child processes."""
     if data_dir:
         os.environ["STABLEAIR_DATA"] = str(data_dir)
 
@@ -38,6 +49,16 @@ def load_plugins(files: list[Path] | None) -> None:
         load_plugin(file)
 
 
-def given(**options: Any) -> dict[str, Any]:
-    """The options that were given a value; an empty text is none."""
+def plugin_change(word: str) -> Any:
+    """Check the value of --plugin-changed before anything is computed."""
+    from typing import get_args
+
+    from stableair.literals import PluginChange
+    from stableair.validation import choice
+
+    return choice("--plugin-changed", word, get_args(PluginChange))
+
+
+def drop_unset(**options: Any) -> dict[str, Any]:
+    """The options without those that are None or an empty string."""
     return {name: value for name, value in options.items() if value is not None and value != ""}

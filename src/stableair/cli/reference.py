@@ -1,4 +1,4 @@
-"""The commands to look something up: list, theory, air."""
+"""The reference commands: list, theory, air."""
 
 import math
 from pathlib import Path
@@ -6,39 +6,45 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stableair.checks import choice, positive
-from stableair.cli.options import Plugin, load_plugins, place
-from stableair.experiment import HOMES, PARTS, PRESETS, Experiment, registry
+from stableair.cli.options import Force, Plugin, load_plugins, out_option
+from stableair.experiment import COMPONENT_SETTINGS, NESTED_COMPONENTS, PRESETS, SETTING_FIELDS, registry
+from stableair.validation import choice, positive, type_name
 
 if TYPE_CHECKING:
     from stableair.paper.theorem import Check
 
-# What `stableair list` calls the components of each field of an experiment, and those that stand in others' specs.
-KINDS = {{"data": "data", "basis": "bases"}.get(field, f"{field}s"): field for field in HOMES | PARTS}
+# The component setting or nested component behind each word of `stableair list`.
+KINDS = {{"data": "data", "basis": "bases"}.get(k, f"{k}s"): k for k in COMPONENT_SETTINGS | NESTED_COMPONENTS}
 
 
 def list_components(
-    kind: Annotated[str | None, typer.Argument(help=f"{', '.join(KINDS)}, presets, settings; by default all.")] = None,
+    kind: Annotated[str | None, typer.Argument(help=f"{', '.join(KINDS)}, presets or settings (default: all).")] = None,
     plugin: Plugin = None,
 ) -> None:
-    """List the components: each with its signature and what it is."""
+    """List components, presets and settings, each with its signature or type and a one-line description."""
     load_plugins(plugin)
     everything = [*KINDS, "presets", "settings"]
     for each in everything if kind is None else [choice("kind", kind, everything)]:
-        rows = listed(each)
+        rows = component_rows(each)
         width = max(len(name) for name, _ in rows)
         print(each)
         for name, text in rows:
             print(f"  {name:<{width}}  {text}".rstrip())
 
 
-def listed(kind: str) -> list[tuple[str, str]]:
-    """What there is of a kind, and a line about each."""
+def component_rows(kind: str) -> list[tuple[str, str]]:
+    """The two columns of `stableair list KIND`: name with signature, and description."""
     if kind == "presets":
         return [(name, " ".join(f"{key}={v!r}" for key, v in settings.items())) for name, settings in PRESETS.items()]
     if kind == "settings":
-        return [(name, str(value)) for name, value in Experiment().to_dict().items()]
+        return [(typed_setting(name), field.metadata["help"]) for name, field in SETTING_FIELDS.items()]
     return [(entry.typed_signature, entry.summary) for entry in registry(KINDS[kind])]
+
+
+def typed_setting(name: str) -> str:
+    """A setting with its type or allowed values and its default: `payload: gradient | delta = gradient`."""
+    field = SETTING_FIELDS[name]
+    return f"{name}: {'spec' if name in COMPONENT_SETTINGS else type_name(field.type)} = {field.default}"
 
 
 def theory(
@@ -51,27 +57,30 @@ def theory(
     d: Annotated[int, typer.Option("--d", help="Entries of the gradient.")] = 1_000_000,
     rounds: Annotated[int, typer.Option(help="Communication rounds K.")] = 100,
     gap: Annotated[float, typer.Option(help="f(w_0) - f(w*).")] = 1.0,
-    check: Annotated[bool, typer.Option("--check", help="Compare Theorem 1 with a simulation (some seconds).")] = False,
-    plot: Annotated[Path | None, typer.Option(help="Draw it: the picture's file, as .png, .pdf or .svg.")] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Compare Theorem 1 with a simulation (a few seconds).")
+    ] = False,
+    plot: Annotated[Path | None, typer.Option(help="Write a picture to this file: .png, .pdf or .svg.")] = None,
+    force: Force = False,
 ) -> None:
-    """Lemma 1, Theorem 1 and the best threshold, as the paper prints them and corrected."""
+    """Evaluate Lemma 1, Theorem 1 and the best threshold, as printed in the paper and corrected."""
     positive("tau", tau)
     if plot:
         from stableair.results.plot import check_picture
 
-        check_picture(plot)
+        check_picture(plot, force)
     if check:
         from stableair.paper import theorem
 
         checks = [theorem.check(*case) for case in theorem.CHECKS]
         print_checks(checks)
     else:
-        from stableair.theory import FORMS, Stated, best_threshold, bound, unclipped
+        from stableair.theory import FORMS, ValueWithNotes, best_threshold, bound, unclipped
 
         best = best_threshold(alpha)
         lines = [(f"p_C {form}", unclipped(C, alpha, tau, G, form)) for form in FORMS]
         most = unclipped(C + math.sqrt(2) * G, alpha, tau).value  # between C -+ sqrt2 G it depends on the gradient
-        lines.append(("p_C at most", Stated(most, ("the exact form is the least that it can be",))))
+        lines.append(("p_C at most", ValueWithNotes(most, ("the exact form is a lower bound",))))
         lines += [(f"bound {form}", bound(rounds, C, alpha, tau, eta, L, G, d, gap, form)) for form in FORMS[:2]]
         for name, (value, notes) in lines:
             print(f"{name:<16} {value:<12.6g} {'; '.join(notes)}".rstrip())
@@ -80,15 +89,16 @@ def theory(
         from stableair.paper import theory_plots
         from stableair.results.plot import save
 
-        print(save(theory_plots.checks(checks) if check else theory_plots.overview(alpha, tau, C, G), plot))
+        print(save(theory_plots.checks(checks) if check else theory_plots.overview(alpha, tau, C, G), plot, force))
 
 
 def print_checks(checks: list["Check"]) -> None:
-    print("Theorem 1 on pseudo-Huber losses with L = G = 1: the mean over the rounds of |grad f(w_k)|^2,")
-    print("and what share of each bound it is")
+    """Print a table of the checks of Theorem 1."""
+    print("Theorem 1 on pseudo-Huber losses with L = G = 1: mean over the rounds of |grad f(w_k)|^2,")
+    print("and its ratio to each bound")
     print("alpha   tau     C    eta    measured            / printed   / corrected")
     for row in checks:
-        verdict = "  the printed bound is broken" if row.measured > row.printed else ""
+        verdict = "  exceeds the printed bound" if row.measured > row.printed else ""
         print(
             f"{row.alpha:<5g} {row.tau:>5g} {row.C:>5g} {row.eta:>6g}    {row.measured:.5f} +- {row.error:.5f}"
             f"   {row.measured / row.printed:>9.3f}   {row.measured / row.corrected:>11.3f}{verdict}"
@@ -96,12 +106,13 @@ def print_checks(checks: list["Check"]) -> None:
 
 
 def air(
-    name: Annotated[str, typer.Argument(help='A component of the page "The air", such as bursts.')],
-    out: Annotated[Path | None, place("The picture's file, as .png, .pdf or .svg (default: NAME.png).", "-o")] = None,
+    name: Annotated[str, typer.Argument(help="Name of the picture, such as bursts.")],
+    out: Annotated[Path | None, out_option("Picture to write: .png, .pdf or .svg (default: NAME.png).", "-o")] = None,
+    force: Force = False,
 ) -> None:
-    """Draw what a part of the air does: power, interference, fading, signals."""
+    """Draw an illustration of a channel component: power, interference, fading, signals."""
     from stableair.paper import air_plots, signal_plots
     from stableair.results.plot import save
 
     pictures = air_plots.PICTURES | signal_plots.PICTURES
-    print(save(pictures[choice("picture", name, pictures)](), out or Path(f"{name}.png")))
+    print(save(pictures[choice("picture", name, pictures)](), out or Path(f"{name}.png"), force))

@@ -1,18 +1,32 @@
-"""The commands that compute experiments of one's own: run, search."""
+"""The commands that compute single experiments: run, search."""
 
 import shlex
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stableair.checks import InputError
-from stableair.cli.display import OnRound, Row, describe_run, print_line, progress, show_engine, speaks
-from stableair.cli.options import DataDir, Device, Plugin, given, load_plugins, place, use_data_folder
-from stableair.cli.stopping import stop_politely
+import stableair as sa
+from stableair.cli.display import ProgressDisplay, describe_length
+from stableair.cli.options import (
+    DataDir,
+    Device,
+    Plugin,
+    PluginChanged,
+    drop_unset,
+    load_plugins,
+    out_option,
+    plugin_change,
+    use_data_folder,
+)
+from stableair.cli.stopping import advise_on_stop
+from stableair.errors import InputError, StableairError
+from stableair.results.callbacks import is_main_process
 
 if TYPE_CHECKING:
     from stableair.experiment import Experiment
+    from stableair.results.run import Run
     from stableair.searches import Space
 
 
@@ -20,51 +34,45 @@ def run(
     words: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[PRESET|FILE.toml] [KEY=VALUE]...", help="What to run: `stableair list presets`, `list settings`."
+            metavar="[PRESET|FILE.toml] [KEY=VALUE]...",
+            help="Experiment; see `stableair list presets` and `stableair list settings`.",
         ),
     ] = None,
-    out: Annotated[Path | None, place("The run's folder (default: one under runs/ with its name).")] = None,
+    out: Annotated[Path | None, out_option("Run folder (default: runs/NAME).")] = None,
     seeds: Annotated[int, typer.Option(min=1, max=1000, help="Run seed, seed+1, ..., each in its own folder.")] = 1,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last complete round.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue after the last complete round.")] = False,
     device: Device = None,
     engine: Annotated[str | None, typer.Option(help="auto, reference or fast.")] = None,
     checkpoint_every: Annotated[int, typer.Option(min=1, help="Rounds between two checkpoints.")] = 1,
-    track: Annotated[str | None, typer.Option(help="Tell a tracker as well: tensorboard, wandb or mlflow.")] = None,
+    track: Annotated[str | None, typer.Option(help="Also log to a tracker: tensorboard, wandb or mlflow.")] = None,
     data_dir: DataDir = None,
     plugin: Plugin = None,
+    plugin_changed: PluginChanged = "refuse",
 ) -> None:
     """Run an experiment and record it in a folder."""
     use_data_folder(data_dir)
     load_plugins(plugin)
     from stableair.experiment import from_words
-    from stableair.results.track import check_installed
-    from stableair.results.track import track as track_run
-    from stableair.runner import resume_point
-    from stableair.runner import run as run_experiment
+    from stableair.results.trackers import tracker
     from stableair.sweeps.plans import over_seeds
 
-    check_installed(track)
-    base = from_words(words or []).with_(**given(device=device, engine=engine))
-    experiments = over_seeds(base, seeds)
-    folders = [run_folder(experiment, out, seeds) for experiment in experiments]
-    for experiment, folder in zip(experiments, folders, strict=True) if speaks() else ():
-        resume_point(folder, experiment, resume)  # none is begun where one would be refused
-    for experiment, folder in zip(experiments, folders, strict=True):
-        advice = f"{folder} holds every complete round, --resume goes on from there"
-        with (
-            stop_politely(advice),
-            progress() as start_run,
-            track_run(track if speaks() else None, experiment, folder) as track_round,
-        ):
-            result = run_experiment(
-                experiment,
-                folder,
-                resume=resume,
-                checkpoint_every=checkpoint_every,
-                on_round=in_turn(start_run(f"seed {experiment.seed}", experiment.rounds), track_round),
-                on_start=show_engine,
-            )
-        print(describe_run(result, experiment.evaluate))
+    changed = plugin_change(plugin_changed)
+    base = from_words(words or []).with_(**drop_unset(device=device, engine=engine))
+    runs = {run_folder(one, out, seeds): one for one in over_seeds(base, seeds)}
+    trackers = {folder: tracker(track, folder) for folder in runs} if track else {}
+    if is_main_process():
+        for folder, experiment in runs.items():
+            sa.resume_point(folder, experiment, resume, changed)  # start no run if one of them would be refused
+    for folder, experiment in runs.items():
+        with ExitStack() as stack:
+            stack.enter_context(advise_on_stop(f"{folder} holds every complete round; continue with --resume"))
+            callbacks: list[sa.Callback] = [stack.enter_context(SeedDisplay(every_round=True))]
+            if folder in trackers:
+                callbacks.append(stack.enter_context(closing(trackers[folder])))
+            sa.run(
+                experiment, folder, resume=resume, checkpoint_every=checkpoint_every, plugin_changed=changed,
+                callbacks=callbacks,
+            )  # fmt: skip
 
 
 def run_folder(experiment: "Experiment", out: Path | None, seeds: int) -> Path:
@@ -73,14 +81,15 @@ def run_folder(experiment: "Experiment", out: Path | None, seeds: int) -> Path:
     return out / f"seed{experiment.seed}" if seeds > 1 else out
 
 
-def in_turn(*observers: OnRound) -> OnRound:
-    """Show a round to each of them."""
+class SeedDisplay(ProgressDisplay):
+    """The progress of runs that differ only in the seed."""
 
-    def on_round(row: Row) -> None:
-        for observe in observers:
-            observe(row)
+    def title(self, experiment: "Experiment") -> str:
+        return f"seed {experiment.seed}"
 
-    return on_round
+    def end(self, experiment: "Experiment", outcome: "Run | StableairError") -> None:
+        if not isinstance(outcome, StableairError):  # main() prints the error
+            super().end(experiment, outcome)
 
 
 def search(
@@ -88,55 +97,73 @@ def search(
         list[str],
         typer.Argument(
             metavar="[PRESET|FILE.toml] [KEY=VALUE]... KEY=LOW:HIGH[:log|:int]...",
-            help="The experiment, and what to search of it, such as receiver.C=0.01:10:log or local_epochs=1,2,5.",
+            help="The experiment and the parameters to search, such as receiver.C=0.01:10:log or local_epochs=1,2,5.",
         ),
     ],
-    trials: Annotated[int, typer.Option(min=1, help="How many values to try.")] = 12,
-    seeds: Annotated[int, typer.Option(min=1, max=1000, help="Seeds each value is judged over.")] = 1,
-    out: Annotated[Path | None, place("The search's folder (default: one under runs/).")] = None,
+    trials: Annotated[int, typer.Option(min=1, help="Number of values to try.")] = 12,
+    seeds: Annotated[int, typer.Option(min=1, max=1000, help="Number of seeds per value.")] = 1,
+    out: Annotated[Path | None, out_option("Folder of the search (default: a folder in runs/).")] = None,
     device: Device = None,
     data_dir: DataDir = None,
     plugin: Plugin = None,
+    plugin_changed: PluginChanged = "refuse",
 ) -> None:
-    """Search any parameters on a validation split of the training data; the test data stay unseen."""
+    """Search any parameters on a validation split of the training data; the test data are not used."""
     use_data_folder(data_dir)
     load_plugins(plugin)
-    from stableair import searches
     from stableair.experiment import from_words
-    from stableair.results import plot
+    from stableair.searches import RESULT
 
+    changed = plugin_change(plugin_changed)
     settings, spaces = separate_spaces(words)
-    base = from_words(settings).with_(**given(device=device))
-    folder = out or Path("runs") / f"search-{base.name}"
-    with stop_politely("the same command goes on from here"), progress(every_round=False) as start_run:
-        found = searches.search(base, spaces, folder, trials=trials, seeds=seeds, progress=start_run, log=print_line)
-    print(f"best: {searches.describe(found.winner, base.rounds * seeds)}")
-    for key in found.at_boundary:
-        print(f"note: the best {key} is at the end of {found.spaces[key]}; the best may lie beyond")
-    command = ["stableair", "run", *settings, *(f"{key}={value}" for key, value in found.winner.values.items())]
+    base = from_words(settings).with_(**drop_unset(device=device))
+    with advise_on_stop("the same command continues from here"), TrialDisplay(list(spaces)) as display:
+        result = sa.search(base, spaces, out, trials=trials, seeds=seeds, plugin_changed=changed, callbacks=[display])
+    assert result.folder is not None
+    print(f"best: {result.winner}")
+    command = ["stableair", "run", *settings, *(f"{key}={value}" for key, value in result.winner.values.items())]
     options: list[tuple[str, Path | str | None]] = [("--plugin", file) for file in plugin or []]
     options += [("--data-dir", data_dir), ("--device", device)]
     for option, value in options:
         if value:
             command += [option, str(value)]
     print(shlex.join(command))
-    print(folder / searches.RESULT)
-    print(plot.save(searches.draw(found), folder / "search.png"))
+    print(result.folder / RESULT)
+    result.plot(result.folder / "search.png")
+    print(result.folder / "search.png")
+
+
+class TrialDisplay(ProgressDisplay):
+    """The progress of the trials of a search."""
+
+    def __init__(self, keys: list[str]):
+        super().__init__()
+        self.fields = list(dict.fromkeys(key.partition(".")[0] for key in keys))
+
+    def title(self, experiment: "Experiment") -> str:
+        values = [f"{field}={getattr(experiment, field)}" for field in self.fields]
+        return "  ".join([*values, f"seed {experiment.seed}"])
+
+    def result(self, experiment: "Experiment", outcome: "Run | StableairError") -> str:
+        if isinstance(outcome, StableairError):
+            return f"{self.title(experiment)}  failed: {outcome}"
+        rounds = describe_length(outcome, experiment)
+        return f"{self.title(experiment)}  {rounds}, validation accuracy {outcome.settled('validation/accuracy'):.4f}"
 
 
 def separate_spaces(words: list[str]) -> tuple[list[str], dict[str, "Space"]]:
-    """The words that say which experiment it is, and what is to be searched by its key."""
+    """Split the arguments into settings of the experiment and spaces to search."""
     from stableair.searches import space
 
     settings: list[str] = []
     spaces: dict[str, Space] = {}
     keys = [word.partition("=")[0] for word in words if "=" in word]
     if repeated := sorted({key for key in keys if keys.count(key) > 1}):
-        raise InputError(f"{', '.join(repeated)} is given twice")
+        raise InputError(f"{', '.join(repeated)} is given twice", code="given-twice", names=repeated)
     for word in words:
         key, _, text = word.partition("=")
-        if found := space(key, text):
-            spaces[key] = found
+        if parsed := space(key, text):
+            spaces[key] = parsed
         else:
             settings.append(word)
     return settings, spaces

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: a command ends in order, says how to go on, and has the exit code that shells expect."""
+"""Ctrl-C and SIGTERM: stop cleanly, print how to continue, and exit with the code that shells expect."""
 
 import os
 import signal
@@ -8,54 +8,55 @@ from contextlib import contextmanager
 
 import typer
 
-from stableair.cli.display import speaks
+from stableair.results.callbacks import is_main_process
 
 INTERRUPTED, CLOSED, TERMINATED = 130, 141, 143  # 128 + the number of the signal
-INSISTENT = 3  # signals: whoever sends so many does not want to wait, and what is on the disk is whole at any moment
+FORCED = 3  # signals after which the command exits immediately; files on the disk are always complete
 
 
 class Terminated(KeyboardInterrupt):
     """SIGTERM, handled as Ctrl-C is."""
 
 
-def end_in_order() -> list[int]:
-    """From here on the first Ctrl-C or SIGTERM ends the command in order, and the third at once.
+def install_signal_handlers() -> list[int]:
+    """Stop the command cleanly at the first Ctrl-C or SIGTERM, and immediately at the third.
 
-    Returns the signals that came, a list that grows.
+    Returns:
+        The signals received so far; the list grows.
     """
-    came: list[int] = []
+    received: list[int] = []
 
     def stop(number: int, _: object) -> None:
-        came.append(number)
-        if len(came) >= INSISTENT:
+        received.append(number)
+        if len(received) >= FORCED:
             os._exit(128 + number)
-        if len(came) == 1:
+        if len(received) == 1:
             raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        if signal.getsignal(number) != signal.SIG_IGN:  # such as nohup's
+        if signal.getsignal(number) != signal.SIG_IGN:  # keep ignoring what nohup ignores
             signal.signal(number, stop)
-    return came
+    return received
 
 
 def exit_code(stop: BaseException) -> int:
-    """What a command that was stopped exits with; whatever wraps the signal's exception stands for it."""
+    """The exit code of a stopped command; the exception of the signal may be the cause or context of `stop`."""
     chain = (stop, stop.__cause__, stop.__context__)
     return TERMINATED if any(isinstance(error, Terminated) for error in chain) else INTERRUPTED
 
 
 @contextmanager
-def stop_politely(advice: str) -> Iterator[None]:
-    """Whoever stops what is done in here is told how to go on."""
+def advise_on_stop(advice: str) -> Iterator[None]:
+    """Print how to continue if the user stops the block."""
     try:
         yield
     except KeyboardInterrupt as stop:
-        if speaks():
+        if is_main_process():
             print(f"stopped; {advice}", file=sys.stderr)
         raise typer.Exit(exit_code(stop)) from None
     except BrokenPipeError:
-        raise OutputClosed(advice) from None
+        raise BrokenPipe(advice) from None
 
 
-class OutputClosed(Exception):
-    """The reader of our output has gone, as `| head -1` does; its text is how to go on."""
+class BrokenPipe(Exception):
+    """The reader of the output has closed the pipe, as `| head -1` does; the message tells how to continue."""

@@ -1,27 +1,38 @@
-"""The commands that compute many experiments at once: sweep, compare."""
+"""The commands that compute many experiments: sweep, compare."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stableair.checks import InputError, count
-from stableair.cli.display import describe_run, print_line
-from stableair.cli.options import DataDir, Device, Plugin, given, load_plugins, place, use_data_folder
-from stableair.cli.results import print_left_out
-from stableair.cli.stopping import stop_politely
+import stableair as sa
+from stableair.cli.display import EngineDisplay, ProgressDisplay, duration
+from stableair.cli.options import (
+    DataDir,
+    Device,
+    Plugin,
+    PluginChanged,
+    drop_unset,
+    load_plugins,
+    out_option,
+    plugin_change,
+    use_data_folder,
+)
+from stableair.cli.stopping import advise_on_stop
+from stableair.errors import InputError
+from stableair.validation import pluralize
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from stableair.experiment import Experiment
-    from stableair.sweeps.cooperative import Board, Standing
+    from stableair.sweeps.workers import ExperimentProgress, SweepProgress
 
-ADVICE = "every complete round is kept, the same command goes on from there"
-Parallel = Annotated[int, typer.Option(min=1, max=1000, help="So many processes on this machine.")]
+ADVICE = "every complete round is recorded; the same command continues from there"
+Parallel = Annotated[int, typer.Option(min=1, max=1000, help="Number of worker processes.")]
 
 
 def sweep(
@@ -29,49 +40,57 @@ def sweep(
         list[str],
         typer.Argument(
             metavar="[PLAN.toml|PRESET] [KEY=VALUE[,VALUE]...]...",
-            help="What to run: every combination of the values of the settings.",
+            help="Experiments to run: every combination of the values of the settings.",
         ),
     ],
-    out: Annotated[Path, place("The folder that all their folders go into.")] = Path("runs"),
-    seeds: Annotated[int | None, typer.Option(min=1, max=1000, help="Seeds of each: seed, seed+1, ...")] = None,
+    out: Annotated[Path, out_option("Folder for the run folders.")] = Path("runs"),
+    seeds: Annotated[
+        int | None, typer.Option(min=1, max=1000, help="Number of seeds per experiment: seed, seed+1, ...")
+    ] = None,
     parallel: Parallel = 1,
     slurm: Annotated[bool, typer.Option("--slurm", help="Submit an array of --parallel SLURM jobs instead.")] = False,
     slurm_option: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY=VALUE", help="Of these jobs: partition=gpu, time=120 (minutes), ..."),
+        typer.Option(metavar="KEY=VALUE", help="Option of the SLURM jobs: partition=gpu, time=120 (minutes), ..."),
     ] = None,
-    ray: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Use the Ray cluster there, or auto.")] = None,
-    cpus: Annotated[float, typer.Option(min=0, help="CPUs of each task on Ray.")] = 1,
-    gpus: Annotated[float, typer.Option(min=0, help="GPUs of each task on Ray, such as 0.5.")] = 0,
+    ray: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Address of a Ray cluster to use, or auto.")
+    ] = None,
+    cpus: Annotated[float, typer.Option(min=0, help="CPUs per Ray task.")] = 1,
+    gpus: Annotated[float, typer.Option(min=0, help="GPUs per Ray task, such as 0.5.")] = 0,
     device: Device = None,
     data_dir: DataDir = None,
     plugin: Plugin = None,
+    plugin_changed: PluginChanged = "refuse",
 ) -> None:
-    """Run many experiments, each in its folder; start it as often as you like, on all machines that share the disk."""
+    """Run many experiments, each in its own folder; several machines that share the disk can work on one sweep."""
     use_data_folder(data_dir)
     load_plugins(plugin)
-    from stableair.sweeps import clusters, processes
-    from stableair.sweeps.plans import plan_of_words, planned
+    from stableair.sweeps.plans import expand_plan, parse_plan
 
     if slurm and ray:
-        raise InputError("choose one of --slurm and --ray")
+        raise InputError("choose one of --slurm and --ray", code="slurm-and-ray")
     if slurm_option and not slurm:
-        raise InputError("--slurm-option goes with --slurm")
-    experiments = planned(plan_of_words(words) | given(seeds=seeds, device=device))
+        raise InputError("--slurm-option needs --slurm", code="slurm-option")
+    changed = plugin_change(plugin_changed)
+    experiments = expand_plan(parse_plan(words) | drop_unset(seeds=seeds, device=device))
     if slurm:
-        from stableair.experiment import settings_of
-        from stableair.spec import literal
-
-        options = {key: literal(text) for key, text in settings_of(slurm_option or []).items()}
-        job = clusters.submit(experiments, out, jobs=parallel, options=options)
+        job = sa.submit(
+            experiments, out, jobs=parallel, options=slurm_options(slurm_option or []), plugin_changed=changed
+        )
         print(f"SLURM job {job}, an array of {parallel}: its logs go to {out / 'slurm'}")
         return
-    with stop_politely(ADVICE), table(experiments, out) as done:
-        if ray:
-            clusters.sweep_on_ray(experiments, out, ray, cpus=cpus, gpus=gpus, done=done)
-        else:
-            processes.sweep(experiments, out, parallel=parallel, done=done)
-    print(f"{count(len(experiments), 'experiment')} in {out}; stableair report {out} makes a page of them")
+    with advise_on_stop(ADVICE), sweep_display(experiments, out) as display:
+        sa.sweep(experiments, out, parallel=parallel, ray=ray, cpus=cpus, gpus=gpus, plugin_changed=changed,
+                 callbacks=[display])  # fmt: skip
+    print(f"{pluralize(len(experiments), 'experiment')} in {out}; stableair report {out} makes a page of them")
+
+
+def slurm_options(words: list[str]) -> dict[str, Any]:
+    from stableair.experiment import parse_overrides
+    from stableair.spec import literal
+
+    return {key: literal(text) for key, text in parse_overrides(words).items()}
 
 
 def compare(
@@ -82,95 +101,105 @@ def compare(
             help="Receivers and channels, such as receiver='mac(C=1),none()' noise.tau=0.1,0.5; or folders of runs.",
         ),
     ],
-    out: Annotated[Path, place("The folder that the runs go into.")] = Path("runs/compare"),
-    seeds: Annotated[int | None, typer.Option(min=1, max=1000, help="Seeds that all share (default: 5).")] = None,
+    out: Annotated[Path, out_option("Folder for the run folders.")] = Path("runs/compare"),
+    seeds: Annotated[
+        int | None, typer.Option(min=1, max=1000, help="Number of seeds, shared by all experiments (default: 5).")
+    ] = None,
     parallel: Parallel = 1,
     device: Device = None,
     data_dir: DataDir = None,
     plugin: Plugin = None,
+    plugin_changed: PluginChanged = "refuse",
 ) -> None:
     """Compare receivers over channels on the same seeds: accuracy with paired intervals, channel uses, seconds."""
     use_data_folder(data_dir)
     load_plugins(plugin)
-    from stableair import comparisons
+    from stableair.comparisons import comparison_plan
     from stableair.experiment import PRESETS
-    from stableair.results.run import find
-    from stableair.sweeps import processes
-    from stableair.sweeps.plans import plan_of_words
+    from stableair.sweeps.plans import parse_plan
 
-    if words[0] not in PRESETS and Path(words[0]).is_dir():  # what else is none is left out and told
-        found, unreadable = find(words)
-        print_left_out(unreadable)
-        print(comparisons.comparison(found))
+    if words[0] not in PRESETS and Path(words[0]).is_dir():
+        print(sa.compare(words))
         return
-    experiments = comparisons.compared(plan_of_words(words, "a folder of runs") | given(device=device), seeds)
-    with stop_politely(ADVICE), table(experiments, out) as done:
-        runs = processes.sweep(experiments, out, parallel=parallel, done=done)
-    print(comparisons.comparison(runs))
+    changed = plugin_change(plugin_changed)
+    experiments = comparison_plan(parse_plan(words, "a folder of runs") | drop_unset(device=device), seeds)
+    with advise_on_stop(ADVICE), sweep_display(experiments, out) as display:
+        comparison = sa.compare(experiments, out, parallel=parallel, plugin_changed=changed, callbacks=[display])
+    print(comparison)
 
 
 @contextmanager
-def table(experiments: "list[Experiment]", folder: Path) -> "Iterator[Callable[[Experiment, Any], None]]":
-    """A live table of all experiments on a terminal; where the output is piped, a line for each that has ended."""
+def sweep_display(experiments: "list[Experiment]", folder: Path) -> Iterator[EngineDisplay]:
+    """A live table of all experiments on a terminal; elsewhere a line for each finished experiment."""
     if not (sys.stdout and sys.stdout.isatty()):
-        yield _ended_lines(len(experiments))
+        with ProgressDisplay(total=len(experiments)) as display:
+            yield display
         return
     from rich.console import Console
     from rich.live import Live
 
     from stableair.results.run import Run, group
-    from stableair.sweeps.cooperative import Board
+    from stableair.sweeps.workers import SweepProgress
 
-    board, console = Board(experiments, folder), Console()
-    settings = group([Run(one.to_record(), []) for one in experiments])
-    lines = {name: [run.experiment.name for run in runs] for name, runs in settings.items()}
-    with Live(console=console, get_renderable=lambda: standing(lines, board, console.height), refresh_per_second=1):
-        yield lambda experiment, outcome: None
-
-
-def _ended_lines(total: int) -> "Callable[[Experiment, Any], None]":
-    ended = 0
-
-    def done(experiment: "Experiment", outcome: Any) -> None:
-        nonlocal ended
-        ended += 1
-        failed = isinstance(outcome, InputError)
-        said = f"{experiment.name}: {outcome}" if failed else describe_run(outcome, experiment.evaluate)
-        print_line(f"{ended}/{total}  {said}")
-
-    return done
+    progress, console = SweepProgress(experiments, folder), Console()
+    groups = group([Run(one.to_record(), []) for one in experiments])
+    settings = {label: [run.experiment.name for run in runs] for label, runs in groups.items()}
+    with Live(
+        console=console,
+        get_renderable=lambda: progress_table(settings, progress, console.height),
+        refresh_per_second=1,
+    ):
+        yield EngineDisplay()
 
 
-def standing(settings: dict[str, list[str]], board: "Board", height: int) -> "Table":
-    """How far the sweep is: a line for each setting, those that are not done first where not all of them fit."""
+def progress_table(settings: dict[str, list[str]], progress: "SweepProgress", height: int) -> "Table":
+    """The progress of a sweep, a row per setting; if not all fit, running settings come first.
+
+    Args:
+        settings: Names of the experiments by the label of their setting.
+        progress: Progress of the experiments.
+        height: Lines of the terminal.
+    """
     from rich.table import Table
 
-    of = {one.experiment.name: one for one in board.look()}
-    lines = {setting: [of[name] for name in names] for setting, names in settings.items()}
-    room = max(1, height - 6)
-    if len(lines) > room:
-        lines = dict(sorted(lines.items(), key=lambda line: _rank(line[1]))[:room])
-    hidden = len(settings) - len(lines)
-    more = f", {count(hidden, 'setting')} not shown" if hidden else ""
-    caption = f"{sum(one.finished for one in of.values())} of {len(of)} finished{more}"
-    shown = Table("", "finished", "rounds", "at work", "accuracy", caption=caption)
-    for name, mine in lines.items():
-        shown.add_row(name, *_cells(mine))
-    return shown
+    by_name = {one.experiment.name: one for one in progress.refresh()}
+    rows = {label: [by_name[name] for name in names] for label, names in settings.items()}
+    fitting = max(1, height - 6)
+    if len(rows) > fitting:
+        rows = dict(sorted(rows.items(), key=lambda row: _priority(row[1]))[:fitting])
+    caption = [f"{sum(one.finished for one in by_name.values())} of {len(by_name)} finished"]
+    if left := _seconds_left(list(by_name.values())):
+        caption.append(f"about {duration(left)} left")
+    if hidden := len(settings) - len(rows):
+        caption.append(f"{pluralize(hidden, 'setting')} not shown")
+    table = Table("", "finished", "rounds", "running", "accuracy", "time per round", caption=", ".join(caption))
+    for label, experiments in rows.items():
+        table.add_row(label, *_cells(experiments))
+    return table
 
 
-def _rank(standings: "list[Standing]") -> int:
-    """What is at work first, then what waits, then what is finished."""
-    return 0 if any(one.at_work for one in standings) else 1 + all(one.finished for one in standings)
+def _priority(experiments: "list[ExperimentProgress]") -> int:
+    """Running settings first, then waiting ones, then finished ones."""
+    return 0 if any(one.running for one in experiments) else 1 + all(one.finished for one in experiments)
 
 
-def _cells(standings: "list[Standing]") -> list[str]:
-    metrics = [(one.row, f"{one.experiment.evaluate}/accuracy") for one in standings if one.rounds]
+def _seconds_left(experiments: "list[ExperimentProgress]") -> float:
+    """Time until the sweep is finished, from the mean duration of the last rounds and the running processes."""
+    seconds = [one.row["seconds"] for one in experiments if one.row.get("seconds")]
+    left = sum(one.experiment.rounds - one.rounds for one in experiments if not one.finished)
+    processes = sum(one.running and not one.finished for one in experiments)
+    return left * sum(seconds) / len(seconds) / processes if seconds and processes else 0.0
+
+
+def _cells(experiments: "list[ExperimentProgress]") -> list[str]:
+    metrics = [(one.row, f"{one.experiment.evaluate}/accuracy") for one in experiments if one.rounds]
     accuracies = [row[metric] for row, metric in metrics if row.get(metric) is not None]
-    at_work = [one.experiment.seed for one in standings if one.at_work and not one.finished]
+    running = [one.experiment.seed for one in experiments if one.running and not one.finished]
+    seconds = [one.row["seconds"] for one in experiments if one.row.get("seconds")]
     return [
-        f"{sum(one.finished for one in standings)}/{len(standings)}",
-        f"{sum(one.rounds for one in standings)}/{sum(one.experiment.rounds for one in standings)}",
-        f"seed {', '.join(map(str, at_work))}" if at_work else "",
+        f"{sum(one.finished for one in experiments)}/{len(experiments)}",
+        f"{sum(one.rounds for one in experiments)}/{sum(one.experiment.rounds for one in experiments)}",
+        f"seed {', '.join(map(str, running))}" if running else "",
         f"{sum(accuracies) / len(accuracies):.4f}" if accuracies else "",
+        duration(sum(seconds) / len(seconds)) if seconds else "",
     ]

@@ -1,1 +1,1 @@
-"""Who learns from what: data sets, the data folder, and how samples are divided over the clients."""
+"""Data sets, the data folder, and the partition of samples over clients."""

@@ -1,17 +1,17 @@
-"""The data folder: a safetensors file for each image set, made once from the hub and memory-mapped ever after.
+"""The data folder: one safetensors file per image set, converted once from the Hugging Face hub and memory-mapped.
 
-`<name>.safetensors` holds train.x, train.y, test.x, test.y (uint8 images (n, h, w, c); int64 labels), and where the set
-knows who made a sample train.writer, test.writer. `<name>.json` beside it has its SHA-256 and where it came from.
+`<name>.safetensors` holds train.x, train.y, test.x and test.y, and train.writer and test.writer if the set names the
+writer of each sample. Images are uint8, uint16 or float32 of shape (n, h, w, c); labels and writers are int64, (n,).
+`<name>.json` records its SHA-256 and source, and the manifest of a local image folder.
 """
 
-import hashlib
 import itertools
 import json
+import logging
 import os
+import shlex
 import sys
-import warnings
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -20,118 +20,185 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from stableair.checks import InputError, Note
-from stableair.data.table import IMAGE_SETS, Source
+from stableair.data.columns import columns, number_from_zero, with_test_split
+from stableair.data.image_sets import IMAGE_SETS, Source
+from stableair.data.manifest import IMAGES, Manifest, first_change, ignored_folders, manifest, sha256
+from stableair.errors import InputError, MissingExtraError, StableairError, first_line
 from stableair.files import remove_leftovers, write_whole
-from stableair.streams import generator
+from stableair.optional import require
+
+log = logging.getLogger("stableair")
 
 VARIABLE = "STABLEAIR_DATA"
-HELD_OUT = 0.1  # share of a set that comes without a test split
-TESTS = "test", "validation", "valid", "val"  # what the hub's sets call it, the first that is there
-IMAGES = ".parquet", ".arrow", ".zip", ".tar", ".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp"
-LOOKED_AT = 10_000  # files of a folder
-FORM = {"x": (torch.uint8, 4), "y": (torch.int64, 1), "writer": (torch.int64, 1)}
-
+TEST_SPLITS = "test", "validation", "valid", "val"  # names of a test split on the hub, in order of preference
+MAX_FILES_CHECKED = 10_000  # of a local folder, in search of images
+PIXEL_TYPES = torch.uint8, torch.uint16, torch.float32
 
 NAMED = {name: known.source for name, known in IMAGE_SETS.items()}
 
 
 def folder() -> Path:
-    """Where the data files are: $STABLEAIR_DATA, else the user's cache folder."""
-    if given := os.environ.get(VARIABLE):
-        return Path(given)
+    """Return the data folder: $STABLEAIR_DATA, else the user's cache folder."""
+    if value := os.environ.get(VARIABLE):
+        return Path(value)
     if cache := os.environ.get("LOCALAPPDATA" if os.name == "nt" else "XDG_CACHE_HOME"):
         return Path(cache) / "stableair"
     try:
         return Path.home() / ".cache" / "stableair"
     except RuntimeError:
-        raise InputError(f"there is no home folder for the data: set {VARIABLE} to a folder", hint="data") from None
+        text = f"there is no home folder for the data: set {VARIABLE} to a folder"
+        raise InputError(text, code="no-data-folder", hint="data") from None
 
 
 def file(name: str) -> Path:
+    """Return the data file of a set."""
     return folder() / f"{name}.safetensors"
 
 
 def description_file(name: str) -> Path:
-    """The file that says what the data file is."""
+    """Return the description of a data file: its SHA-256, source and shapes."""
     return file(name).with_suffix(".json")
 
 
 def read(name: str, source: Source) -> tuple[dict[str, Tensor], str]:
-    """The tensors of a set, memory-mapped, and the SHA-256 of their file; prepared first where it is not there."""
+    """Return the memory-mapped tensors of a set and the SHA-256 of its file; a missing file is prepared first."""
     if not file(name).exists():
         prepare(name, source)
     digest = check(name)
     if not description_file(name).exists():
-        text = f"{file(name)} is unchecked: there is no {description_file(name).name} beside it"
-        warnings.warn(text, Note, stacklevel=2)
+        log.warning("%s is unchecked: there is no %s beside it", file(name), description_file(name).name)
     return _tensors(name), digest
 
 
-def check(name: str) -> str:
-    """The file's SHA-256, which must be that of its description, if it has one."""
+def check(name: str, contents: bool = False) -> str:
+    """Compare a data file with its description, and a local image folder with the files that were converted.
+
+    Args:
+        name: The set.
+        contents: Whether to read every file of a local image folder, and not only sizes and modification times.
+
+    Returns:
+        The SHA-256 of the data file.
+
+    Raises:
+        InputError: The file is missing (`missing-data`), damaged or not the described one (`corrupt-data`), or its
+            image folder has changed since (`changed-data`).
+    """
     path, description = file(name), description_file(name)
     if not path.is_file():
-        raise InputError(f"{path} is not there; {_how_to_get(name)}", hint="data")
-    digest = _digest(path)
+        raise InputError(f"{path} is not there; {_how_to_get(name)}", code="missing-data", hint="data", path=path)
+    digest = sha256(path)
     if description.exists():
         try:
-            expected = json.loads(description.read_text("utf-8"))["sha256"]
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            raise InputError(f"{description} is corrupted: {error!r}; {_how_to_repair(name)}") from None
+            about = json.loads(description.read_text("utf-8"))
+            expected, files = about["sha256"], {key: tuple(value) for key, value in about.get("files", {}).items()}
+            source = Source(**about["source"]) if files else None
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            text = f"{description} is corrupted: {error!r}; {_how_to_repair(name)}"
+            raise InputError(text, code="corrupt-data", path=description) from None
         if expected != digest:
-            raise InputError(
-                f"{path} is truncated or altered: {description.name} tells of another SHA-256; {_how_to_repair(name)}"
-            )
+            text = f"{path} is truncated or altered: {description.name} has another SHA-256; {_how_to_repair(name)}"
+            raise InputError(text, code="corrupt-data", path=path)
+        if source:
+            _check_unchanged(source, files, contents)
     _tensors(name)
     return digest
 
 
-def describe(name: str, source: Source | None, note: str = "") -> Path:
-    """Write the description of a file as it is."""
-    about: dict[str, Any] = {"sha256": _digest(file(name)), "source": source._asdict() if source else None}
+def _check_unchanged(source: Source, files: Manifest, contents: bool) -> None:
+    """Refuse a local image folder that differs from the manifest; a folder that was deleted or moved is accepted."""
+    try:
+        change = first_change(files, source.folder, contents) if source.folder else None
+    except OSError as error:
+        raise InputError(
+            f"cannot read {error.filename}: {error.strerror}", code="cannot-read", path=error.filename
+        ) from error
+    if change:
+        command = f"stableair data prepare {shlex.quote(source.spec)} --again"
+        text = f"{source.repo} has changed since it was converted: {change}; restore it, or run {command}"
+        raise InputError(text, code="changed-data", path=source.folder, change=change)
+
+
+def describe(name: str, source: Source | None, note: str = "", files: Manifest | None = None) -> Path:
+    """Write the description of an existing data file."""
+    about: dict[str, Any] = {"sha256": sha256(file(name)), "source": source._asdict() if source else None}
     about |= {"note": note} if note else {}
     about["shapes"] = {key: list(t.shape) for key, t in sorted(_tensors(name).items())}
+    about |= {"files": files} if files else {}
     _write_whole(description_file(name), (json.dumps(about, indent=2) + "\n").encode())
     return description_file(name)
 
 
 def prepare(name: str, source: Source, again: bool = False) -> Path:
-    """Fetch a set from the hub and write its file; one that is there is left alone."""
-    if file(name).exists() and not again:
+    """Convert a set of the hub, or a local image folder, into its data file.
+
+    Args:
+        name: Name of the data file.
+        source: The set and the names of its columns.
+        again: Whether to replace an existing file.
+
+    Returns:
+        The data file.
+    """
+    described = description_file(name).exists()
+    if file(name).exists() and not again and (described or not source.folder):
         check(name)
-        if not description_file(name).exists():  # copied here, or its maker was stopped just before the end
+        if not described:  # the file was copied here, or the writing process was killed
             describe(name, source, "described as found")
         return file(name)
     _check_writable()
-    sets = _fetch(name, source)
-    test = next((key for key in TESTS if key in sets), None)
-    splits = {"train": sets["train"]} | ({"test": sets[test]} if test else {})
-    tensors: dict[str, np.ndarray] = {}
+    _check_folder(source.repo)
+    if source.folder:
+        source = source._replace(repo=str(source.folder))
     try:
-        for split, rows in splits.items():
-            tensors |= {f"{split}.{part}": t for part, t in _columns(rows, source, f"{source.repo} {split}").items()}
-        for part in ("y", "writer"):
-            _number_from_zero([key for key in (f"train.{part}", f"test.{part}") if key in tensors], tensors)
-    except InputError:
+        files = manifest(source.folder) if source.folder else None  # before the conversion: later changes are detected
+        sets = _fetch(name, source)
+        if source.folder and sets["train"].info.builder_name == "imagefolder":
+            _warn_of_ignored_folders(source.folder)
+        tensors = _convert(sets, source)
+    except StableairError:
         raise
-    except Exception as error:  # whatever stands in somebody's columns
-        raise InputError(f"{source.repo} cannot be read as images with labels: {_first_line(error)}") from error
-    write(name, tensors if test else _with_test_split(tensors), source)
+    except OSError as error:
+        text = f"cannot read {error.filename or source.repo}: {error.strerror or first_line(error)}"
+        raise InputError(text, code="cannot-read", path=error.filename) from error
+    except Exception as error:  # columns may hold anything
+        text = f"{source.repo} cannot be read as images with labels: {first_line(error)}"
+        raise InputError(text, code="not-an-image-set") from error
+    write(name, tensors, source, files)
     return file(name)
 
 
-def write(name: str, tensors: dict[str, np.ndarray], source: Source) -> None:
-    """A set's file and its description."""
+def _warn_of_ignored_folders(images: Path) -> None:
+    if ignored := ignored_folders(images):
+        log.warning("%s: no images are read from %s (empty, or a link)", images, ", ".join(ignored))
+
+
+def _convert(sets: Any, source: Source) -> dict[str, np.ndarray]:
+    """Return the tensors of a data file: "train.x", "train.y", "test.x", "test.y" and possibly the writers."""
+    test = next((key for key in TEST_SPLITS if key in sets), None)
+    splits = {"train": columns(sets["train"], source, "train")}
+    if test:
+        splits["test"] = columns(sets[test], source, test, like=splits["train"]["x"][0])
+    for part in splits["train"].keys() - {"x"}:
+        numbers = number_from_zero([split[part] for split in splits.values()])
+        for split, values in zip(splits.values(), numbers, strict=True):
+            split[part] = values
+    if not test:
+        splits = with_test_split(splits["train"])
+    return {f"{name}.{part}": values for name, split in splits.items() for part, values in split.items()}
+
+
+def write(name: str, tensors: dict[str, np.ndarray], source: Source, files: Manifest | None = None) -> None:
+    """Write the file of a set and its description."""
     from safetensors.numpy import save
 
     def fill(new: BinaryIO) -> None:
         new.write(save({key: np.ascontiguousarray(t) for key, t in tensors.items()}))
-        description_file(name).unlink(missing_ok=True)  # the old one must not stand beside the new file
+        description_file(name).unlink(missing_ok=True)  # it describes the old file
 
-    remove_leftovers(file(name).parent, older=3600)  # another process may be at work on its own
+    remove_leftovers(file(name).parent, older=3600)  # a younger one may belong to another process
     _write_whole(file(name), fill)
-    describe(name, source)
+    describe(name, source, files=files)
 
 
 def _write_whole(path: Path, content: bytes | Callable[[BinaryIO], object]) -> None:
@@ -140,11 +207,11 @@ def _write_whole(path: Path, content: bytes | Callable[[BinaryIO], object]) -> N
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, content)
     except (OSError, SafetensorError) as error:
-        raise InputError(f"cannot write {path}: {error}") from None
+        raise InputError(f"cannot write {path}: {error}", code="cannot-write", path=path) from None
 
 
 def _check_writable() -> None:
-    """Refuse a folder that cannot be written before anything is fetched; one that is not there is not made yet."""
+    """Refuse a data folder that cannot be written; a missing folder is not created."""
     trial = folder() / f".{os.getpid()}.tmp"
     try:
         missing = [path for path in (folder(), *folder().parents) if not path.exists()]
@@ -155,151 +222,104 @@ def _check_writable() -> None:
             path.rmdir()
     except OSError as error:
         text = f"cannot write to {folder()}: {error.strerror}; set {VARIABLE} to another folder"
-        raise InputError(text, hint="data") from None
+        raise InputError(text, code="cannot-write", hint="data", path=folder()) from None
 
 
 def _fetch(name: str, source: Source) -> Any:
-    """The set as the hub's library gives it: {"train": ..., "test": ...}."""
-    _check_folder(source.repo)
+    """Load a set with the hub's library, from the network or a local folder: {"train": ..., "test": ...}."""
     try:
-        import datasets
-        import huggingface_hub
-    except ImportError:
-        raise InputError(f"{file(name)} is not there; {_how_to_get(name)}", hint="data") from None
-    print(f"fetching {source.repo}", file=sys.stderr)
-    huggingface_hub.logging.set_verbosity_error()  # its retries are many lines; what failed is said in one
+        datasets, huggingface_hub = (require(module, extra="hub") for module in ("datasets", "huggingface_hub"))
+    except MissingExtraError as error:
+        text = f"{file(name)} is not there: {error.message}; {_how_to_get(name)}"
+        raise MissingExtraError(text, hint="data", **error.fields) from error
+    print(f"{'reading' if source.folder else 'downloading'} {source.repo}", file=sys.stderr)
+    huggingface_hub.logging.set_verbosity_error()  # it logs every retry; the error below is one line
     try:
-        found = datasets.load_dataset(source.repo, source.config)
-    except Exception as error:  # its library has many, not all of one family
-        text = f"the hub did not give {source.repo}: {_first_line(error)}; {_how_to_get(name)}"
-        raise InputError(text, hint="data") from error
-    if "train" not in found:
-        raise InputError(f"{source.repo} has no split 'train'; its splits are {', '.join(found)}")
-    return found
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().partition("\n")[0] or type(error).__name__).rstrip(".")
+        # The library keeps a converted copy of a local folder, and misses changes that keep the modification time.
+        fresh = {"download_mode": "reuse_cache_if_exists"} if source.folder else {}
+        splits = datasets.load_dataset(source.repo, source.config, **fresh)
+    except Exception as error:  # the library raises many unrelated types
+        reason = first_line(error)
+        if source.folder:
+            raise InputError(f"cannot read {source.repo}: {reason}", code="not-an-image-set") from error
+        text = f"cannot download {source.repo}: {reason}; {_how_to_get(name)}"
+        raise InputError(text, code="download-failed", hint="data") from error
+    if "train" not in splits:
+        text = f"{source.repo} has no split 'train'; its splits are {', '.join(splits)}"
+        raise InputError(text, code="no-train-split", allowed=list(splits))
+    return splits
 
 
 def _check_folder(repo: str) -> None:
-    """Refuse a folder without a file that could hold images, before the hub's library goes through all of it."""
+    """Refuse a folder without image files before the hub's library reads all of it."""
     if not Path(repo).is_dir():
         return
     names = (name for _, _, names in os.walk(repo) for name in names)
-    if not any(name.lower().endswith(IMAGES) for name in itertools.islice(names, LOOKED_AT)):
-        raise InputError(f"{repo} holds no images: there is no {', '.join(IMAGES)} among its first {LOOKED_AT:,} files")
-
-
-def _columns(rows: Any, source: Source, title: str) -> dict[str, np.ndarray]:
-    """The wanted columns of one split as arrays."""
-    from datasets import Image
-    from rich.console import Console
-    from rich.progress import track
-
-    named = {"x": source.image, "y": source.label} | ({"writer": source.writer} if source.writer else {})
-    for column in named.values():
-        if column not in rows.column_names:
-            there = ", ".join(rows.column_names)
-            raise InputError(f"{source.repo} has no column {column!r}; its columns are {there}")
-    if not isinstance(rows.features[source.image], Image):
-        others = [key for key, feature in rows.features.items() if isinstance(feature, Image)]
-        raise InputError(f"{source.repo}: column {source.image!r} holds no images; those that do: {others or 'none'}")
-    kept = rows.select_columns(list(named.values()))
-    out: dict[str, Any] = {part: [] for part in named if part != "x"}
-    x, done, size = None, 0, 500
-    for batch in track(kept.iter(size), title, total=-(-len(kept) // size), console=Console(stderr=True)):
-        for image in batch[source.image]:
-            if x is None:
-                mode = "L" if image.mode in ("L", "1") else "RGB"
-                x = np.empty((len(kept), image.height, image.width, len(mode)), np.uint8)
-            if (image.height, image.width) != x.shape[1:3]:
-                raise InputError(
-                    f"{source.repo}: images must be of one size: {image.width} x {image.height} in row {done}, "
-                    f"{x.shape[2]} x {x.shape[1]} before"
-                )
-            x[done] = np.asarray(image.convert(mode)).reshape(x.shape[1:])
-            done += 1
-        for part in out:
-            out[part] += batch[named[part]]
-    if x is None:
-        raise InputError(f"{title} is empty")
-    return {"x": x} | {part: np.array(values) for part, values in out.items()}
-
-
-def _number_from_zero(keys: list[str], tensors: dict[str, np.ndarray]) -> None:
-    """Whatever names the classes or the writers, as numbers from 0 without a gap, common to both splits."""
-    if not keys:
-        return
-    values = [tensors[key] for key in keys]
-    if any(v.dtype.kind in "iu" and v.min() < 0 for v in values):
-        raise InputError(f"{keys[-1]} is below 0: the set has samples without a label")
-    _, code = np.unique(np.concatenate(values), return_inverse=True)
-    codes = np.split(code, np.cumsum([len(v) for v in values])[:-1])
-    tensors |= {key: code.astype(np.int64) for key, code in zip(keys, codes, strict=True)}
-
-
-def _with_test_split(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """A test split out of the training data: a tenth of each writer's samples, at least one, always the same."""
-    writer = tensors.get("train.writer", np.zeros(len(tensors["train.y"]), np.int64))
-    shuffled = generator(0, "hub test").permutation(len(writer)).numpy()
-    order = shuffled[np.argsort(writer[shuffled], kind="stable")]  # by writer, in random order within
-    _, first, count = np.unique(writer[order], return_index=True, return_counts=True)
-    place = np.arange(len(order)) - np.repeat(first, count)
-    taken = np.minimum(np.maximum(1, np.round(HELD_OUT * count)), count - 1)  # a single sample is for training
-    test = np.empty(len(order), bool)
-    test[order] = place < np.repeat(taken, count)
-    parts = {key.partition(".")[2]: t for key, t in tensors.items()}
-    rows = {"train": ~test, "test": test}
-    return {f"{split}.{part}": t[rows[split]] for split in rows for part, t in parts.items()}
+    if not any(name.lower().endswith(IMAGES) for name in itertools.islice(names, MAX_FILES_CHECKED)):
+        text = f"{repo} holds no images: there is no {', '.join(IMAGES)} among its first {MAX_FILES_CHECKED:,} files"
+        raise InputError(text, code="not-an-image-set")
 
 
 def _tensors(name: str) -> dict[str, Tensor]:
-    """The content of a data file, held to its form."""
+    """Read and check the tensors of a data file."""
     path = file(name)
     try:
         with safe_open(path, "pt") as content:
-            found = {key: content.get_tensor(key) for key in content.keys()}  # noqa: SIM118 (no mapping)
+            tensors = {key: content.get_tensor(key) for key in content.keys()}  # noqa: SIM118 (no mapping)
     except (SafetensorError, OSError) as error:
-        raise InputError(f"{path} is truncated or no safetensors file ({error}); {_how_to_repair(name)}") from None
-    for split in ("train", "test"):
-        for part, (dtype, dimensions) in FORM.items():
-            key = f"{split}.{part}"
-            if key not in found:
-                if part == "writer":
-                    continue
-                raise InputError(f"{path} has no {key}: it must hold train.x, train.y, test.x and test.y")
-            t = found[key]
-            if t.dtype != dtype or t.ndim != dimensions or len(t) != len(found[f"{split}.x"]) or not len(t):
-                wanted = f"{dtype} with {dimensions} axes, one row an image"
-                raise InputError(f"{path}: {key} must be {wanted}: got {t.dtype} {tuple(t.shape)}")
-            if part != "x" and t.min() < 0:
-                raise InputError(f"{path}: {key} must not be negative: got {int(t.min())}")
-    height, width, channels = found["train.x"].shape[1:]
+        text = f"{path} is truncated or not a safetensors file ({error}); {_how_to_repair(name)}"
+        raise InputError(text, code="corrupt-data", path=path) from None
+    for split, part in itertools.product(("train", "test"), ("x", "y", "writer")):
+        _check_tensor(name, tensors, split, part)
+    _check_shapes(name, tensors)
+    return tensors
+
+
+def _check_tensor(name: str, tensors: dict[str, Tensor], split: str, part: str) -> None:
+    """Check the dtype, the number of rows and the range of one tensor."""
+    path, key = file(name), f"{split}.{part}"
+    if key not in tensors:
+        if part == "writer":
+            return
+        text = f"{path} has no {key}: it must hold train.x, train.y, test.x and test.y"
+        raise InputError(text, code="invalid-data-file", name=key)
+    t, dimensions = tensors[key], 4 if part == "x" else 1
+    dtypes = (torch.int64,) if part != "x" else (torch.uint8,) if name in IMAGE_SETS else PIXEL_TYPES
+    if t.dtype not in dtypes or t.ndim != dimensions or len(t) != len(tensors[f"{split}.x"]) or not len(t):
+        allowed = f"{' or '.join(map(str, dtypes))} with {dimensions} axes, one row per image"
+        text = f"{path}: {key} must be {allowed}: got {t.dtype} {tuple(t.shape)}"
+        raise InputError(text, code="invalid-data-file", name=key)
+    if part != "x" and t.min() < 0:
+        text = f"{path}: {key} must not be negative: got {int(t.min())}"
+        raise InputError(text, code="invalid-data-file", name=key)
+
+
+def _check_shapes(name: str, tensors: dict[str, Tensor]) -> None:
+    """Check that the images of both splits have the shape of the set, or one shape, and one dtype."""
+    path, train, test = file(name), tensors["train.x"], tensors["test.x"]
+    height, width, channels = train.shape[1:]
     if name in IMAGE_SETS:
         channels, height, width = IMAGE_SETS[name].shape
     shape = f"({height}, {width}, {channels})" if channels in (1, 3) else "(height, width, 1 or 3)"
     for key in ("train.x", "test.x"):
-        if tuple(found[key].shape[1:]) != (height, width, channels) or channels not in (1, 3):
-            raise InputError(f"{path}: an image of {key} must be {shape}: got {tuple(found[key].shape[1:])}")
-    return found
-
-
-def _digest(path: Path) -> str:
-    with open(path, "rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()
+        if tuple(tensors[key].shape[1:]) != (height, width, channels) or channels not in (1, 3):
+            text = f"{path}: an image of {key} must be {shape}: got {tuple(tensors[key].shape[1:])}"
+            raise InputError(text, code="invalid-data-file", name=key)
+    if train.dtype != test.dtype:
+        text = f"{path}: train.x and test.x must have one dtype: got {train.dtype} and {test.dtype}"
+        raise InputError(text, code="invalid-data-file", name="test.x")
 
 
 def _how_to_get(name: str) -> str:
-    """How to come by a data file."""
-    install = "" if find_spec("datasets") else "pip install 'stableair[hub]' and "
-    command = f"stableair data prepare {name}" if name in NAMED else "the same command"
+    """Advice for a missing data file."""
+    command = f"stableair data prepare {name}" if name in NAMED else "stableair data prepare with the same name"
     return (
-        f"with a network, {install}{command} makes it; without one, copy {name}.safetensors into {folder()}, "
+        f"with a network, {command} creates it; without one, copy {name}.safetensors into {folder()}, "
         f"or set {VARIABLE} to the folder that has it"
     )
 
 
 def _how_to_repair(name: str) -> str:
-    maker = f"stableair data prepare {name}" if name in NAMED else "the next use"
-    return f"restore it, or delete it, and {maker} makes it anew"
+    """Advice for a damaged data file."""
+    command = f"stableair data prepare {name}" if name in NAMED else "the next use"
+    return f"restore it, or delete it, and {command} creates it again"

@@ -1,7 +1,7 @@
-"""Who holds which samples: every index to exactly one client, and no client empty.
+"""Partitions: each training sample belongs to exactly one client, and no client is empty.
 
-A partition takes the training split of m samples, the number of clients and a source of chance, and gives the indices
-of each client's samples: (train, clients, rng) -> a list of (m_n,) int64, which together are 0 ... m-1.
+A partition is a function (train, clients, rng) -> a list of (m_n,) int64, the indices of each client's samples, which
+together are 0 ... m-1.
 """
 
 import inspect
@@ -10,9 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from stableair.checks import InputError, choice, positive, shown, whole
 from stableair.contracts import Split
+from stableair.errors import InputError
+from stableair.optional import require
 from stableair.spec import Registry
+from stableair.validation import choice, integer, positive, short_repr
 
 Partition = Callable[[Split, int, np.random.Generator], list[np.ndarray]]  # (train, clients, rng) -> indices of each
 
@@ -20,37 +22,38 @@ partition = Registry("partition", "partitions")
 
 
 def divide(rule: Partition, train: Split, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
-    """Apply a partition rule and hold it to its promise: exact cover, no client empty."""
+    """Apply a partition and check the result: every sample exactly once, no client empty."""
     if clients > len(train.y):
-        raise InputError(f"clients must be at most the number of training samples, {len(train.y)}: got {clients}")
+        text = f"clients must be at most the number of training samples, {len(train.y)}: got {clients}"
+        raise InputError(text, code="out-of-range", name="clients", value=clients, high=len(train.y))
     parts = rule(train, clients, rng)
-    good = isinstance(parts, list | tuple) and all(isinstance(p, np.ndarray) and p.ndim == 1 for p in parts)
-    if not good or any(len(p) and not np.issubdtype(p.dtype, np.integer) for p in parts):
-        wanted = "a list of the indices of each client, integers of shape (m,)"
-        raise InputError(f"the partition must return {wanted}: got {shown(parts)}", part="partition")
+    is_list = isinstance(parts, list | tuple) and all(isinstance(p, np.ndarray) and p.ndim == 1 for p in parts)
+    if not is_list or any(len(p) and not np.issubdtype(p.dtype, np.integer) for p in parts):
+        allowed = "a list of the indices of each client, integers of shape (m,)"
+        text = f"the partition must return {allowed}: got {short_repr(parts)}"
+        raise InputError(text, code="invalid-partition", setting="partition")
     if len(parts) != clients or any(len(p) == 0 for p in parts):
         text = f"the partition left a client empty: {[len(p) for p in parts].count(0)} of {clients}"
-        raise InputError(text, part="partition")
-    every = np.concatenate(parts)
-    times = np.bincount(every, minlength=len(train.y)) if every.min() >= 0 else np.zeros(0)
+        raise InputError(text, code="empty-client", setting="partition")
+    indices = np.concatenate(parts)
+    times = np.bincount(indices, minlength=len(train.y)) if indices.min() >= 0 else np.zeros(0)
     if len(times) != len(train.y) or (times != 1).any():
-        lost, twice = (times == 0).sum(), (times > 1).sum()
-        raise InputError(
-            f"the partition does not give every sample to exactly one client: {lost} to none, {twice} to several",
-            part="partition",
-        )
+        unassigned, repeated = (times == 0).sum(), (times > 1).sum()
+        counts = f"{unassigned} to none, {repeated} to several"
+        text = f"the partition does not give every sample to exactly one client: {counts}"
+        raise InputError(text, code="invalid-partition", setting="partition")
     return list(parts)
 
 
 def labels(parts: list[np.ndarray], train: Split, classes: int) -> np.ndarray:
-    """How many samples of each class a client holds: (clients, classes)."""
+    """Count the samples of each class per client: (clients, classes)."""
     y = train.y.cpu().numpy()
     return np.stack([np.bincount(y[part], minlength=classes) for part in parts])
 
 
 @partition("iid")
 def iid() -> Partition:
-    """Samples dealt at random; sizes equal within one.
+    """Random assignment of samples; client sizes differ by at most one.
 
     >>> import torch
     >>> train = Split(torch.zeros(10, 1, 1, 1), torch.arange(10) % 2)
@@ -62,10 +65,10 @@ def iid() -> Partition:
 
 @partition("dirichlet")
 def dirichlet(beta: float) -> Partition:
-    """Each client draws its class mix from Dir(beta) (the paper's Dir = 0.3); sizes equal within one.
+    """Each client draws its class mix from Dir(beta) (the paper's Dir = 0.3); sizes differ by at most one.
 
-    Clients take turns in random order. At its turn a client draws a class from its own mix q_n ~ Dir(beta), restricted
-    to the classes that still have samples, and takes one of that class: P(class c) = q_nc / sum of q_n over these
+    Clients draw one sample at a time in random order: first a class from the client's mix q_n ~ Dir(beta), restricted
+    to the classes that still have samples, P(class c) = q_nc / sum of q_n over these, then a sample of that class
     (Hsu, Qi and Brown, 2019).
 
     >>> import torch
@@ -73,7 +76,7 @@ def dirichlet(beta: float) -> Partition:
     >>> parts = dirichlet(0.001)(train, 3, np.random.default_rng(0))
     >>> [len(part) for part in parts]
     [200, 200, 200]
-    >>> int(labels(parts, train, 2).max())  # a small beta: a client has one class as long as there is any of it
+    >>> int(labels(parts, train, 2).max())  # a small beta: one class per client while samples last
     200
     """
     beta = positive("beta", beta)
@@ -86,7 +89,7 @@ def dirichlet(beta: float) -> Partition:
         parts: list[list[int]] = [[] for _ in range(clients)]
         start = 0
         while start < len(turns):
-            # As long as no class runs out the mixes stand still, so the classes of many turns can be drawn at once.
+            # Until a class runs out the probabilities are constant: draw the classes of many turns at once.
             takers = turns[start : start + 4096]
             cumulative = _restricted(mix, left).cumsum(1)[takers]
             u = rng.random(len(takers)) * cumulative[:, -1]
@@ -102,22 +105,22 @@ def dirichlet(beta: float) -> Partition:
 
 
 def _last_turn(classes: np.ndarray, c: int, count: int) -> int:
-    """After how many turns class c has been drawn `count` times (all of them, if it never is)."""
+    """Return the number of turns after which class c has been drawn `count` times, or the number of all turns."""
     hits = np.flatnonzero(classes == c)
     return hits[count - 1] + 1 if len(hits) >= count else len(classes)
 
 
 def _mixes(beta: float, rows: int, columns: int, rng: np.random.Generator) -> np.ndarray:
-    """Rows of Dir(beta); a concentration so small that a row underflows gives all to one entry."""
-    beta = min(beta, 1e12)  # beyond, numpy overflows, and every row is even anyway
+    """Draw rows of Dir(beta): (rows, columns); a row that underflows is one-hot."""
+    beta = min(beta, 1e12)  # above, numpy overflows; the rows are uniform anyway
     mix = np.nan_to_num(rng.dirichlet(np.full(columns, beta), size=rows))
-    lost = mix.sum(1) < 0.5
-    mix[lost] = np.eye(columns)[rng.integers(columns, size=lost.sum())]
+    underflowed = mix.sum(1) < 0.5
+    mix[underflowed] = np.eye(columns)[rng.integers(columns, size=underflowed.sum())]
     return mix
 
 
 def _restricted(mix: np.ndarray, left: np.ndarray) -> np.ndarray:
-    """The mixes on the classes that have samples left; a mix with nothing there takes what there is."""
+    """Restrict the mixes to classes with samples left; a mix without any takes the remaining class frequencies."""
     mix = mix * (left > 0)
     empty = mix.sum(1) < np.finfo(float).tiny
     mix[empty] = left / left.sum()
@@ -125,16 +128,16 @@ def _restricted(mix: np.ndarray, left: np.ndarray) -> np.ndarray:
 
 
 def _by_class(train: Split, rng: np.random.Generator) -> list[list[int]]:
-    """The indices of each class that occurs, in random order."""
+    """Return the shuffled sample indices of each class that occurs."""
     y = train.y.cpu().numpy()
     return [rng.permutation(np.flatnonzero(y == c)).tolist() for c in np.unique(y)]
 
 
 @partition("dirichlet_by_class")
 def dirichlet_by_class(beta: float) -> Partition:
-    """Each class is divided over the clients by a draw from Dir(beta); sizes differ.
+    """Each class is divided among the clients by a draw from Dir(beta); sizes differ.
 
-    Of class c client n gets the share q_cn, q_c ~ Dir(beta) (Yurochkin et al., 2019).
+    Client n gets the share q_cn of class c, q_c ~ Dir(beta) (Yurochkin et al., 2019).
 
     >>> import torch
     >>> train = Split(torch.zeros(600, 1, 1, 1), torch.arange(600) % 2)
@@ -152,7 +155,7 @@ def dirichlet_by_class(beta: float) -> Partition:
             for part, piece in zip(parts, np.split(np.array(pool), cuts), strict=True):
                 part.extend(piece.tolist())
         for part in parts:
-            if not part:  # nobody sits out: the largest gives one
+            if not part:  # an empty client takes a sample of the largest
                 part.append(max(parts, key=len).pop())
         return [np.array(part) for part in parts]
 
@@ -161,9 +164,9 @@ def dirichlet_by_class(beta: float) -> Partition:
 
 @partition("shards")
 def shards(k: int = 2) -> Partition:
-    """Samples sorted by class and cut into k shards a client, dealt at random.
+    """Samples sorted by class and cut into shards; each client gets k random shards.
 
-    After McMahan et al. (2017), who give k = 2 shards to each of 100 clients.
+    McMahan et al. (2017) use k = 2 and 100 clients.
 
     >>> import torch
     >>> train = Split(torch.zeros(600, 1, 1, 1), torch.arange(600) % 2)
@@ -171,20 +174,23 @@ def shards(k: int = 2) -> Partition:
     >>> sorted(labels(parts, train, 2).tolist())
     [[0, 300], [300, 0]]
     """
-    k = whole("k", k, 1)
+    k = integer("k", k, 1)
 
     def split(train: Split, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
         if k * clients > len(train.y):
-            raise InputError(f"{k} shards for each of {clients} clients need {k * clients} samples: got {len(train.y)}")
+            text = f"{k} shards for each of {clients} clients need {k * clients} samples: got {len(train.y)}"
+            raise InputError(text, code="out-of-range", name="k", value=k)
         pieces = np.array_split(np.concatenate([np.array(pool) for pool in _by_class(train, rng)]), k * clients)
-        return [np.concatenate([pieces[i] for i in mine]) for mine in rng.permutation(k * clients).reshape(clients, k)]
+        return [
+            np.concatenate([pieces[i] for i in shard]) for shard in rng.permutation(k * clients).reshape(clients, k)
+        ]
 
     return split
 
 
 @partition("by_writer")
 def by_writer() -> Partition:
-    """Writers dealt at random, none of them split; each client has as many writers as the others, within one.
+    """Random assignment of whole writers; the numbers of writers per client differ by at most one.
 
     >>> import torch
     >>> train = Split(torch.zeros(6, 1, 1, 1), torch.zeros(6).long(), writer=torch.tensor([3, 3, 5, 5, 5, 8]))
@@ -194,11 +200,13 @@ def by_writer() -> Partition:
 
     def split(train: Split, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
         if train.writer is None:
-            raise InputError("by_writer needs data that know their writers, such as femnist or hf(..., writer=...)")
+            text = "by_writer needs data with writers, such as femnist or hf(..., writer=...)"
+            raise InputError(text, code="no-writers")
         writer = train.writer.cpu().numpy()
         writers = np.unique(writer)
         if clients > len(writers):
-            raise InputError(f"clients must be at most the number of writers, {len(writers)}: got {clients}")
+            text = f"clients must be at most the number of writers, {len(writers)}: got {clients}"
+            raise InputError(text, code="out-of-range", name="clients", value=clients, high=len(writers))
         owner = rng.permutation(np.arange(len(writers)) % clients)[np.searchsorted(writers, writer)]
         return [np.flatnonzero(owner == client) for client in range(clients)]
 
@@ -207,34 +215,33 @@ def by_writer() -> Partition:
 
 @partition("flwr")
 def flwr(partitioner: str, **options: Any) -> Partition:
-    """Any partitioner of flwr-datasets with its own options: flwr(DirichletPartitioner, alpha=0.3).
+    """A partitioner of flwr-datasets with its options: flwr(DirichletPartitioner, alpha=0.3).
 
     >>> str(partition.one("flwr(DirichletPartitioner, alpha=0.3)"))
     'flwr(partitioner=DirichletPartitioner, alpha=0.3)'
     """
 
     def split(train: Split, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
-        try:
-            from datasets import Dataset
-            from flwr_datasets import partitioner as known
-        except ImportError:
-            raise InputError("flwr needs flwr-datasets: pip install 'stableair[partitioners]'") from None
-        make = getattr(known, choice("partitioner", partitioner, known.__all__))
-        takes = inspect.signature(make).parameters
-        ours = {"num_partitions": clients, "partition_by": "label", "seed": int(rng.integers(2**31))}
+        module = require("flwr_datasets.partitioner", extra="partitioners")
+        datasets = require("datasets", extra="partitioners")
+        factory = getattr(module, choice("partitioner", partitioner, module.__all__))
+        parameters = inspect.signature(factory).parameters
+        defaults = {"num_partitions": clients, "partition_by": "label", "seed": int(rng.integers(2**31))}
         columns = {"index": np.arange(len(train.y)), "label": train.y.cpu().numpy()}
         if train.writer is not None:
             columns["writer"] = train.writer.cpu().numpy()
         try:
-            given = {key: list(value) if isinstance(value, tuple) else value for key, value in options.items()}
-            rule = make(**{key: value for key, value in ours.items() if key in takes} | given)
-            rule.dataset = Dataset.from_dict(columns)
+            arguments = {key: list(value) if isinstance(value, tuple) else value for key, value in options.items()}
+            rule = factory(**{key: value for key, value in defaults.items() if key in parameters} | arguments)
+            rule.dataset = datasets.Dataset.from_dict(columns)
             if rule.num_partitions != clients:
-                raise InputError(f"{partitioner} makes {rule.num_partitions} parts: set clients={rule.num_partitions}")
+                text = f"{partitioner} makes {rule.num_partitions} parts: set clients={rule.num_partitions}"
+                raise InputError(text, code="wrong-partition-count", parts=rule.num_partitions, clients=clients)
             return [np.array(rule.load_partition(i)["index"]) for i in range(clients)]
         except (ValueError, TypeError, KeyError) as error:
             if isinstance(error, InputError):
                 raise
-            raise InputError(f"{partitioner}: {error}; it takes {', '.join(takes)}") from error
+            text = f"{partitioner}: {error}; it takes {', '.join(parameters)}"
+            raise InputError(text, code="partitioner-failed", name=partitioner) from error
 
     return split

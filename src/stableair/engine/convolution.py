@@ -28,30 +28,31 @@ class _Convolution(torch.autograd.Function):
             dx, _ = kernels.conv_input_grad(dy, w, x.shape[2:4], ctx.stride, ctx.pad)
         if ctx.needs_input_grad[1]:
             sums = torch.zeros(w.shape, device=w.device)
-            kernels.conv_weight_grad_sgd(dy, x, sums, None, -1.0, ctx.stride, ctx.pad)  # from zero, by a step of -1
+            kernels.conv_weight_grad_sgd(dy, x, sums, None, -1.0, ctx.stride, ctx.pad)  # step -1 from zero
             dw = sums.movedim(-1, 2).contiguous()
         return dx, dw, None, None
 
 
 def _apart(images: Tensor, n: int) -> Tensor:
-    """(B, N C, H, W), as stacked layers have it, as the kernels do: (N, B, H, W, C)."""
+    """From the layout of stacked layers (B, N C, H, W) to that of the kernels (N, B, H, W, C)."""
     return images.unflatten(1, (n, -1)).permute(1, 0, 3, 4, 2).contiguous()
 
 
 def _together(x: Tensor) -> Tensor:
-    """The way back."""
+    """From the layout of the kernels to that of stacked layers."""
     return x.permute(1, 2, 3, 0, 4).flatten(3).permute(0, 3, 1, 2)
 
 
 def conv2d(layer: nn.Conv2d, x: Tensor, n: int, own: Tensors, mask: Tensor | None) -> Tensor:
-    """A stacked layer, as in `stacked.py`."""
+    """A convolution as a stacked layer: see `stacked_layer`."""
     stride, pad = layer.stride[0], layer.padding[0]
-    y = _together(_Convolution.apply(_apart(as_images(x), n), own["weight"], stride, pad))
+    convolve: Any = _Convolution.apply
+    y = _together(convolve(_apart(as_images(x), n), own["weight"], stride, pad))
     return y if "bias" not in own else y + own["bias"].flatten().to(y.dtype)[:, None, None]
 
 
-def taken(program: Stacked) -> list[str]:
-    """The convolutions of a program that the kernels compute: of all channels, the same in height and width."""
+def kernel_convolutions(program: Stacked) -> list[str]:
+    """The convolutions of a program that the kernels compute: not grouped, and square."""
     return [
         name
         for name, layer in program.layers.items()
@@ -63,14 +64,14 @@ def taken(program: Stacked) -> list[str]:
 
 
 def by_kernels(program: Stacked) -> Stacked:
-    """The same program, with these convolutions computed by the kernels."""
+    """The same program with its convolutions computed by the kernels."""
     changed = copy.copy(program)
-    changed.functions = program.functions | dict.fromkeys(taken(program), conv2d)
+    changed.functions = program.functions | dict.fromkeys(kernel_convolutions(program), conv2d)
     return changed
 
 
 def try_kernels(device: torch.device) -> None:
-    """One small convolution there and back with the largest tiles: raises what stands in the way of the kernels."""
+    """Compute a small convolution and its gradients with the largest tiles; raises if the kernels do not run."""
     with torch.cuda.device(device):
         x, w = (torch.ones(1, *shape, 128, device=device, dtype=torch.bfloat16) for shape in ((2, 16, 16), (128, 3, 3)))
         samples = torch.full((1,), 2, device=device, dtype=torch.int32)

@@ -3,12 +3,12 @@
 Activations are (N, B, H, W, C), weights (N, O, K, K, C), all contiguous, so that no operand is sliced or transposed in
 memory. Products accumulate in float32. No kernel adds atomically: the same input gives the same bits.
 
-A batch has room for B samples; `samples` (N,) says how many each client has in this step. What is computed of the
-others is never counted, and their gradients are zero.
+A batch holds up to B samples; `samples` (N,) is the number of samples of each client in this step. The other rows are
+padding: sums exclude them, and their gradients are zero.
 """
 
-# The parameters of a @triton.jit function are pointers and compile-time constants: there is no type to give them.
-# mypy: disable-error-code="no-untyped-def"
+# The parameters of a @triton.jit function are pointers and compile-time constants, which have no Python types.
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 from itertools import product
 from typing import NamedTuple
@@ -31,7 +31,7 @@ class Norm(NamedTuple):
 
 
 class Moments(NamedTuple):
-    """What a batch norm made of a layer in a step: (N, C) each. The norm is y -> scale y + shift."""
+    """Moments of a layer in a step, and its batch norm y -> scale y + shift: (N, C) each."""
 
     mean: Tensor
     rstd: Tensor
@@ -44,7 +44,7 @@ class Moments(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """How a matrix product is cut: the rows and columns of a program, the depth of a piece of its sum, its pipeline."""
+    """Tile of a matrix product: rows and columns per program, depth of a partial sum, warps and pipeline stages."""
 
     rows: int
     columns: int
@@ -53,29 +53,30 @@ class Tile(NamedTuple):
     stages: int
 
 
-def _tile_side(length: int, most: int) -> int:
-    """The side of a tile: as long as there is something to fill it, a power of two from 16 on."""
-    return min(most, max(16, triton.next_power_of_2(length)))
+def _tile_side(length: int, max_side: int) -> int:
+    """The side of a tile: a power of two, at least 16, not much larger than the side of the matrix."""
+    return min(max_side, max(16, triton.next_power_of_2(length)))
 
 
 def choose_tile(rows: int, columns: int, depth: int, long: bool, dtype: torch.dtype) -> Tile:
-    """The tile of a product with `rows` rows and so on, whose sum is `long` or not; from a search on an H200.
+    """Choose the tile of a matrix product (rows, depth) x (depth, columns); the rules come from a search on an H200.
 
-    A rule, and no search at run time: a run gives the same bits wherever it goes on.
+    There is no autotuning at run time, so that a resumed run gives the same bits on another machine. `long` is for
+    weight gradients: their depth, the samples and pixels of a batch, is much larger than their rows and columns.
     """
-    if long:  # few outputs and a long sum: a weight gradient
-        most = (64, 128, 64) if columns > 64 and depth > 256 else (64, 64, 32)
+    if long:
+        max_sides = (64, 128, 64) if columns > 64 and depth > 256 else (64, 64, 32)
     else:
-        most = (128 if rows > 256 else 64, 128, 64)
+        max_sides = (128 if rows > 256 else 64, 128, 64)
     if dtype == torch.float32:
-        most = (*most[:2], 32)
-    r, c, d = (_tile_side(*pair) for pair in zip((rows, columns, depth), most, strict=True))
+        max_sides = (*max_sides[:2], 32)
+    r, c, d = (_tile_side(*pair) for pair in zip((rows, columns, depth), max_sides, strict=True))
     return Tile(r, c, d, 4, 5 if d == 32 else 4 if r * c <= 8192 else 3)
 
 
 @triton.jit
 def _in_range(i, LIMIT: tl.constexpr, BLOCK: tl.constexpr):
-    """i < LIMIT; where blocks fill it, that is known before the kernel runs, and loads stay wide."""
+    """i < LIMIT; a constant if LIMIT is a multiple of BLOCK, which allows wide loads."""
     if LIMIT % BLOCK == 0:
         return tl.full((BLOCK,), True, tl.int1)
     else:
@@ -88,7 +89,7 @@ def _conv_forward(
     C: tl.constexpr, O: tl.constexpr, K: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr, BM: tl.constexpr,
     BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """y[m, o] = sum over taps and channels of x[m + tap, c] w[o, tap, c]; and of each tile the sums of y and y^2."""
+    """y[m, o] = sum over taps and channels of x[m + tap, c] w[o, tap, c]; and the sums of y and y^2 of each tile."""
     at, n = tl.program_id(0), tl.program_id(2).to(tl.int64)
     m, o = at * BM + tl.arange(0, BM), tl.program_id(1) * BN + tl.arange(0, BN)
     M: tl.constexpr = B * P * Q
@@ -144,7 +145,7 @@ def _normalised_tile(y, mean, rstd, n, c, offsets, mask, column_mask, C: tl.cons
 def _store_grad_sums(
     g, y, mean, rstd, partial, at, n, c, offsets, mask, column_mask, C: tl.constexpr, TILES: tl.constexpr
 ):
-    """Of a tile the sums of g, and of g times the normalised y: what a norm's gradients need."""
+    """The sums over a tile of g, and of g times the normalised y, for the gradients of a norm."""
     product = g * _normalised_tile(y, mean, rstd, n, c, offsets, mask, column_mask, C)
     partial += (n * TILES + at) * 2 * C + c
     tl.store(partial, tl.sum(g, 0), mask=column_mask)
@@ -158,10 +159,10 @@ def _conv_input_grad(
     O: tl.constexpr, K: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr, ROW: tl.constexpr, COLUMN: tl.constexpr,
     ADD: tl.constexpr, RELU: tl.constexpr, NORMS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """dx[m, c] = sum over taps and outputs of dy[(m - tap) / stride, o] w[o, tap, c], plus what else flows there.
+    """dx[m, c] = sum over taps and outputs of dy[(m - tap) / stride, o] w[o, tap, c], plus `add`.
 
-    Of the pixels whose row is ROW and whose column is COLUMN modulo the stride: they meet the same taps, and so no
-    product with zero is made.
+    Computes the pixels with row ROW and column COLUMN modulo the stride. They use the same taps, so that no products
+    with zero are computed.
     """
     n = tl.program_id(2).to(tl.int64)
     HS: tl.constexpr = (H + STRIDE - 1) // STRIDE
@@ -197,7 +198,7 @@ def _conv_input_grad(
     offsets = n * B * H * W * C + ((b * H + h) * W + v)[:, None] * C + c[None, :]
     if ADD:
         sums += tl.load(add + offsets, mask=mask, other=0.0).to(tl.float32)
-    if RELU == 1:  # by the norm itself: a > 0 where scale y + shift > 0
+    if RELU == 1:  # recompute the mask from the norm: a > 0 where scale y + shift > 0
         before = tl.load(y + offsets, mask=mask, other=0.0).to(tl.float32)
         before = before * tl.load(scale + n * C + c, mask=column_mask, other=0.0)[None, :]
         sums = tl.where(before + tl.load(shift + n * C + c, mask=column_mask, other=0.0)[None, :] > 0, sums, 0.0)
@@ -214,10 +215,10 @@ def _conv_input_grad(
 
 
 class Activation(NamedTuple):
-    """What made the input of a convolution: relu, of one norm or of the two of a block with a shortcut."""
+    """The ReLU before a convolution, of one norm or of the two norms of a block with a shortcut."""
 
     norms: list[tuple[Tensor, Moments]]  # the norms' inputs and moments
-    output: Tensor | None = None  # of the relu; None where it is relu(scale y + shift) of the only norm
+    output: Tensor | None = None  # of the ReLU; None: recompute relu(scale y + shift) from the only norm
 
 
 def conv_input_grad(
@@ -226,7 +227,8 @@ def conv_input_grad(
 ) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
     """The gradient with respect to the input of a convolution, (N, B, *shape, C), plus `add`.
 
-    With `activation` it is led on through the relu, and each norm gets its sums, as from `relu_grad_sums`.
+    With `activation` the gradient is also propagated through the ReLU, and the sums of `relu_grad_sums` are returned
+    for each norm.
     """
     n, b, p, q, o = dy.shape
     k, c = w.shape[2], w.shape[4]
@@ -258,9 +260,9 @@ def _conv_weight_grad_sgd(
     """w[o, tap, c] -= lr sum over m of dy[m, o] x[m + tap, c]; the gradient itself is never stored."""
     n, tap = tl.program_id(2).to(tl.int64), tl.program_id(1)
     kh, kw = tap // K, tap % K
-    across = tl.cdiv(C, BN)
-    o = tl.program_id(0) // across * BM + tl.arange(0, BM)
-    c = tl.program_id(0) % across * BN + tl.arange(0, BN)
+    column_tiles = tl.cdiv(C, BN)
+    o = tl.program_id(0) // column_tiles * BM + tl.arange(0, BM)
+    c = tl.program_id(0) % column_tiles * BN + tl.arange(0, BN)
     M: tl.constexpr = B * P * Q
     row_mask, column_mask = _in_range(o, O, BM), _in_range(c, C, BN)
     dy += n * M * O
@@ -288,7 +290,7 @@ def conv_weight_grad_sgd(
     dy: Tensor, x: Tensor, w: Tensor, copy: Tensor | None, lr: float, stride: int, pad: int,
     tile: Tile | None = None,
 ) -> None:  # fmt: skip
-    """A step of SGD on a convolution's float32 weights, in place; `copy` is what the products read of them."""
+    """Take an SGD step on a convolution's float32 weights, in place; also update `copy`, in the products' precision."""
     n, b, p, q, o = dy.shape
     _, _, h, width, c = x.shape
     k = w.shape[2]
@@ -299,12 +301,12 @@ def conv_weight_grad_sgd(
                                 *tile[:3], num_warps=tile.warps, num_stages=tile.stages)  # fmt: skip
 
 
-TILE_ROWS = 64  # of the tiles of what works entry by entry
+TILE_ROWS = 64  # rows of a tile in entry-wise kernels
 
 
 @triton.jit
 def _entry_offsets(M: tl.constexpr, C: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr):
-    """A program's rows, channels and entries, and which of them there are."""
+    """Rows, channels and offsets of a program's entries, and the masks of valid entries and channels."""
     n = tl.program_id(2).to(tl.int64)
     m, c = tl.program_id(0) * BM + tl.arange(0, BM), tl.program_id(1) * BC + tl.arange(0, BC)
     column_mask = _in_range(c, C, BC)
@@ -340,7 +342,7 @@ def _bn_relu(
 
 
 def bn_relu(y: Tensor, affine: Affine, shortcut: Tensor | None = None, shortcut_affine: Affine | None = None) -> Tensor:
-    """relu(scale y + shift + shortcut), the shortcut with a norm of its own where that is given: (N, B, P, Q, C)."""
+    """relu(scale y + shift + shortcut), the shortcut normalised too if its affine is passed: (N, B, P, Q, C)."""
     out, (rows, c, block, grid) = torch.empty_like(y), _elementwise_grid(y)
     kind = 0 if shortcut is None else 1 if shortcut_affine is None else 2
     shortcut = y if shortcut is None else shortcut
@@ -353,7 +355,7 @@ def _relu_grad_sums(
     da, a, y, mean, rstd, g, partial, M: tl.constexpr, C: tl.constexpr, TILES: tl.constexpr, BM: tl.constexpr,
     BC: tl.constexpr,
 ):  # fmt: skip
-    """g = da where a > 0; and of each tile the sums of g and of g times the normalised y."""
+    """g = da where a > 0; and the sums of g and of g times the normalised y of each tile."""
     n, _, c, offsets, mask, column_mask = _entry_offsets(M, C, BM, BC)
     value = tl.load(da + offsets, mask=mask, other=0.0).to(tl.float32)
     value = tl.where(tl.load(a + offsets, mask=mask, other=0.0) > 0, value, 0.0)
@@ -387,7 +389,7 @@ def _bn_input_grad(
 
 
 def bn_input_grad(g: Tensor, y: Tensor, moments: Moments, sums: Tensor, samples: Tensor) -> Tensor:
-    """The second half of batch norm's gradient."""
+    """The gradient of batch norm with respect to its input, from the sums of `bn_affine_sgd`: (N, B, P, Q, C)."""
     dy, (rows, c, block, grid) = torch.empty_like(y), _elementwise_grid(y)
     _bn_input_grad[grid](g, y, *moments[:3], sums, samples, dy, rows // y.shape[1], rows, c, TILE_ROWS, block)
     return dy
@@ -395,7 +397,7 @@ def bn_input_grad(g: Tensor, y: Tensor, moments: Moments, sums: Tensor, samples:
 
 @triton.jit
 def _sum_tiles(partial, n, c, C: tl.constexpr, TILES: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr):
-    """The tiles' two sums added up, in the same order always."""
+    """The sum of the tiles' two sums, in a fixed order."""
     first, second = tl.zeros((BT, BC), tl.float32), tl.zeros((BT, BC), tl.float32)
     for t0 in range(0, TILES, BT):
         t = t0 + tl.arange(0, BT)
@@ -411,9 +413,10 @@ def _bn_finalize(
     partial, gamma, beta, running_mean, running_var, samples, mean, rstd, scale, shift, momentum, eps,
     PIXELS: tl.constexpr, C: tl.constexpr, TILES: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """Mean and variance from the tiles' sums; the running ones; and the norm as scale and shift.
+    """Mean and variance from the tiles' sums; updates the running statistics; the norm as scale and shift.
 
-    Where a client has no sample nothing moves, and its norm is zero, so that nothing can grow from layer to layer.
+    A client without samples keeps its running statistics. Its scale and shift are zero, so that its activations cannot
+    grow from layer to layer.
     """
     n, c = tl.program_id(1).to(tl.int64), tl.program_id(0) * BC + tl.arange(0, BC)
     column_mask = c < C
@@ -438,7 +441,7 @@ def _bn_finalize(
 
 
 def bn_finalize(partial: Tensor, norm: Norm, samples: Tensor, pixels: int, momentum: float, eps: float) -> Moments:
-    """The moments of a layer from its partial sums (N, tiles, 2, C); the running ones move along."""
+    """The moments of a layer from its partial sums (N, tiles, 2, C); updates the running statistics."""
     n, count, _, c = partial.shape
     out = [torch.empty(n, c, device=partial.device) for _ in range(4)]
     grid = triton.cdiv(c, 32), n
@@ -450,7 +453,7 @@ def bn_finalize(partial: Tensor, norm: Norm, samples: Tensor, pixels: int, momen
 def _bn_affine_sgd(
     partial, gamma, beta, sums, lr, C: tl.constexpr, TILES: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr
 ):
-    """The tiles' sums added up, and a step of SGD on gamma and beta, whose gradients they are."""
+    """Add the sums of all tiles, which are the gradients of gamma and beta, and take an SGD step on both."""
     n, c = tl.program_id(1).to(tl.int64), tl.program_id(0) * BC + tl.arange(0, BC)
     column_mask = c < C
     first, second = _sum_tiles(partial, n, c, C, TILES, BT, BC)
@@ -462,7 +465,7 @@ def _bn_affine_sgd(
 
 
 def bn_affine_sgd(partial: Tensor, norm: Norm, lr: float) -> Tensor:
-    """A step of SGD on a norm, in place; returns the sums of g and g yhat, (N, 2, C)."""
+    """Take an SGD step on gamma and beta, in place; return the sums of g and g yhat, (N, 2, C)."""
     n, count, _, c = partial.shape
     sums = torch.empty(n, 2, c, device=partial.device)
     grid = triton.cdiv(c, 32), n

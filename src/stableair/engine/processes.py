@@ -1,6 +1,6 @@
 """The reference trainer in several processes, one thread each: for CPUs and models too large to gain from stacking.
 
-A worker that waits does so on its pipe. When the parent is gone, killed or not, the pipe ends and so does the worker.
+A worker waits on its pipe. When the parent exits or is killed, the pipe closes and the worker exits.
 """
 
 import signal
@@ -16,74 +16,81 @@ import torch
 from torch import Tensor
 from torch import multiprocessing as mp
 
-from stableair.checks import InputError
-from stableair.contracts import Upload, Work
-from stableair.local import Reference
-from stableair.vector import State
+from stableair.contracts import Upload
+from stableair.errors import InputError, ResourceError, StableairError
+from stableair.training.local_training import LocalTraining
+from stableair.training.reference import Reference
+from stableair.vector import ModelState
 
 
 @dataclass
 class ProcessTrainer:
-    """The clients of a chunk dealt to the workers; the uploads come back in shared memory, in the clients' order."""
+    """Deals the clients of a chunk to worker processes; uploads come back in shared memory, in the clients' order."""
 
-    work: Work
+    work: LocalTraining
     chunk: int
     workers: int
     _pool: "_Pool | None" = field(default=None, repr=False)
 
-    def __call__(self, state: State, k: int, clients: Tensor) -> Iterator[Upload]:
+    def __call__(self, state: ModelState, k: int, clients: Tensor) -> Iterator[Upload]:
         if self._pool is None:
             self._pool = _Pool(Reference(self.work, self.chunk), self.workers, state)
         for some in clients.split(self.chunk) if len(clients) else ():
-            yield self._pool.train(state, k, some)
+            try:
+                upload = self._pool.train(state, k, some)
+            except BaseException:  # such as Ctrl-C: the workers still compute, and their replies would come later
+                self._pool = None
+                raise
+            yield upload
 
 
 class _Pool:
-    """The workers and the memory they share with the parent."""
+    """The worker processes and the memory that they share with the parent."""
 
-    def __init__(self, reference: Reference, workers: int, state: State):
+    def __init__(self, reference: Reference, workers: int, state: ModelState):
         chunk = min(reference.chunk, len(reference.work.parts))
         shapes = {"update": (chunk, len(state.w)), "stats": (chunk, len(state.stats)), "loss": (chunk,)}
         dtypes = {"stats": torch.float64}
         self.shared = {
             name: torch.zeros(shape, dtype=dtypes.get(name)).share_memory_() for name, shape in shapes.items()
         }
-        self.start = State(*(torch.empty_like(t).share_memory_() for t in state))
+        self.start = ModelState(*(torch.empty_like(t).share_memory_() for t in state))
         context = mp.get_context("spawn")
         self.pipes: list[Connection] = []
         self.processes = []
-        resource_tracker.ensure_running()  # its start would let Ctrl-C through again
+        resource_tracker.ensure_running()  # started later, it would unblock Ctrl-C
         with _no_ctrl_c():
             for _ in range(workers):
                 ours, theirs = context.Pipe()
-                given = theirs, reference, self.start, self.shared
-                process = context.Process(target=_worker_loop, args=given, daemon=True)
+                arguments = theirs, reference, self.start, self.shared
+                process = context.Process(target=_worker_loop, args=arguments, daemon=True)
                 process.start()
                 theirs.close()
                 self.pipes.append(ours)
                 self.processes.append(process)
         weakref.finalize(self, _shut_down, self.pipes, self.processes)
 
-    def train(self, state: State, k: int, clients: Tensor) -> Upload:
-        for mine, given in zip(self.start, state, strict=True):
-            mine.copy_(given)
+    def train(self, state: ModelState, k: int, clients: Tensor) -> Upload:
+        for shared, broadcast in zip(self.start, state, strict=True):
+            shared.copy_(broadcast)
         try:
             for i, pipe in enumerate(self.pipes):
                 pipe.send((k, [(row, n) for row, n in enumerate(clients.tolist()) if row % len(self.pipes) == i]))
             failures = [failure for pipe in self.pipes if (failure := pipe.recv())]
         except (EOFError, OSError):
-            raise InputError(
-                "a worker process has ended: for lack of memory, or because the script that runs this does not keep "
-                'what it does under if __name__ == "__main__"; engine=reference needs no processes'
-            ) from None
+            text = (
+                "a worker process has exited: the memory is exhausted, or the script that starts the run has no "
+                'if __name__ == "__main__":; engine=reference needs no processes'
+            )
+            raise ResourceError(text, code="worker-ended") from None
         if failures:
-            raise InputError(failures[0])
+            raise failures[0]
         return Upload(clients, *(t[: len(clients)].clone() for t in self.shared.values()))
 
 
 @contextmanager
 def _no_ctrl_c() -> Iterator[None]:
-    """What is started here never hears of Ctrl-C, not even while it imports: that is the parent's business."""
+    """Block Ctrl-C in processes that are started inside, also while they import: the parent handles it."""
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
@@ -101,25 +108,26 @@ def _shut_down(pipes: list[Connection], processes: list[Any]) -> None:
         process.join(timeout=5)
 
 
-def _worker_loop(pipe: Connection, reference: Reference, start: State, shared: dict[str, Tensor]) -> None:
-    """What a worker does until its parent is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # where it could not be blocked
+def _worker_loop(pipe: Connection, reference: Reference, start: ModelState, shared: dict[str, Tensor]) -> None:
+    """Train clients until the parent exits."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # for platforms where it cannot be blocked
     torch.set_num_threads(1)
     while True:
         try:
             k, mine = pipe.recv()
         except (EOFError, OSError):
             return
-        failure = ""
+        failure: StableairError | None = None
         try:
             for row, n in mine:
                 upload = reference.train(start, k, torch.tensor([n]))
                 for name, t in shared.items():
                     t[row].copy_(getattr(upload, name)[0])
-        except InputError as error:
-            failure = str(error)
+        except StableairError as error:
+            failure = error
         except Exception as error:
-            failure = f"round {k}: a worker process failed: {type(error).__name__}: {error}"
+            text = f"round {k}: a worker process failed: {type(error).__name__}: {error}"
+            failure = InputError(text, code="worker-failed", round=k)
         try:
             pipe.send(failure)
         except (BrokenPipeError, OSError):

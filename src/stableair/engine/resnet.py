@@ -1,7 +1,7 @@
-"""The ResNets by hand: forward, backward and update of every client in the kernels of `kernels.py`.
+"""Forward pass, backward pass and update of a ResNet for all clients, in the kernels of `kernels.py`.
 
-The same work as the stacked way, without its slices, layout changes and stored weight gradients. For batch norm;
-anything else is stacked.
+The result is that of the stacked program, without slices, layout changes and stored weight gradients. Only ResNets with
+batch norm are supported; other networks use the stacked program.
 """
 
 from collections.abc import Iterator
@@ -10,12 +10,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from stableair.contracts import Work
 from stableair.engine import kernels
 from stableair.engine.kernels import Activation, Moments, Norm
 from stableair.engine.worker import Worker
 from stableair.models import Block, ResNet
-from stableair.vector import State
+from stableair.training.local_training import LocalTraining
+from stableair.vector import ModelState
 
 LAYER_TYPES = {ResNet, Block, nn.Sequential, nn.Identity, nn.Conv2d, nn.BatchNorm2d, nn.Linear}
 
@@ -24,7 +24,7 @@ class Conv(NamedTuple):
     """A convolution of every client and the norm after it."""
 
     weight: Tensor  # (N, O, K, K, C) float32
-    copy: Tensor | None  # the same in bfloat16, which the products read
+    copy: Tensor | None  # the weights in bfloat16, for matrix products
     norm: Norm
     stride: int
     pad: int
@@ -33,17 +33,17 @@ class Conv(NamedTuple):
 
     @property
     def operand(self) -> Tensor:
-        """The weights as the products read them."""
+        """The weights in the precision of the matrix products."""
         return self.weight if self.copy is None else self.copy
 
     def first(self, m: int) -> "Conv":
-        """That of the first m clients, in the same memory."""
+        """The convolution of the first m clients, in the same memory."""
         copy = None if self.copy is None else self.copy[:m]
         return self._replace(weight=self.weight[:m], copy=copy, norm=Norm(*(t[:m] for t in self.norm)))
 
 
 class Saved(NamedTuple):
-    """What the backward pass needs of a convolution: its input, its output and the moments of its norm."""
+    """Tensors saved for the backward pass of a convolution: its input, its output and the moments of its norm."""
 
     x: Tensor
     y: Tensor
@@ -56,7 +56,7 @@ class Saved(NamedTuple):
 
 
 class SavedBlock(NamedTuple):
-    """Likewise of a block's convolutions."""
+    """Tensors saved for the backward pass of a block."""
 
     first: Saved
     second: Saved
@@ -64,7 +64,7 @@ class SavedBlock(NamedTuple):
 
 
 def supports(module: nn.Module) -> bool:
-    """Whether there are kernels for a module: one of our ResNets as it is, with batch norm, all of it learning."""
+    """Whether the kernels support a module: a plain ResNet with batch norm and no frozen parameters."""
     return (
         type(module) is ResNet
         and type(module.fc) is nn.Linear
@@ -74,9 +74,9 @@ def supports(module: nn.Module) -> bool:
 
 
 class ResNetWorker(Worker):
-    """The memory and the step of N clients."""
+    """Buffers and local training step of N clients."""
 
-    def __init__(self, work: Work, precision: str, n: int):
+    def __init__(self, work: LocalTraining, precision: str, n: int):
         super().__init__(work, precision, n)
         module = work.module
         self.stem = self._conv("conv1", "bn1")
@@ -88,27 +88,27 @@ class ResNetWorker(Worker):
         self.head = self.p["fc.weight"], self.p["fc.bias"]
 
     def _conv(self, conv: str, norm: str) -> Conv:
-        layer, after = (self.work.module.get_submodule(name) for name in (conv, norm))
-        assert isinstance(layer, nn.Conv2d)  # as `supports` has seen
-        assert isinstance(after, nn.BatchNorm2d)
+        layer, batch_norm = (self.work.module.get_submodule(name) for name in (conv, norm))
+        assert isinstance(layer, nn.Conv2d)  # checked by `supports`
+        assert isinstance(batch_norm, nn.BatchNorm2d)
         assert isinstance(layer.padding, tuple)
-        assert after.momentum is not None
-        weight = self.p[f"{conv}.weight"]  # (N, O, C, K, K): its memory is laid out anew, O K K C
+        assert batch_norm.momentum is not None
+        weight = self.p[f"{conv}.weight"]  # (N, O, C, K, K), stored below as (N, O, K, K, C)
         n, o, c, k, _ = weight.shape
         weight = torch.empty(n, o, k, k, c, device=weight.device)
         self.p[f"{conv}.weight"] = weight.permute(0, 1, 4, 2, 3)
-        kept = Norm(*(self.p[f"{norm}.{key}"] for key in ("weight", "bias")),
+        state = Norm(*(self.p[f"{norm}.{key}"] for key in ("weight", "bias")),
                     *(self.stats[f"{norm}.{key}"] for key in ("running_mean", "running_var")))  # fmt: skip
         copy = torch.empty_like(weight, dtype=torch.bfloat16) if self.dtype == torch.bfloat16 else None
-        return Conv(weight, copy, kept, layer.stride[0], layer.padding[0], after.momentum, after.eps)
+        return Conv(weight, copy, state, layer.stride[0], layer.padding[0], batch_norm.momentum, batch_norm.eps)
 
     def convolutions(self) -> Iterator[Conv]:
-        """All of them, the stem first."""
+        """All convolutions, the stem first."""
         yield self.stem
         for block in self.blocks:
             yield from block
 
-    def load_state(self, state: State) -> None:
+    def load_state(self, state: ModelState) -> None:
         super().load_state(state)
         for conv in self.convolutions():
             if conv.copy is not None:
@@ -145,7 +145,7 @@ class ResNetWorker(Worker):
     def _classifier_step(
         self, a: Tensor, norms: list[tuple[Tensor, Moments]], index: Tensor, weight: Tensor
     ) -> tuple[Tensor, list[Tensor]]:
-        """Pool, classify, take a step, and send the gradient of the mean cross-entropy back behind the last relu."""
+        """Pool, classify and update the classifier; return the gradient at the input of the last ReLU."""
         matrix, bias = (t[: len(index)] for t in self.head)
         features = a.float().mean((2, 3))  # (N, B, C)
         logits = torch.baddbmm(bias[:, None], features, matrix.transpose(1, 2))
@@ -163,17 +163,17 @@ class ResNetWorker(Worker):
     def _block_backward(
         self, block: list[Conv], saved: SavedBlock, g: Tensor, partials: list[Tensor], activation: Activation
     ) -> tuple[Tensor, list[Tensor]]:
-        """From the gradient behind a block's last relu to that behind its input, with a step on all that is passed."""
+        """Propagate the gradient through a block, from its last ReLU to its input, and update its layers."""
         (first, second, *shortcut), (one, two, side) = block, saved
         inner, (partial,) = self._conv_backward(second, two, g, partials[0], activation=Activation([one.norm]))
-        more = self._conv_backward(shortcut[0], side, g, partials[1])[0] if side else g
-        return self._conv_backward(first, one, inner, partial, more, activation)
+        through_shortcut = self._conv_backward(shortcut[0], side, g, partials[1])[0] if side else g
+        return self._conv_backward(first, one, inner, partial, through_shortcut, activation)
 
     def _conv_backward(
         self, conv: Conv, saved: Saved, g: Tensor, partial: Tensor, add: Tensor | None = None,
         activation: Activation | None = None,
     ) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
-        """Back through a norm and its convolution; then both take their step."""
+        """Propagate the gradient through a norm and its convolution, and update both."""
         dy = self._norm_backward(conv, saved, g, partial)
         size = saved.x.shape[2], saved.x.shape[3]
         out = kernels.conv_input_grad(dy, conv.operand, size, conv.stride, conv.pad, add, activation)
@@ -181,7 +181,7 @@ class ResNetWorker(Worker):
         return out
 
     def _norm_backward(self, conv: Conv, saved: Saved, g: Tensor, partial: Tensor) -> Tensor:
-        """The gradient of a norm's input from that of its output; the norm takes its step."""
+        """The gradient of a norm's input from the gradient of its output; updates the norm."""
         sums = kernels.bn_affine_sgd(partial, conv.norm, self.lr)
         return kernels.bn_input_grad(g, saved.y, saved.moments, sums, self.samples)
 
@@ -190,6 +190,6 @@ class ResNetWorker(Worker):
 
 
 def _conv_norm_names(block: Block) -> list[tuple[str, str]]:
-    """The convolutions of a block and their norms, by name."""
-    own = [("conv1", "bn1"), ("conv2", "bn2")]
-    return own if isinstance(block.downsample, nn.Identity) else [*own, ("downsample.0", "downsample.1")]
+    """The names of a block's convolutions and of their norms."""
+    names = [("conv1", "bn1"), ("conv2", "bn2")]
+    return names if isinstance(block.downsample, nn.Identity) else [*names, ("downsample.0", "downsample.1")]

@@ -1,8 +1,8 @@
 """A module run for many clients at once: their weights stacked, the clients as groups of one operation.
 
-Images travel as (B, N C, H, W): the clients are groups of a convolution, and a batch norm over N C channels is exactly
-each client's own. Vectors travel as (N, B, F), and a linear layer is a batched matrix product. A layer of your own is
-made known by `stacked_layer`.
+Images have the shape (B, N C, H, W): the clients are groups of a convolution, and a batch norm over N C channels
+normalises each client separately. Vectors have the shape (N, B, F), and a linear layer is a batched matrix product.
+`stacked_layer` registers custom layers.
 """
 
 import operator
@@ -14,17 +14,18 @@ from torch import Tensor, fx, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn import functional as F
 
-from stableair.checks import InputError
+from stableair.engine.privates import forward_hook
+from stableair.errors import InputError
 
 Tensors = dict[str, Tensor]  # a parameter or buffer of every client by its name: (N, *shape)
 Function = TypeVar("Function", bound=Callable[..., Tensor])
 
 
 class StackedLayer(NamedTuple):
-    """How layers of a kind are computed for N clients."""
+    """The function that computes a type of layer for N clients."""
 
     function: Callable[..., Tensor]  # (layer, x, n, own, mask) -> Tensor
-    mixes_samples: bool  # of a batch, as a batch norm does
+    mixes_samples: bool  # whether it mixes the samples of a batch, as a batch norm does
 
 
 class Tap(NamedTuple):
@@ -32,7 +33,7 @@ class Tap(NamedTuple):
 
     weight: str  # its name
     x: Tensor  # (N, B, F), its input
-    output: GradientEdge  # where dy (N, B, O) comes by
+    output: GradientEdge  # where dy (N, B, O) is available
 
 
 ELEMENTWISE = {nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Identity}
@@ -40,26 +41,30 @@ LAYERS: dict[type[nn.Module], StackedLayer] = {}
 
 
 class Unsupported(InputError):
-    """What the module has that cannot be stacked."""
+    """An engine cannot compute this module; the message has the reason."""
+
+    default_code = "unsupported-model"
 
 
 def stacked_layer(*kinds: type[nn.Module], mixes_samples: bool = False) -> Callable[[Function], Function]:
-    """Make kinds of layers known: `@stacked_layer(nn.LayerNorm)` on a function (layer, x, n, own, mask) -> Tensor.
+    """Register types of layers: `@stacked_layer(nn.LayerNorm)` on a function (layer, x, n, own, mask) -> Tensor.
 
-    It computes the layer for n clients at once. `x` is as the layer before left it; `as_images` and `as_vectors` give
-    it a shape. `own` has the layer's parameters and norm buffers by name, (N, *shape) each, to be cast to x's dtype.
-    Where `mask` (N, B) is 0 there is no sample; None if all are there, and where no layer mixes the samples of a batch.
+    The function computes the layer for n clients at once. `x` is the output of the previous layer; `as_images` and
+    `as_vectors` reshape it. `own` has the layer's parameters and norm buffers by name, (N, *shape) each, to be cast to
+    x's dtype. `mask` (N, B) is 0 for padding; None for full batches, and if no layer mixes the samples of a batch.
     """
     for kind in kinds or (None,):
         if not isinstance(kind, type) or not issubclass(kind, nn.Module):
-            raise InputError(f"stacked_layer needs classes of layers, as in stacked_layer(nn.LayerNorm): got {kind}")
+            text = f"stacked_layer needs classes of layers, as in stacked_layer(nn.LayerNorm): got {kind}"
+            raise InputError(text, code="wrong-type", value=kind)
 
     def register(function: Function) -> Function:
         for kind in kinds:
             known = LAYERS.get(kind)
             again_in_notebook = known and known.function.__module__ == function.__module__ == "__main__"
             if kind in ELEMENTWISE or (known and not again_in_notebook):
-                raise InputError(f"the stacked layer {kind.__name__} is already registered")
+                text = f"the stacked layer {kind.__name__} is already registered"
+                raise InputError(text, code="name-taken", name=kind.__name__)
         LAYERS.update(dict.fromkeys(kinds, StackedLayer(function, mixes_samples)))
         return function
 
@@ -67,7 +72,9 @@ def stacked_layer(*kinds: type[nn.Module], mixes_samples: bool = False) -> Calla
 
 
 class _Tracer(fx.Tracer):
-    """Registered layers are called as a whole, a user's own too."""
+    """Registered layers are leaves of the graph; buffers outside layers appear in it."""
+
+    proxy_buffer_attributes = True
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return type(m) in LAYERS or super().is_leaf_module(m, module_qualified_name)
@@ -77,15 +84,18 @@ class Stacked:
     """A module's forward pass for N clients: program(parameters, buffers, x, mask, taps) -> logits (N, B, classes)."""
 
     def __init__(self, module: nn.Module):
+        if hook := forward_hook(module):  # the trace would not see it
+            raise Unsupported(hook)
         try:
             self.graph = _Tracer().trace(module)
-        except Exception as error:  # whatever a module's own code does with a stand-in for a tensor
+        except Exception as error:  # the module's code may raise anything on a proxy
             raise Unsupported(f"its code cannot be traced: {str(error).partition(chr(10))[0]}") from error
+        self.code = str(self.graph)
         called = [str(node.target) for node in self.graph.nodes if node.op == "call_module"]
         self.layers = {name: module.get_submodule(name) for name in called}
         for node in self.graph.nodes:
             self._check(node)
-        self.tensors = {  # the names of each layer's own
+        self.tensors = {  # names of each layer's parameters and buffers
             name: [key for key, _ in (*layer.named_parameters(), *layer.named_buffers())]
             for name, layer in self.layers.items()
         }
@@ -113,9 +123,9 @@ class Stacked:
         self, parameters: Tensors, buffers: Tensors, x: Tensor, mask: Tensor | None = None,
         taps: list[Tap] | None = None,
     ) -> Tensor:  # fmt: skip
-        """x: (N, B, c, h, w). Where the mask (N, B) is 0 there is no sample; it must leave the others untouched.
+        """x: (N, B, c, h, w). The mask (N, B) is 0 for padding, which must not change the other samples.
 
-        With a list of `taps` the weights of dense layers get no gradient; it gets what their gradients are made of.
+        With a list of `taps` the weights of dense layers get no gradient; the list gets the factors of their gradients.
         """
         n = len(x)
         values: dict[fx.Node, Any] = {}
@@ -139,7 +149,7 @@ class Stacked:
         raise AssertionError("a traced module has an output")
 
     def _layer(self, name: str, x: Tensor, n: int, own: Tensors, mask: Tensor | None, taps: list[Tap] | None) -> Tensor:
-        """A registered layer; a dense one is tapped, if that is wanted and a gradient passes through it anyway."""
+        """A registered layer; a dense one is tapped, if `taps` is a list and a gradient passes through it anyway."""
         layer, function = self.layers[name], self.functions[name]
         others = [x, *(t for key, t in own.items() if key != "weight")]
         learns = type(layer) is nn.Linear and own["weight"].requires_grad and any(t.requires_grad for t in others)
@@ -152,7 +162,7 @@ class Stacked:
 
 
 def _unsupported_option(layer: nn.Module) -> str:
-    """What of a known layer is not."""
+    """The unsupported option of a supported layer, or an empty string."""
     if type(layer) is nn.Conv2d:
         return "" if layer.padding_mode == "zeros" else f"padding_mode={layer.padding_mode}"
     if type(layer) is nn.BatchNorm2d:
@@ -167,7 +177,7 @@ def _unsupported_option(layer: nn.Module) -> str:
 
 
 def as_images(x: Tensor) -> Tensor:
-    """(N, B, c, h, w) as they come, or images already, as (B, N c, h, w)."""
+    """Inputs (N, B, c, h, w), or images, as (B, N c, h, w)."""
     if x.ndim == 5:
         n, b, *rest = x.shape
         return x.transpose(0, 1).reshape(b, n * rest[0], *rest[1:]).contiguous(memory_format=torch.channels_last)
@@ -175,20 +185,22 @@ def as_images(x: Tensor) -> Tensor:
 
 
 def as_vectors(n: int, x: Tensor) -> Tensor:
-    """Whatever there is, as (N, B, F)."""
+    """Inputs, images or vectors, as (N, B, F)."""
     if x.ndim == 5:
         return x.flatten(2)
     return x if x.ndim == 3 else x.reshape(len(x), n, -1).transpose(0, 1)
 
 
 def _flat(t: Tensor | None, dtype: torch.dtype | None = None) -> Tensor | None:
-    """What every client has of a layer, (N, C), as the channels of images: (N C,)."""
+    """A tensor (N, C) of a layer as the channels of images: (N C,)."""
     return None if t is None else t.flatten().to(dtype or t.dtype)
 
 
 @stacked_layer(nn.Conv2d)
 def _conv2d(layer: nn.Conv2d, x: Tensor, n: int, own: Tensors, mask: Tensor | None) -> Tensor:
     x = as_images(x)
+    if layer.kernel_size == (1, 1) and not x.is_cuda:
+        x = x.contiguous()  # channels last, oneDNN's weight gradient writes out of bounds on CPUs without AVX-512
     weight = own["weight"].flatten(0, 1).to(x.dtype)
     bias = _flat(own.get("bias"), x.dtype)
     return F.conv2d(x, weight, bias, layer.stride, layer.padding, layer.dilation, n * layer.groups)
@@ -198,18 +210,16 @@ def _conv2d(layer: nn.Conv2d, x: Tensor, n: int, own: Tensors, mask: Tensor | No
 def _batch_norm(layer: nn.BatchNorm2d, x: Tensor, n: int, own: Tensors, mask: Tensor | None) -> Tensor:
     x = as_images(x)
     weight, bias = own.get("weight"), own.get("bias")
-    assert layer.momentum is not None  # which is not supported
-    if mask is None and x[:, 0].numel() == 1:
-        mask = x.new_ones(n, 1)  # one number has no variance: torch refuses it, and the masked form does not
+    assert layer.momentum is not None  # `_unsupported_option` refuses it
     if mask is None:
         mean, var = own["running_mean"].flatten(), own["running_var"].flatten()
         return F.batch_norm(x, mean, var, _flat(weight), _flat(bias), True, layer.momentum, layer.eps)
-    # Statistics over the samples that are there; a client with none keeps its running ones.
+    # Statistics over the samples without padding; a client without samples keeps its running statistics.
     apart = x.to(own["running_mean"].dtype).unflatten(1, (n, -1))  # (B, N, C, H, W)
-    there = mask.t()[:, :, None, None, None]
+    present = mask.t()[:, :, None, None, None]
     count = mask.sum(1)[:, None] * apart[0, 0, 0].numel()  # (N, 1)
-    mean = (apart * there).sum((0, 3, 4)) / count.clamp(min=1)  # (N, C)
-    centred = (apart - mean[:, :, None, None]) * there  # zero where there is no sample: it must not grow
+    mean = (apart * present).sum((0, 3, 4)) / count.clamp(min=1)  # (N, C)
+    centred = (apart - mean[:, :, None, None]) * present  # padding is zero: it must not grow
     var = centred.square().sum((0, 3, 4)) / count.clamp(min=1)
     with torch.no_grad():
         share = layer.momentum * (count > 0).to(mean.dtype)
@@ -252,12 +262,12 @@ def _mean(n: int, x: Tensor, axes: Any = None, keepdim: bool = False, **kwargs: 
     return as_images(x).mean((2, 3), keepdim=True) if keepdim else as_vectors(n, as_images(x).mean((2, 3)))
 
 
-def _elementwise(function: Callable) -> Callable:
-    """A function of each entry by itself; the first argument, the number of clients, is not its business."""
+def _elementwise(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Wrap an entry-wise function; the wrapper ignores its first argument, the number of clients."""
 
     def apply(n: int, *args: Any, **kwargs: Any) -> Tensor:
         tensors = [a for a in args if isinstance(a, Tensor)]
-        if {t.ndim for t in tensors} == {4, 5}:  # the network's input, and images made of it
+        if {t.ndim for t in tensors} == {4, 5}:  # the network's input and images
             args = tuple(as_images(a) if isinstance(a, Tensor) else a for a in args)
         return function(*args, **kwargs)
 
@@ -270,7 +280,7 @@ def _flatten(n: int, x: Tensor, start: int = 0, end: int = -1) -> Tensor:
     return as_vectors(n, x)
 
 
-FUNCTIONS: dict[Callable, Callable[..., Tensor]] = {
+FUNCTIONS: dict[Callable[..., Any], Callable[..., Tensor]] = {
     F.relu: _elementwise(F.relu),
     torch.relu: _elementwise(torch.relu),
     torch.tanh: _elementwise(torch.tanh),

@@ -1,30 +1,37 @@
 """All clients of a chunk trained together: one stacked step for each local step, on a GPU as one captured graph."""
 
-import warnings
+import copy
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from stableair.checks import InputError, Note
-from stableair.contracts import Upload, Work
+from stableair.contracts import Upload
 from stableair.engine.stacked import Stacked
 from stableair.engine.vmapped import Vmapped
 from stableair.engine.worker import Schedule, StackedWorker, Worker, schedule
-from stableair.vector import State
+from stableair.errors import ResourceError
+from stableair.training.local_training import LocalTraining
+from stableair.training.reference import cannot_train, restored_generators
+from stableair.validation import pluralize
+from stableair.vector import ModelState
+
+log = logging.getLogger("stableair")
 
 
 @dataclass
 class StackedTrainer:
-    """The work of a round, a chunk of clients at a time."""
+    """Trains the clients of a round, one chunk at a time."""
 
-    work: Work
+    work: LocalTraining
     program: Stacked | Vmapped
     precision: str
     chunk: int
-    resnet: bool = False  # whether it is one that has kernels for every layer, to be taken here
-    _before: list[int] = field(default_factory=list, repr=False)  # whom it trained the last time
+    resnet: bool = False  # whether kernels compute every layer of the model
+    _before: list[int] = field(default_factory=list, repr=False)  # clients of the last call
     _worker: Worker | None = field(default=None, repr=False)
     _prepared: dict[tuple[int, tuple[int, ...]], Schedule] = field(default_factory=dict, repr=False)
 
@@ -32,51 +39,73 @@ class StackedTrainer:
         self.host = replace(self.work, parts=[part.cpu() for part in self.work.parts])
         self.chunk = min(self.chunk, len(self.work.parts))
 
-    def __call__(self, state: State, k: int, clients: Tensor) -> Iterator[Upload]:
-        everybody = left = clients.tolist()  # those with many samples come first: few wait for the others
+    def __call__(self, state: ModelState, k: int, clients: Tensor) -> Iterator[Upload]:
+        everybody = left = clients.tolist()  # clients with many samples come first, so that few wait for others
         as_before, self._before = everybody == self._before, everybody
         while left:
-            mine = left[: self.chunk]
-            upload = self._train(state, k, mine)
+            current = left[: self.chunk]
+            upload = self._train(state, k, current)
             if upload is None:
                 self._halve_chunk()
                 continue
-            left = left[len(mine) :]
-            if state.w.is_cuda:  # which is still at work: the host has time for the next batches
+            left = left[len(current) :]
+            if state.w.is_cuda:  # the device still computes: the host prepares the next batches
                 if left:
                     self._prepare(k, left)
-                elif as_before:  # and so, it seems, in the next round
+                elif as_before:  # then the next round probably has the same clients
                     self._prepare(k + 1, everybody)
             yield upload
-            del upload  # before the next is made
+            del upload  # before the next one is computed
 
     def _prepare(self, k: int, clients: list[int]) -> Schedule:
-        """The batches of the first chunk of these clients; kept, in place of the last ones, until they are needed."""
+        """The batches of the first chunk of these clients. Only the latest schedule is kept."""
         key = k, tuple(clients[: self.chunk])
         if key not in self._prepared:
             self._prepared = {key: schedule(self.host, k, list(key[1]))}
         return self._prepared[key]
 
-    def _train(self, state: State, k: int, clients: list[int]) -> Upload | None:
-        """The upload of a chunk, None where the memory does not suffice."""
+    def _train(self, state: ModelState, k: int, clients: list[int]) -> Upload | None:
+        """The upload of a chunk; None if the device is out of memory."""
         plan = self._prepare(k, clients).to(state.w.device)
+        self._check_single_samples(k, plan, clients)
         try:
             self._worker = self._worker or self._new_worker()
             return self._worker(state, plan, clients)
         except torch.cuda.OutOfMemoryError:
             return None
+        except ValueError as error:
+            raise cannot_train(k, clients[0], error) from error
+
+    def _check_single_samples(self, k: int, plan: Schedule, clients: list[int]) -> None:
+        """Refuse a batch of one sample where the module does, as a batch norm over one value per channel."""
+        rows = (plan.samples == 1).any(0).nonzero().flatten().tolist()
+        if rows and (error := self._single_sample_error):
+            raise cannot_train(k, clients[rows[0]], error) from error
+
+    @cached_property
+    def _single_sample_error(self) -> ValueError | None:
+        """The error that the module raises in training on one sample."""
+        module = copy.deepcopy(self.work.module).train()
+        x = self.work.data.inputs(self.work.data.train.x[:1]).to(next(module.parameters()).dtype)
+        try:
+            with torch.no_grad(), restored_generators(x.device):
+                module(x)
+        except ValueError as error:
+            return error
+        return None
 
     def _halve_chunk(self) -> None:
-        """Half as many clients from here on: nothing of the chunk has been sent yet."""
+        """Halve the chunk from now on; nothing of the current chunk has been sent yet."""
         self._worker = None
         torch.cuda.empty_cache()
         if self.chunk == 1:
-            raise InputError("the device has too little memory for one client of this model; choose another device")
+            text = "the device has too little memory for one client of this model; choose another device"
+            raise ResourceError(text, code="out-of-memory")
         self.chunk //= 2
-        warnings.warn(f"out of memory: {self.chunk} clients at a time from here on", Note, stacklevel=2)
+        log.warning("out of memory: training %s at a time from now on", pluralize(self.chunk, "client"))
 
     def _new_worker(self) -> Worker:
-        """The memory for a whole chunk, which a smaller one uses too."""
+        """A worker with memory for a whole chunk; smaller chunks use it too."""
         if self.resnet:
             from stableair.engine.resnet import ResNetWorker
 

@@ -1,4 +1,4 @@
-"""What trains a chunk of clients together: their local steps laid out, the memory they take, and a step in it."""
+"""Trains a chunk of clients together: the schedule of their local steps, their memory, and one step."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -9,11 +9,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from stableair.contracts import Upload, Work, crop_flip, normalised
+from stableair.contracts import Upload, normalised
 from stableair.engine.stacked import Stacked, Tap, Tensors
 from stableair.engine.vmapped import Vmapped
-from stableair.local import SMALL, float32_matmul, threads_for
-from stableair.vector import Layout, State, moments, parameters
+from stableair.training.augmentation import crop_flip
+from stableair.training.local_training import LocalTraining
+from stableair.training.reference import SMALL, float32_matmul, threads_for
+from stableair.vector import Layout, ModelState, moments, parameters
 
 
 @dataclass(frozen=True)
@@ -22,24 +24,33 @@ class Schedule:
 
     index: Tensor  # (T, N, B) int64, the samples
     weight: Tensor  # (T, N, B) float64, 1 / (samples in the batch), 0 where there is no sample
-    steps: list[int]  # how many steps each client takes
-    moves: Tensor | None = None  # (T, N, B, 3), how the images are moved and mirrored, if they are
+    samples: Tensor  # (T, N) int64, on the host: the samples in each batch, 0 for a client that has finished
+    steps: list[int]  # local steps of each client
+    moves: Tensor | None = None  # (T, N, B, 3), crops and flips; None without augmentation
 
     @property
     def active(self) -> list[int]:
-        """After how many clients, in each step, there is none that still has one to take."""
+        """For each step, the number of leading clients that include every client with a step left."""
         last = torch.zeros(len(self.index), dtype=torch.int64)
         for row, steps in enumerate(self.steps):
             last[:steps] = row + 1
         return last.tolist()
+
+    def groups(self, t: int) -> list[tuple[int, list[int]]]:
+        """The clients of step t by the size of their batches: (samples, rows)."""
+        rows: dict[int, list[int]] = {}
+        for row, samples in enumerate(self.samples[t].tolist()):
+            if samples:
+                rows.setdefault(samples, []).append(row)
+        return list(rows.items())
 
     def to(self, device: torch.device) -> "Schedule":
         moves = None if self.moves is None else self.moves.to(device)
         return replace(self, index=self.index.to(device), weight=self.weight.to(device), moves=moves)
 
 
-def schedule(work: Work, k: int, clients: list[int]) -> Schedule:
-    """The batches of the work, side by side; clients with as many samples are laid out together."""
+def schedule(work: LocalTraining, k: int, clients: list[int]) -> Schedule:
+    """The batches of the clients side by side; clients with the same number of samples are laid out together."""
     rows: dict[int, list[int]] = {}
     for row, n in enumerate(clients):
         rows.setdefault(work.sizes[n], []).append(row)
@@ -49,19 +60,19 @@ def schedule(work: Work, k: int, clients: list[int]) -> Schedule:
     index, weight = torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.float64)
     moves = None if work.augment == "none" else index.new_zeros(*shape, 3)
     for m, group in rows.items():
-        who = [clients[row] for row in group]
-        orders, ones = work.orders(k, who), torch.ones(1, work.epochs, m, dtype=torch.float64)
-        samples = torch.stack([work.parts[n] for n in who])
+        members = [clients[row] for row in group]
+        orders, ones = work.orders(k, members), torch.ones(1, work.epochs, m, dtype=torch.float64)
+        samples = torch.stack([work.parts[n] for n in members])
         t = steps[group[0]]
         index[:t, group] = _in_batches(samples.gather(1, orders.flatten(1)).view_as(orders), size)
         weight[:t, group] = F.normalize(_in_batches(ones, size), p=1, dim=-1)
-        if moves is not None and (drawn := work.moves(k, who)) is not None:
+        if moves is not None and (drawn := work.moves(k, members)) is not None:
             moves[:t, group] = _in_batches(drawn, size)
-    return Schedule(index, weight, steps, moves)
+    return Schedule(index, weight, (weight > 0).sum(-1), steps, moves)
 
 
 def _in_batches(of_epochs: Tensor, size: int) -> Tensor:
-    """What N clients go through, (N, E, m, ...), in batches: (T, N, size, ...), with zeros where the last is short."""
+    """Split epochs of N clients (N, E, m, ...) into batches (T, N, size, ...); a short batch is padded with zeros."""
     n, epochs, m, *rest = of_epochs.shape
     padded = of_epochs.new_zeros(n, epochs, -(-m // size) * size, *rest)
     padded[:, :, :m] = of_epochs
@@ -69,9 +80,9 @@ def _in_batches(of_epochs: Tensor, size: int) -> Tensor:
 
 
 class Worker:
-    """The memory of N clients and a round in it; on a GPU the step is captured once and replayed."""
+    """Memory of N clients, and a round of training in it. On a GPU the step is captured once and replayed."""
 
-    def __init__(self, work: Work, precision: str, n: int):
+    def __init__(self, work: LocalTraining, precision: str, n: int):
         self.work, self.lr, b = work, work.lr, work.largest_batch
         self.layout, self.norms = parameters(work.module), work.norms
         self.device = work.parts[0].device
@@ -92,17 +103,20 @@ class Worker:
         self.loss = torch.zeros(n, dtype=master, device=self.device)
         self.entries = sum(p[0].numel() for p in self.p.values())
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self.exact_batches = False  # whether batches must not be padded
 
-    def __call__(self, state: State, plan: Schedule, clients: list[int]) -> Upload:
+    def __call__(self, state: ModelState, plan: Schedule, clients: list[int]) -> Upload:
         sizes, steps = plan.active, torch.tensor(plan.steps, device=self.device)
         with _current_device(self.device), float32_matmul(self.tf32), _deterministic_cudnn(), threads_for(self.entries):
-            if self.device.type == "cuda":
+            if self.device.type == "cuda" and not self.exact_batches:
                 sizes = [_graph_size(m, len(clients)) for m in sizes]
                 self._capture(state, plan, sizes)
             self.load_state(state)
             for t, m in enumerate(sizes):
                 self.load_batches(plan, t)
-                if self.graphs:
+                if self.exact_batches:
+                    self.step_in_groups(plan.groups(t))
+                elif self.graphs:
                     self.graphs[m].replay()
                 else:
                     self.step(m)
@@ -113,7 +127,7 @@ class Worker:
         return Upload(torch.tensor(clients), update, moments(stats, self.norms), self.loss[:m] / steps)
 
     @torch.no_grad()
-    def load_state(self, state: State) -> None:
+    def load_state(self, state: ModelState) -> None:
         """Give every client the broadcast model."""
         for tensors, layout, flat in ((self.p, self.layout, state.w), (self.stats, self.norms, state.stats)):
             for t, part in zip(tensors.values(), layout.split(flat), strict=True):
@@ -121,7 +135,7 @@ class Worker:
         self.loss.zero_()
 
     def load_batches(self, plan: Schedule, t: int) -> None:
-        """Lay the batches of step t out, where the step finds them."""
+        """Copy the batches of step t to the memory that the step reads."""
         n = plan.index.shape[1]
         self.index[:n].copy_(plan.index[t])
         self.weight[:n].copy_(plan.weight[t])
@@ -138,9 +152,13 @@ class Worker:
         """One local step of the first m clients, on the samples of `index`."""
         raise NotImplementedError
 
-    def _capture(self, state: State, plan: Schedule, sizes: list[int]) -> None:
-        """Warm up on a stream of its own, then record the steps that are not; the next load undoes what they did."""
-        for m in sorted(set(sizes) - self.graphs.keys(), reverse=True):  # the largest makes room for the others
+    def step_in_groups(self, groups: list[tuple[int, list[int]]]) -> None:
+        """One local step of the clients in `groups`, (samples, rows) each, without padding: see `exact_batches`."""
+        raise NotImplementedError
+
+    def _capture(self, state: ModelState, plan: Schedule, sizes: list[int]) -> None:
+        """Warm up on a separate stream, then capture the missing graphs; the next `load_state` undoes their steps."""
+        for m in sorted(set(sizes) - self.graphs.keys(), reverse=True):  # the largest allocates for all
             self.load_state(state)
             self.load_batches(plan, 0)
             side = torch.cuda.Stream()
@@ -157,47 +175,77 @@ class Worker:
 
 
 def taps_dense(device: torch.device) -> bool:
-    """On a GPU it takes longer to write a gradient down than to compute it; on a CPU runs keep their bits."""
+    """Whether dense layers are tapped: on a GPU it takes longer to store a gradient than to compute it."""
     return device.type == "cuda"
 
 
 def _graph_size(m: int, n: int) -> int:
-    """The least of n, 3/4 n, n/2, 3/8 n, ... that holds m clients: few graphs, and little work for nobody."""
+    """The smallest of n, 3/4 n, n/2, 3/8 n, ... that holds m clients: few graphs, and little padding."""
     sizes = [-(-n * share // 64) for share in (64, 48, 32, 24, 16, 12, 8, 6, 4, 3, 2, 1)]
     return min(size for size in sizes if size >= m)
 
 
 class StackedWorker(Worker):
-    """Any module that can be stacked or vmapped; a weight of zero on all of its samples leaves a client as it is."""
+    """A worker for any stacked or vmapped module. A client whose samples all have weight zero stays unchanged."""
 
-    def __init__(self, work: Work, precision: str, n: int, program: Stacked | Vmapped):
+    def __init__(self, work: LocalTraining, precision: str, n: int, program: Stacked | Vmapped):
         super().__init__(work, precision, n)
         self.program = program
         sizes = set(work.sizes)
-        full = len(sizes) == 1 and not sizes.pop() % work.largest_batch  # every batch of every client
-        self.masked = program.mixes_samples and not full
+        full = len(sizes) == 1 and not sizes.pop() % work.largest_batch  # whether every batch is full
+        self.masked = isinstance(program, Stacked) and program.mixes_samples and not full
+        self.exact_batches = isinstance(program, Vmapped) and program.mixes_samples
+        self.fixed: Tensors = {}  # counters and masks: a vmapped program may change them, so each client has a copy
+        if isinstance(program, Vmapped):
+            buffers = {name: b for name, b in work.module.named_buffers() if name not in self.norms.names}
+            self.fixed = {name: b.expand(n, *b.shape).clone() for name, b in buffers.items()}
         self.learning = [name for name, p in work.module.named_parameters() if p.requires_grad]
         if program.has_convolutions:
-            self.entries = SMALL  # convolutions are work enough for all threads
+            self.entries = SMALL  # convolutions use all threads
+
+    @torch.no_grad()
+    def load_state(self, state: ModelState) -> None:
+        super().load_state(state)
+        for name, copies in self.fixed.items():
+            copies.copy_(self.work.module.get_buffer(name).expand_as(copies))
 
     def step(self, m: int) -> None:
-        p = {name: t[:m].requires_grad_(name in self.learning) for name, t in self.p.items()}
-        stats = {name: t[:m] for name, t in self.stats.items()}
-        y = self.work.data.train.y[self.index[:m]]
+        p = {name: t[:m] for name, t in self.p.items()}
+        buffers = {name: t[:m] for name, t in (self.stats | self.fixed).items()}
+        loss = self._sgd_step(p, buffers, self.inputs(m), self.index[:m], self.weight[:m])
+        self.loss[:m].add_(loss)
+
+    def step_in_groups(self, groups: list[tuple[int, list[int]]]) -> None:
+        inputs = self.inputs(len(self.index))
+        for samples, rows in groups:
+            chosen = torch.tensor(rows, device=self.device)
+            stacks = [{name: t[chosen] for name, t in group.items()} for group in (self.p, self.stats, self.fixed)]
+            p, stats, fixed = stacks
+            x, index, weight = (t[chosen, :samples] for t in (inputs, self.index, self.weight))
+            self.loss[chosen] += self._sgd_step(p, stats | fixed, x, index, weight)
+            with torch.no_grad():
+                for group, trained in zip((self.p, self.stats, self.fixed), stacks, strict=True):
+                    for name, t in group.items():
+                        t[chosen] = trained[name]
+
+    def _sgd_step(self, p: Tensors, buffers: Tensors, x: Tensor, index: Tensor, weight: Tensor) -> Tensor:
+        """One SGD step on the given stacks, in place; returns the clients' losses (N,)."""
+        p = {name: t.requires_grad_(name in self.learning) for name, t in p.items()}
         taps: list[Tap] = []
-        loss = self._loss(p, stats, self.inputs(m), y, self.weight[:m], taps if taps_dense(self.device) else None)
-        own = [p[name] for name in self.learning]
-        wanted: list[Any] = [*own, *(tap.output for tap in taps)]
-        grads = torch.autograd.grad(loss.sum(), wanted, allow_unused=True)  # None for what the loss does not depend on
-        slopes, outputs = grads[: len(own)], grads[len(own) :]
+        y = self.work.data.train.y[index]
+        loss = self._loss(p, buffers, x, y, weight, taps if taps_dense(self.device) else None)
+        learned = [p[name] for name in self.learning]
+        targets: list[Any] = [*learned, *(tap.output for tap in taps)]
+        grads = torch.autograd.grad(loss.sum(), targets, allow_unused=True)  # None where the loss does not depend on it
+        slopes, outputs = grads[: len(learned)], grads[len(learned) :]
         with torch.no_grad():
-            moving = [(t, slope) for t, slope in zip(own, slopes, strict=True) if slope is not None]
+            moving = [(t, slope) for t, slope in zip(learned, slopes, strict=True) if slope is not None]
             torch._foreach_add_([t for t, _ in moving], [slope for _, slope in moving], alpha=-self.lr)
             for tap, dy in zip(taps, outputs, strict=True):
                 if dy is not None:
-                    weight = p[tap.weight]
-                    weight.baddbmm_(dy.mT.to(weight.dtype), tap.x.to(weight.dtype), alpha=-self.lr)
-            self.loss[:m].add_(loss)
+                    weights = p[tap.weight]
+                    weights.baddbmm_(dy.mT.to(weights.dtype), tap.x.to(weights.dtype), alpha=-self.lr)
+        return loss.detach()
 
     def _loss(
         self, parameters: Tensors, buffers: Tensors, x: Tensor, y: Tensor, weight: Tensor, taps: list[Tap] | None
@@ -210,13 +258,13 @@ class StackedWorker(Worker):
 
 
 def _current_device(device: torch.device) -> AbstractContextManager[None]:
-    """Streams, graphs and kernels belong to the current device, which need not be the first."""
+    """Make `device` the current one: streams, graphs and kernels belong to the current device."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 @contextmanager
 def _deterministic_cudnn() -> Iterator[None]:
-    """Sums in the same order always: a resumed run equals an uninterrupted one."""
+    """Sum in a fixed order, so that a resumed run equals an uninterrupted one."""
     before, torch.backends.cudnn.deterministic = torch.backends.cudnn.deterministic, True
     try:
         yield

@@ -1,14 +1,11 @@
-"""Real clients: the air under any strategy of Flower, and a ready app for our own models and data."""
+"""Real clients with Flower: a strategy whose clients transmit over the air, and an app for stableair's experiments."""
 
-from stableair.checks import InputError
+from stableair.optional import require
 
-try:
-    from stableair.flower.app import client_app, server_app
-    from stableair.flower.mods import limited
-    from stableair.flower.strategy import OverTheAir
-except ImportError as error:  # no Flower, or one that lacks what is asked of it
-    if (error.name or "").partition(".")[0] != "flwr":
-        raise
-    raise InputError("stableair.flower needs Flower 1.41: pip install 'stableair[flower]'") from None
+require("flwr.serverapp.strategy", extra="flower")  # older versions of flwr lack this module
+
+from stableair.flower.app import client_app, server_app  # noqa: E402
+from stableair.flower.mods import limited  # noqa: E402
+from stableair.flower.strategy import OverTheAir  # noqa: E402
 
 __all__ = ["OverTheAir", "client_app", "limited", "server_app"]

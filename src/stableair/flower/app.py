@@ -1,7 +1,7 @@
-"""A ready app: our own models, data and partitions on Flower's nodes, a client a node.
+"""A Flower app that runs an experiment, with one client per node.
 
-`server` and `client` take their settings from Flower's run config, so that a pyproject.toml which names them is a whole
-app. A simulation or a deployment of it gives the bits of `sa.run(experiment.with_(engine="reference"))`.
+`server` and `client` take their settings from Flower's run config: a pyproject.toml that names them is a complete app.
+A simulation and a deployment of the app give the bits of `sa.run(experiment.with_(engine="reference"))`.
 """
 
 from collections.abc import Mapping
@@ -19,14 +19,16 @@ from flwr.serverapp.strategy import FedAvg, Strategy
 import stableair
 from stableair.algorithm import Simulation
 from stableair.builder import build
-from stableair.checks import InputError, positive, whole
+from stableair.errors import InputError
 from stableair.experiment import EXECUTION, Experiment
-from stableair.flower.arrays import PAYLOAD, flat, record_of
-from stableair.flower.strategy import CLIENT, OverTheAir
-from stableair.local import Reference
-from stableair.vector import State
+from stableair.flower.arrays import PAYLOAD, flat, to_array_record
+from stableair.flower.replies import CLIENT
+from stableair.flower.strategy import OverTheAir
+from stableair.training.reference import Reference
+from stableair.validation import integer, positive
+from stableair.vector import ModelState
 
-OPTIONS = "folder", "enough", "timeout"  # in a run config, beside the settings
+OPTIONS = "folder", "enough", "timeout"  # keys of a run config that are not settings of an experiment
 
 
 def server_app(
@@ -36,78 +38,93 @@ def server_app(
     enough: int = 1,
     timeout: float = 3600.0,
 ) -> ServerApp:
-    """A ServerApp that runs an experiment, or without one that of the run config.
+    """Return a ServerApp that runs an experiment.
 
-    `enough` is the number of replies that a round takes, `timeout` how many seconds it waits for nodes and replies.
+    Args:
+        experiment: The experiment. None: the run config holds its settings, and the `OPTIONS` instead of the arguments.
+        folder: Run folder; None records nothing.
+        strategy: The strategy inside `OverTheAir`; None for FedAvg.
+        enough: Minimum number of replies per round.
+        timeout: Seconds to wait for nodes at the start, and for replies in each round.
     """
     app = ServerApp()
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        told: dict[str, Any] = {} if experiment else dict(context.run_config)
-        e = experiment or experiment_of(told)
-        place, least = told.get("folder", folder) or None, whole("enough", told.get("enough", enough), 1)
-        inner = strategy or FedAvg(fraction_evaluate=0.0, min_train_nodes=least, min_available_nodes=least)
-        patience = positive("timeout", told.get("timeout", timeout))
-        OverTheAir(inner, e, place, enough=least).start(grid, num_rounds=e.rounds, timeout=patience)
+        config: dict[str, Any] = {} if experiment else dict(context.run_config)
+        e = experiment or experiment_from_config(config)
+        min_nodes = integer("enough", config.get("enough", enough), 1)
+        inner = strategy or FedAvg(fraction_evaluate=0.0, min_train_nodes=min_nodes, min_available_nodes=min_nodes)
+        over_the_air = OverTheAir(inner, e, config.get("folder", folder) or None, enough=min_nodes)
+        seconds = positive("timeout", config.get("timeout", timeout))
+        over_the_air.start(grid, num_rounds=e.rounds, timeout=seconds)
 
     return app
 
 
 def client_app(experiment: Experiment | None = None, mods: list[Mod] | None = None) -> ClientApp:
-    """A ClientApp that is one client of an experiment, or without one of that of the run config.
+    """Return a ClientApp that trains one client of an experiment.
 
-    Its number is the node's `partition-id`, which a simulation sets, and a SuperNode's --node-config.
+    The client's number is the `partition-id` of the node: a simulation sets it, a SuperNode gets it by --node-config.
+
+    Args:
+        experiment: The experiment. None: the run config holds its settings.
+        mods: Flower's mods, such as `limited`.
     """
     app = ClientApp(mods=mods)
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        e = experiment or experiment_of(context.run_config)
+        e = experiment or experiment_from_config(context.run_config)
         config = next(iter(message.content.config_records.values()))
-        _agree(config, e)
-        n, sim = _number(context, e.clients), _built(e)
+        _check_same_experiment(config, e)
+        n, sim = _client_number(context, e.clients), _cached_build(e)
         assert isinstance(sim.train, Reference)
         work = sim.train.work
         arrays = next(iter(message.content.array_records.values()))
-        place = sim.start.w.device
-        state = State(flat(arrays, sim.layout).to(place), flat(arrays, work.norms).to(place))
-        upload = sim.train.train(state, whole("server-round", config.get("server-round"), 1) - 1, torch.tensor([n]))
-        sent = record_of(State(upload.update[0], upload.stats[0]), sim.layout, work.norms)
+        device = sim.start.model.w.device
+        state = ModelState(flat(arrays, sim.layout).to(device), flat(arrays, work.norms).to(device))
+        upload = sim.train.train(state, integer("server-round", config.get("server-round"), 1) - 1, torch.tensor([n]))
+        payload = to_array_record(ModelState(upload.update[0], upload.stats[0]), sim.layout, work.norms)
         metrics = MetricRecord({"train_loss": upload.loss.item(), "num-examples": work.sizes[n], CLIENT: n})
-        return Message(RecordDict({PAYLOAD: sent, "metrics": metrics}), reply_to=message)
+        return Message(RecordDict({PAYLOAD: payload, "metrics": metrics}), reply_to=message)
 
     return app
 
 
-def experiment_of(run_config: Mapping[str, Any]) -> Experiment:
-    """The experiment of a run config: each key is a setting, save for the options of the server."""
+def experiment_from_config(run_config: Mapping[str, Any]) -> Experiment:
+    """Return the experiment of a run config: every key but the `OPTIONS` is a setting."""
     return Experiment().with_(**{key: value for key, value in run_config.items() if key not in OPTIONS})
 
 
 @lru_cache(1)
-def _built(experiment: Experiment) -> Simulation:
-    """Once a process, and not once a round."""
+def _cached_build(experiment: Experiment) -> Simulation:
+    """Build an experiment once per process, not once per round."""
     return build(experiment)
 
 
-def _agree(config: ConfigRecord, experiment: Experiment) -> None:
-    """Refuse a server that has another version than this node, or another experiment."""
-    theirs = str(config.get("stableair"))
-    if theirs != stableair.__version__:
-        raise InputError(f"the server has stableair {theirs}, this node {stableair.__version__}")
-    server, here = Experiment.from_json(str(config["experiment"])), experiment.to_dict()
+def _check_same_experiment(config: ConfigRecord, experiment: Experiment) -> None:
+    """Refuse a server with another version of stableair or another experiment."""
+    version = str(config.get("stableair"))
+    if version != stableair.__version__:
+        text = f"the server has stableair {version}, this node {stableair.__version__}"
+        raise InputError(text, code="other-version", server=version, node=stableair.__version__)
+    server = Experiment.from_json(str(config["experiment"]))
     if server.id() != experiment.id():
-        pairs = {key: (value, here[key]) for key, value in server.to_dict().items() if key not in EXECUTION}
-        different = (f"{key} {there}, this node {mine}" for key, (there, mine) in pairs.items() if there != mine)
-        raise InputError(f"the server has {'; '.join(different)}")
+        ours = experiment.to_dict()
+        pairs = {key: (value, ours[key]) for key, value in server.to_dict().items() if key not in EXECUTION}
+        different = {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
+        text = "; ".join(f"{key} {theirs}, this node {mine}" for key, (theirs, mine) in different.items())
+        raise InputError(f"the server has {text}", code="other-experiment", settings=list(different))
 
 
-def _number(context: Context, clients: int) -> int:
+def _client_number(context: Context, clients: int) -> int:
+    """Return the node's partition-id, which must be a client number."""
     number = context.node_config.get("partition-id")
     if not isinstance(number, int) or not 0 <= number < clients:
-        way = f"start it with --node-config 'partition-id=0', and so on to {clients - 1}"
-        raise InputError(f"the partition-id of this node must be a client's number: got {number}; {way}")
+        fix = f"start it with --node-config 'partition-id=0', and so on to {clients - 1}"
+        text = f"the partition-id of this node must be a client number, 0 ... {clients - 1}: got {number}; {fix}"
+        raise InputError(text, code="unknown-client", name="partition-id", value=number)
     return number
 
 

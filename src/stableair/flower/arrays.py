@@ -1,4 +1,4 @@
-"""Named arrays, as Flower sends them, and the two flat vectors that a model is here."""
+"""Conversion between Flower's named arrays and the two flat vectors of a `ModelState`."""
 
 from collections.abc import Iterable
 
@@ -7,50 +7,56 @@ import torch
 from flwr.app import Array, ArrayRecord
 from torch import Tensor
 
-from stableair.checks import InputError
-from stableair.vector import Layout, State, layout_of
+from stableair.errors import InputError
+from stableair.vector import Layout, ModelState, make_layout
 
-NORM_BUFFERS = "running_mean", "running_var"  # how a state_dict calls them, whatever the module
-PAYLOAD = "payload"  # the record of a reply that holds u_n and the moments of the norm buffers, in place of the weights
+NORM_BUFFERS = "running_mean", "running_var"  # last part of their names in a state_dict
+PAYLOAD = "payload"  # name of a reply's record with u_n and the moments of the norm buffers instead of weights
 
 
 def layouts(arrays: ArrayRecord) -> tuple[Layout, Layout]:
-    """The blocks of the parameters and of the norm buffers of a state_dict; whole numbers are counters, and neither."""
+    """Return the layouts of the parameters and of the norm buffers of a state_dict; integer arrays are counters."""
     shapes = {name: array.shape for name, array in arrays.items() if np.dtype(array.dtype).kind == "f"}
     norms = [name for name in shapes if name.rpartition(".")[2] in NORM_BUFFERS]
     if len(shapes) == len(norms):
-        raise InputError(
-            f"there is no parameter among the arrays to start from: {', '.join(arrays) or 'there is none'}"
-        )
+        text = f"the initial arrays hold no parameter: got {', '.join(arrays) or 'no arrays'}"
+        raise InputError(text, code="missing-model", name="initial_arrays")
     weights = [name for name in shapes if name not in norms]
-    return layout_of((name, tuple(shapes[name])) for name in weights), layout_of((n, tuple(shapes[n])) for n in norms)
+    layout, buffers = (make_layout((name, tuple(shapes[name])) for name in names) for names in (weights, norms))
+    return layout, buffers
 
 
 def flat(arrays: ArrayRecord, layout: Layout, dtype: torch.dtype = torch.float32) -> Tensor:
-    """The arrays of a layout as one vector (d,); one that is missing or of another shape is refused."""
+    """Concatenate the arrays of a layout to one vector (d,).
+
+    Raises:
+        InputError: An array is missing, has another shape, or does not hold real numbers.
+    """
     blocks = [torch.empty(0, dtype=dtype)]
     for name, shape in zip(layout.names, layout.shapes, strict=True):
         if name not in arrays:
-            raise InputError(f"there is no array {name}")
+            raise InputError(f"there is no array {name}", code="missing-array", name=name)
         block = arrays[name].numpy()
         if block.shape != shape:
-            raise InputError(f"{name} has shape {block.shape} where {shape} belongs")
+            text = f"{name} must have shape {shape}: got {block.shape}"
+            raise InputError(text, code="wrong-shape", name=name, expected=shape, actual=block.shape)
         if block.dtype.kind not in "fiu":
-            raise InputError(f"{name} holds {block.dtype}, which are no real numbers")
+            text = f"{name} must hold real numbers: got {block.dtype}"
+            raise InputError(text, code="wrong-dtype", name=name, actual=str(block.dtype))
         blocks.append(torch.from_numpy(np.array(block)).reshape(-1).to(dtype))
     return torch.cat(blocks)
 
 
 def with_vectors(arrays: ArrayRecord, vectors: Iterable[tuple[Layout, Tensor]]) -> ArrayRecord:
-    """The same arrays with those of the layouts replaced, each of the type that it had."""
-    found = dict(arrays)
+    """Return the arrays with the blocks of the vectors in place of those with the same names; dtypes stay."""
+    replaced = dict(arrays)
     for layout, v in vectors:
         for name, shape, block in zip(layout.names, layout.shapes, layout.split(v.cpu()), strict=True):
-            kind = np.dtype(arrays[name].dtype) if name in arrays else block.numpy().dtype
-            found[name] = Array(block.reshape(shape).numpy().astype(kind))
-    return ArrayRecord(found)
+            dtype = np.dtype(arrays[name].dtype) if name in arrays else block.numpy().dtype
+            replaced[name] = Array(block.reshape(shape).numpy().astype(dtype))
+    return ArrayRecord(replaced)
 
 
-def record_of(state: State, layout: Layout, norms: Layout) -> ArrayRecord:
-    """A state as the arrays of a state_dict."""
+def to_array_record(state: ModelState, layout: Layout, norms: Layout) -> ArrayRecord:
+    """Return a model as the arrays of a state_dict."""
     return with_vectors(ArrayRecord(), [(layout, state.w), (norms, state.stats)])

@@ -1,4 +1,4 @@
-"""Pictures of the air: one of each part that drops an assumption of Eq. (3)."""
+"""Plots of the components that relax an assumption of Eq. (3): power, interference and fading."""
 
 import math
 from collections.abc import Callable
@@ -12,15 +12,15 @@ from scipy.special import exp1
 from stableair import stable
 from stableair.algorithm import simulate
 from stableair.builder import build
+from stableair.channels.fading import amplitudes_along, rayleigh
 from stableair.channels.fading import ar as ar_fading
 from stableair.channels.fading import block as block_fading
-from stableair.channels.fading import rayleigh
-from stableair.channels.kinds import Law
 from stableair.channels.noise import bursts as bursts_noise
 from stableair.channels.noise import field as field_noise
 from stableair.channels.noise import field_law
 from stableair.channels.noise import markov as markov_noise
 from stableair.channels.power import inversion as inversion_power
+from stableair.contracts import FadingLaw
 from stableair.experiment import Experiment
 from stableair.streams import generator
 
@@ -28,14 +28,16 @@ SEED = 0
 
 
 def limit() -> Figure:
-    """The ratio of signal to noise over the rounds, without a power rule and with one, for both payloads."""
+    """The SNR over the rounds, without and with a power limit, for both payloads."""
     figure, panels = _panels(2, "communication round", "SNR, dB")
     base = Experiment(clients=10, rounds=10, local_epochs=1, channel="flat(noise_on=sum)", receiver="mac(C=auto)")
     for axes, power in zip(panels, ("none()", "limit(P=1)"), strict=True):
         for payload, style in (("gradient", "-"), ("delta", "--")):
             sim = build(base.with_(payload=payload, power=power, device="cpu"))
             ratio = [round.metrics["channel/snr_db"] for round in simulate(sim, sim.start, base.rounds)]
-            axes.plot(_from_one(base.rounds), np.array(ratio, float), style, linewidth=2, label=f"payload={payload}")
+            axes.plot(
+                _round_numbers(base.rounds), np.array(ratio, float), style, linewidth=2, label=f"payload={payload}"
+            )
         axes.set_title(f"power={power}")
         axes.legend(fontsize="small")
     panels[1].sharey(panels[0])
@@ -44,7 +46,7 @@ def limit() -> Figure:
 
 
 def inversion(draws: int = 40_000) -> Figure:
-    """What a threshold costs and saves, and the mean gain of clients that know their channel imperfectly."""
+    """Cost and benefit of the inversion threshold, and the mean gain under imperfect channel knowledge."""
     figure, (left, right) = _panels(2)
     t = np.geomspace(0.003, 3, 200)
     left.plot(t, np.exp(-t), label="share of the clients that send, exp(-t)")
@@ -64,14 +66,14 @@ def inversion(draws: int = 40_000) -> Figure:
 
 
 def _mean_gain(csi: float, phase: float, law: str, draws: int) -> float:
-    fading, who = rayleigh(power=1), torch.arange(draws)
-    rule = inversion_power(1, 0.2, csi, float(phase), law).under(fading)  # type: ignore[arg-type]
-    gains = rule.gains(fading(draws, generator(SEED, "fading", 0)), who, SEED, 0)
+    fading, clients = rayleigh(power=1), torch.arange(draws)
+    rule = inversion_power(1, 0.2, csi, float(phase), law).for_fading(fading)  # type: ignore[arg-type]
+    gains = rule.gains(fading(draws, generator(SEED, "fading", 0)), clients, SEED, 0)
     return float(np.mean(list(gains.values())))
 
 
 def bursts(entries: int = 3000, alpha: float = 1.2, tau: float = 0.1) -> Figure:
-    """The same law of an entry, in bursts of three lengths."""
+    """Bursts of three lengths; the law of an entry is the same."""
     figure, panels = _panels(3, "entry", r"$|\xi|$", tall=True)
     for axes, length in zip(panels, (1, 30, 300), strict=True):
         xi = bursts_noise(alpha, tau, length)(entries, generator(SEED, "noise", 0))
@@ -82,14 +84,14 @@ def bursts(entries: int = 3000, alpha: float = 1.2, tau: float = 0.1) -> Figure:
 
 
 def markov(rounds: int = 150, p: float = 0.1, q: float = 0.3) -> Figure:
-    """How strong the interference is in each round."""
+    """The strength of the interference in each round."""
     figure, (axes,) = _panels(1, "communication round", r"median of $|\xi|$ in the round")
     draw = markov_noise(p=p, q=q)
     size = np.array([draw(2000, generator(SEED, "noise", k)).abs().median().item() for k in range(rounds)])
     bad = size > math.sqrt(size.min() * size.max())
-    axes.plot(_from_one(rounds), size, color="0.7", linewidth=1)
+    axes.plot(_round_numbers(rounds), size, color="0.7", linewidth=1)
     for which, colour, name in ((~bad, "tab:green", "good: sas(tau=0.1)"), (bad, "tab:red", "bad: sas(tau=3)")):
-        axes.plot(_from_one(rounds)[which], size[which], "o", markersize=4, color=colour, label=name)
+        axes.plot(_round_numbers(rounds)[which], size[which], "o", markersize=4, color=colour, label=name)
     shares = f"{bad.mean():.0%} of the rounds are bad, {p / (p + q):.0%} expected"
     axes.set(yscale="log", title=f"markov(p={p:g}, q={q:g}): {shares}")
     axes.legend(fontsize="small")
@@ -97,7 +99,7 @@ def markov(rounds: int = 150, p: float = 0.1, q: float = 0.3) -> Figure:
 
 
 def field(density: float = 0.1, draws: int = 300_000) -> Figure:
-    """A field of interferers, and the tail of the interference against the stable law it is said to have."""
+    """A Poisson field of interferers, and the tail of the interference with that of the stable law."""
     figure, (left, right) = _panels(2)
     rng = generator(SEED, "picture", 0).numpy()
     x, y = rng.uniform(-15, 15, (2, rng.poisson(density * 30**2)))
@@ -106,7 +108,7 @@ def field(density: float = 0.1, draws: int = 300_000) -> Figure:
     left.plot(0, 0, "k^", markersize=9, label="server")
     left.set(aspect="equal", xlabel="east of the server", ylabel="north of the server")
     left.set_title(f"density={density:g}; size: amplitude here, exponent 4")
-    left.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1, 1), frameon=False)  # beside, and over none
+    left.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1, 1), frameon=False)  # outside the axes
     for exponent in (2.5, 4, 8):
         alpha, tau = field_law(density, exponent)
         xi = field_noise(density, exponent)(draws, generator(SEED, "noise", 0)).abs().sort().values.double()
@@ -128,11 +130,11 @@ def block(rounds: int = 30, d: int = 200) -> Figure:
     figure, panels = _panels(2, "entry", "communication round")
     for axes, entries in zip(panels, (None, 25), strict=True):
         law = block_fading(rounds=5, entries=entries)
-        assert isinstance(law, Law)
+        assert isinstance(law, FadingLaw)
         rows = []
         for k in range(rounds):
             first = law(1, generator(SEED, "fading", k)).item()
-            rows.append(law.along(first, d, generator(SEED, "fading", k, 0)))
+            rows.append(amplitudes_along(law, first, d, generator(SEED, "fading", k, 0)))
         around = -0.5, d - 0.5, rounds + 0.5, 0.5
         image = axes.imshow(torch.stack(rows), extent=around, aspect="auto", interpolation="nearest", vmin=0, vmax=2.5)
         axes.set_title("block(rounds=5)" if entries is None else f"block(rounds=5, entries={entries})")
@@ -142,23 +144,23 @@ def block(rounds: int = 30, d: int = 200) -> Figure:
 
 
 def ar(rounds: int = 150) -> Figure:
-    """The amplitude of one client over the rounds, for three memories."""
+    """The amplitude of one client over the rounds, for three correlations."""
     figure, panels = _panels(3, "communication round", "h", tall=True)
     for axes, a in zip(panels, (0.0, 0.9, 0.99), strict=True):
         h = [ar_fading(a)(1, generator(SEED, "fading", k)).item() for k in range(rounds)]
-        axes.plot(_from_one(rounds), h, linewidth=1.5)
+        axes.plot(_round_numbers(rounds), h, linewidth=1.5)
         axes.set_title(f"ar(a={a:g})", fontsize="medium")
         axes.set_ylim(0, 3.6)
     return figure
 
 
-def _from_one(rounds: int) -> np.ndarray:
-    """The rounds as readers count them."""
+def _round_numbers(rounds: int) -> np.ndarray:
+    """The numbers of the rounds on an axis, from 1."""
     return np.arange(1, rounds + 1)
 
 
 def _panels(number: int, xlabel: str = "", ylabel: str = "", tall: bool = False) -> tuple[Figure, list[Axes]]:
-    """A figure of so many panels, side by side or one above the other."""
+    """A figure with `number` panels: side by side, or with `tall` one above the other."""
     size, shape = ((8, 1.9 * number), (number, 1)) if tall else ((5.2 * max(number, 1.5), 4.0), (1, number))
     figure = Figure(figsize=size, layout="constrained")
     panels = list(figure.subplots(*shape, squeeze=False).flat)

@@ -1,17 +1,18 @@
-"""The four methods that the paper compares: everything else about an experiment is the same for all of them."""
+"""The four methods that the paper compares; all other settings of their experiments are equal."""
 
 from collections.abc import Callable
 from typing import NamedTuple
 
+from stableair.errors import InputError
 from stableair.experiment import IDEAL, Experiment
 
 
 class Method(NamedTuple):
-    """What makes an experiment one of the four."""
+    """The settings that define a method."""
 
     label: str
-    settings: dict[str, str]  # with {} where its threshold stands
-    threshold: str = ""  # the argument of its receiver that has to be found
+    settings: dict[str, str]  # {} is replaced by the threshold
+    threshold: str = ""  # the argument of the receiver that is searched
 
     @property
     def receiver(self) -> str:
@@ -19,7 +20,7 @@ class Method(NamedTuple):
 
     @property
     def key(self) -> str:
-        """The setting that its threshold is: receiver.C."""
+        """The dotted key of the threshold, such as "receiver.C"."""
         return f"receiver.{self.threshold}"
 
 
@@ -32,13 +33,29 @@ METHODS = {
 LABELS = {name: method.label for name, method in METHODS.items()}
 
 
-def experiments(base: Experiment, tuned: Callable[[str], Experiment]) -> dict[str, Experiment]:
-    """An experiment for each method; `tuned(method)` is that of one whose threshold has to be found.
+def method_of(experiment: Experiment) -> str:
+    """Return the name of the first method whose components an experiment has, with any threshold.
 
-    >>> found = experiments(Experiment(), lambda name: Experiment(receiver=METHODS[name].receiver.format(7)))
-    >>> [experiment.receiver for experiment in found.values()]
+    >>> method_of(Experiment(receiver="gnc(max_norm=7)"))
+    'gnc'
+    """
+    for name, method in METHODS.items():
+        components = {setting: spec.partition("(")[0] for setting, spec in method.settings.items()}
+        if all(experiment.calls(setting)[0].name == component for setting, component in components.items()):
+            return name
+    text = f"receiver={experiment.receiver} is not one of the paper's methods: {', '.join(METHODS)}"
+    raise InputError(text, code="unknown-method", value=experiment.receiver, allowed=list(METHODS))
+
+
+def experiments(base: Experiment, tune: Callable[[str], Experiment]) -> dict[str, Experiment]:
+    """The experiment of each method, by name.
+
+    Args:
+        base: The settings that all methods share.
+        tune: Returns the experiment of a method that has a threshold.
+
+    >>> seven = experiments(Experiment(), lambda name: Experiment(receiver=METHODS[name].receiver.format(7)))
+    >>> [experiment.receiver for experiment in seven.values()]
     ['none()', 'mac(C=7)', 'gnc(max_norm=7)', 'none()']
     """
-    return {
-        name: tuned(name) if method.threshold else base.with_(**method.settings) for name, method in METHODS.items()
-    }
+    return {name: tune(name) if method.threshold else base.with_(**method.settings) for name, method in METHODS.items()}

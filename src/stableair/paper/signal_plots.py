@@ -1,4 +1,4 @@
-"""Pictures of the channel as signals, and of the digital reference."""
+"""Plots of the waveform channel and of the digital reference."""
 
 import math
 from collections.abc import Callable
@@ -8,9 +8,9 @@ import torch
 from matplotlib.figure import Figure
 
 from stableair import stable
-from stableair.channels.bases import Basis, hadamard, ofdm, pulse
 from stableair.channels.digital import CODINGS, qsgd
 from stableair.channels.fading import rayleigh
+from stableair.channels.modulation import Basis, hadamard, ofdm, pulse
 from stableair.channels.noise import sas
 from stableair.channels.waveform import Waveform
 from stableair.streams import generator
@@ -20,7 +20,7 @@ ENTRIES = 512
 
 
 def waveform() -> Figure:
-    """What one impulse in time does to the entries on each basis, and what stable noise in time does."""
+    """The effect of one impulse, and of stable noise, in the time domain on the entries for each modulation."""
     figure = Figure(figsize=(12, 5.4), layout="constrained")
     rows = figure.subplots(2, 3, sharey="row")
     for top, bottom, (name, make) in zip(*rows, BASES.items(), strict=True):
@@ -28,7 +28,7 @@ def waveform() -> Figure:
         blocks = basis.blocks(ENTRIES)
         samples = basis.samples(blocks)
         impulse = torch.zeros(samples, dtype=torch.complex128)
-        impulse[blocks // 2 * basis.hop + basis.reach // 2] = 10 * np.exp(0.4j)
+        impulse[blocks // 2 * basis.hop + basis.length // 2] = 10 * np.exp(0.4j)
         alone, noise = (
             torch.view_as_real(basis.demodulate(r)).flatten().numpy()
             for r in (impulse, stable.isotropic(samples, 1.5, 0.1, generator(1, "noise", 0)))
@@ -41,24 +41,27 @@ def waveform() -> Figure:
         middle, largest = np.median(np.abs(noise)), np.abs(noise).max()
         bottom.set_title(f"median size {middle:.2f}, largest {largest:.1f}", fontsize="medium")
         bottom.set_xlabel("entry")
-    rows[0][0].set_ylabel("heard of one impulse of size 10")
-    rows[1][0].set_ylabel(r"heard of noise, $\alpha$ = 1.5, $\tau$ = 0.1")
+    rows[0][0].set_ylabel("response to one impulse of size 10")
+    rows[1][0].set_ylabel(r"response to noise, $\alpha$ = 1.5, $\tau$ = 0.1")
     return figure
 
 
 def antennas() -> Figure:
-    """How loud the interference is after blind combining, over the number of antennas."""
+    """The scale of the interference after blind combining, over the number of antennas."""
     figure = Figure(figsize=(6.4, 4.2), layout="constrained")
     axes = figure.subplots()
     counts, clients, rounds = [1, 4, 16, 64, 256, 1024], 10, 200
     for alpha, marker in zip((1.0, 1.2, 1.5, 2.0), "os^D", strict=True):
-        loud = []
+        scales = []
         for count in counts:
             air = Waveform(rayleigh(power=1), sas(alpha, 1.0), antennas=count)
-            found = [air.heard(clients, torch.arange(clients), 0, k)[1] for k in range(rounds)]
-            loud.append(math.exp(np.mean(np.log(found))) / math.sqrt(clients))
-        look = {"markersize": 10 - 3 * (alpha - 1), "fillstyle": "none"}  # all are seen where they coincide, at M = 1
-        (line,) = axes.loglog(counts, loud, marker, **look, label=f"alpha = {alpha:g}")
+            scale = [air.combine(clients, torch.arange(clients), 0, k)[1] for k in range(rounds)]
+            scales.append(math.exp(np.mean(np.log(scale))) / math.sqrt(clients))
+        style = {
+            "markersize": 10 - 3 * (alpha - 1),
+            "fillstyle": "none",
+        }  # at M = 1 the marks coincide: keep all visible
+        (line,) = axes.loglog(counts, scales, marker, **style, label=f"alpha = {alpha:g}")
         mean = math.gamma(1 + alpha / 2) ** (1 / alpha)  # (E |H|^alpha)^(1 / alpha) of a complex normal H of power 1
         axes.loglog(counts, [mean * count ** (1 / alpha - 1) for count in counts], "--", lw=1, color=line.get_color())
     axes.set(xlabel="antennas M", ylabel=r"scale of the interference, in $\sqrt{N} \tau / N$")
@@ -95,7 +98,7 @@ def digital() -> Figure:
         axes.annotate(f"s = {s}", (x, y), xytext=(-8, -8), textcoords="offset points", ha="right", fontsize="small")
     axes.set(
         xlim=(0.5, 9),
-        xlabel="bits an entry",
+        xlabel="bits per entry",
         ylabel=r"$\|Q(u) - u\|^2 / \|u\|^2$",
         title=f"QSGD on {d:,} normal entries",
     )

@@ -1,9 +1,9 @@
-"""Theorem 1 checked: Algorithm 1 on a problem whose constants are known, beside both forms of the bound."""
+"""Check Theorem 1: run Algorithm 1 on a problem with known constants and compare with both forms of the bound."""
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
-from typing import NamedTuple, cast
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Self, cast
 
 import torch
 from torch import Tensor
@@ -12,18 +12,18 @@ from stableair.algorithm import Simulation, simulate
 from stableair.channels.fading import unit
 from stableair.channels.flat import Flat
 from stableair.channels.noise import sas
-from stableair.checks import whole
-from stableair.contracts import Upload, as_receiver, as_update
+from stableair.contracts import State, Upload
 from stableair.participants import everybody, participants
-from stableair.receivers import mac
-from stableair.servers import sgd
+from stableair.receivers import as_receiver, mac
+from stableair.servers import as_server_rule, sgd
 from stableair.streams import generator
 from stableair.theory import FORMS, bound
-from stableair.vector import Layout, State
+from stableair.validation import integer
+from stableair.vector import Layout, ModelState
 
 
 class Check(NamedTuple):
-    """Theorem 1 on a problem whose L, G and optimum are known: what was measured, and both bounds."""
+    """One comparison of a measurement with both bounds of Theorem 1."""
 
     alpha: float
     tau: float
@@ -41,7 +41,49 @@ CHECKS = (
     (1.5, 0.03, 1.8, 0.03),
     (1.1, 0.01, 1.8, 0.03),
     (1.9, 0.01, 1.6, 0.03),
-)  # (alpha, tau, C, eta): what the command line checks
+)  # (alpha, tau, C, eta): the cases of `stableair theory --check`
+
+
+@dataclass(frozen=True)
+class PseudoHuber:
+    """The losses f_n(w) = sqrt(1 + |w - a_n|^2) - 1 of n clients: their gradients and Hessians have norms of at most 1.
+
+    The centres a_n come in pairs +-a, so that the optimum of the mean loss is at zero.
+    """
+
+    centres: Tensor  # (n, d)
+
+    @classmethod
+    def random(cls, n: int, d: int, seed: int) -> Self:
+        """Draw the centres; an odd n is rounded down."""
+        half = 0.1 * generator(seed, "check").normal(n // 2, d)
+        return cls(torch.cat([half, -half]))
+
+    def losses(self, w: Tensor) -> Tensor:
+        """(d,) -> (n,)."""
+        return (1 + (w - self.centres).square().sum(1)).sqrt() - 1
+
+    def train(self, state: ModelState, k: int, clients: Tensor) -> Iterator[Upload]:
+        """Upload the exact gradient of every client."""
+        w, n = state.w.double(), len(self.centres)
+        gradients = (w - self.centres) / (1 + self.losses(w))[:, None]
+        yield Upload(torch.arange(n), gradients, torch.zeros(n, 0), self.losses(w))
+
+    def simulation(self, seed: int, alpha: float, tau: float, C: float, eta: float) -> Simulation:
+        """Algorithm 1 with these losses, without fading: the proof omits its variance."""
+        n, d = self.centres.shape
+        return Simulation(
+            n=n,
+            seed=seed,
+            start=State(ModelState(torch.full((d,), 0.5 / math.sqrt(d)), torch.zeros(0))),
+            layout=Layout(("w",), ((d,),), (0, d)),
+            train=self.train,
+            channel=Flat(unit(), sas(alpha, tau)),
+            receiver=as_receiver(mac(C)),
+            server=as_server_rule(sgd(eta)),
+            evaluate=lambda model, averaged: {},
+            participants=participants(everybody(), [1] * n, seed),
+        )
 
 
 def check(
@@ -50,40 +92,26 @@ def check(
 ) -> Check:  # fmt: skip
     """Run Algorithm 1 with exact gradients on pseudo-Huber losses, L = G = 1, and compare with Theorem 1.
 
-    f_n(w) = sqrt(1 + |w - a_n|^2) - 1 has gradients shorter than 1 and a Hessian of at most 1. The a_n come in pairs
-    +-a, so that the optimum of f is at zero. No fading: the proof leaves its variance out.
+    Args:
+        alpha: Tail index of the interference.
+        tau: Scale of the interference.
+        C: Threshold of MAC.
+        eta: Step size.
+        d: Number of entries.
+        clients: Number of clients; an odd number is rounded down.
+        rounds: Rounds of each repeat.
+        repeats: Independent repeats, for the standard error.
+        seed: Seed of the first repeat.
     """
-    whole("clients", clients, 2)
-    whole("repeats", repeats, 2)
-    half = 0.1 * generator(seed, "check").normal(clients // 2, d)
-    centres = torch.cat([half, -half])
-
-    def losses(w: Tensor) -> Tensor:
-        return (1 + (w - centres).square().sum(1)).sqrt() - 1
-
-    def train(state: State, k: int, clients: Tensor) -> Iterator[Upload]:
-        w = state.w.double()
-        gradients = (w - centres) / (1 + losses(w))[:, None]
-        yield Upload(torch.arange(len(centres)), gradients, torch.zeros(len(centres), 0), losses(w))
-
-    start = State(torch.full((d,), 0.5 / math.sqrt(d)), torch.zeros(0))
-    sim = Simulation(
-        n=len(centres),
-        seed=seed,
-        start=start,
-        layout=Layout(("w",), ((d,),), (0, d)),
-        train=train,
-        channel=Flat(unit(), sas(alpha, tau)),
-        receive=as_receiver(mac(C)),
-        update=as_update(sgd(eta)),
-        evaluate=lambda state: {},
-        participants=participants(everybody(), [1] * len(centres), seed),
-    )
+    integer("clients", clients, 2)
+    integer("repeats", repeats, 2)
+    problem = PseudoHuber.random(clients, d, seed)
+    sim = problem.simulation(seed, alpha, tau, C, eta)
     measured = []
     for repeat in range(repeats):
-        path = simulate(replace(sim, seed=seed + repeat), start, rounds)
-        measured.append(sum(cast(float, r.metrics["gradient/norm"]) ** 2 for r in path) / rounds)
+        trajectory = simulate(replace(sim, seed=seed + repeat), sim.start, rounds)
+        measured.append(sum(cast(float, r.metrics["gradient/norm"]) ** 2 for r in trajectory) / rounds)
     means = torch.tensor(measured, dtype=torch.float64)
-    gap = (losses(start.w.double()) - losses(torch.zeros(d))).mean().item()
+    gap = (problem.losses(sim.start.model.w.double()) - problem.losses(torch.zeros(d))).mean().item()
     printed, corrected = (bound(rounds, C, alpha, tau, eta, 1, 1, d, gap, form).value for form in FORMS[:2])
     return Check(alpha, tau, C, eta, means.mean().item(), means.std().item() / math.sqrt(repeats), printed, corrected)

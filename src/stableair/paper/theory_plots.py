@@ -1,4 +1,4 @@
-"""Pictures of the theory: MAC step by step, the clipping interval, the efficacy curves, Theorem 1 and a simulation."""
+"""Plots of the theory: the steps of MAC, the clipping interval, the efficacy curves, and Theorem 1."""
 
 import math
 
@@ -16,7 +16,7 @@ from stableair.results.plot import LINES
 
 
 def overview(alpha: float, tau: float, C: float, G: float) -> Figure:
-    """The paper's clipping decision interval, and what clipping keeps of a weak signal, side by side."""
+    """The clipping decision interval and the efficacy of clipping, side by side."""
     figure = Figure(figsize=(11, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2)
     interval(left, alpha, tau, C, G)
@@ -25,14 +25,14 @@ def overview(alpha: float, tau: float, C: float, G: float) -> Figure:
 
 
 def decision() -> Figure:
-    """Appendix B at the paper's alpha and tau; C and G are this project's."""
+    """Appendix B at the paper's alpha and tau; C and G are this project's choices."""
     figure = Figure(figsize=(6.4, 4.2), layout="constrained")
     interval(figure.subplots(), alpha=1.5, tau=0.1, C=1.0, G=0.3)
     return figure
 
 
 def interval(axes: Axes, alpha: float, tau: float, C: float, G: float) -> None:
-    """Appendix B: an entry is kept for |xi| <= C - sqrt2 G and clipped for |xi| > C + sqrt2 G; between, it depends."""
+    """Appendix B: an entry is kept for |xi| <= C - sqrt2 G and clipped for |xi| > C + sqrt2 G."""
     width = math.sqrt(2) * G
     low, high = max(C - width, 0), C + width
     x = np.linspace(0, 1.35 * high, 600)
@@ -70,7 +70,7 @@ def efficacies(axes: Axes, alpha: float, ratio: float) -> None:
             )
     _mark(axes, ratio)
     axes.set(xscale="log", ylim=(0, 1.03), xlabel=r"$C / \tau$", ylabel="efficacy, share of the Fisher information")
-    axes.set_title("What clipping keeps of a weak signal")
+    axes.set_title("Efficacy of clipping for a weak signal")
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small", loc="lower center")
 
@@ -81,20 +81,20 @@ def _mark(axes: Axes, C: float) -> None:
 
 
 def checks(rows: list[Check]) -> Figure:
-    """What was measured as a share of both bounds of Theorem 1: a bound holds below 1."""
+    """The measured gradient norm as a share of both bounds of Theorem 1; a bound holds if the share is below 1."""
     figure = Figure(figsize=(9, 4.2), layout="constrained")
     axes = figure.subplots()
-    place = np.arange(len(rows))
+    x = np.arange(len(rows))
     for form, marker, colour in (("printed", "v", "tab:red"), ("corrected", "o", "tab:green")):
         bounds = np.array([getattr(row, form) for row in rows])
-        shares, errors = (np.array([getattr(row, what) for row in rows]) / bounds for what in ("measured", "error"))
+        shares, errors = (np.array([getattr(row, column) for row in rows]) / bounds for column in ("measured", "error"))
         name = f"measured / bound {'as printed' if form == 'printed' else form}"
-        axes.errorbar(place, shares, 2 * errors, fmt=marker, color=colour, markersize=8, capsize=3, label=name)
+        axes.errorbar(x, shares, 2 * errors, fmt=marker, color=colour, markersize=8, capsize=3, label=name)
     axes.axhline(1, color="black", linestyle="--", linewidth=1)
-    axes.annotate("above: the bound is broken", (0.01, 1), xycoords=("axes fraction", "data"), xytext=(0, 4),
+    axes.annotate("above: the bound is violated", (0.01, 1), xycoords=("axes fraction", "data"), xytext=(0, 4),
                   textcoords="offset points", fontsize="small")  # fmt: skip
     names = [f"$\\alpha$={r.alpha:g}\n$\\tau$={r.tau:g}\nC={r.C:g}\n$\\eta$={r.eta:g}" for r in rows]
-    axes.set_xticks(place, names, fontsize="small")
+    axes.set_xticks(x, names, fontsize="small")
     text = r"mean of $\|\nabla f(w_k)\|^2$, measured / bound"
     axes.set(yscale="log", ylabel=text, title="Theorem 1 on pseudo-Huber losses, L = G = 1")
     axes.grid(alpha=0.3, axis="y")
@@ -103,15 +103,15 @@ def checks(rows: list[Check]) -> Figure:
 
 
 def steps(C: float = 1.0, entries: int = 60) -> Figure:
-    """Fig. 2: what MAC does to a gradient, on the output layer of a real first round, 50 clients on the digits."""
+    """Fig. 2: the three steps of MAC on the output layer's gradient, in the first round of 50 clients on digits."""
     experiment = Experiment(noise="sas(alpha=1.5, tau=0.3)", device="cpu")
     sim = build(experiment)
-    who = sim.participants(0)
-    fade = sim.channel.draw(sim.n, who, len(sim.start.w), sim.seed, 0, "cpu")
-    got = sim.channel.superpose(sim.train(sim.start, 0, who), fade)
-    g, clean = (sim.layout.split(v)[-2].double().flatten() for v in (got.g, got.clean))
+    clients = sim.participants(0)
+    draw = sim.channel.draw(sim.n, clients, len(sim.start.model.w), sim.seed, 0, "cpu")
+    received = sim.channel.superpose(sim.train(sim.start.model, 0, clients), draw)
+    g, clean = (sim.layout.split(v)[-2].double().flatten() for v in (received.g, received.clean))
     first = max(0, min(int((g - median(g)).abs().argmax()) - entries // 2, len(g) - entries))
-    shown = slice(first, first + entries)  # the largest impulse in the middle
+    shown = slice(first, first + entries)  # centred on the largest impulse
     m = median(g)
     centred, clipped, recovered = g - m, clip(C)(g - m), mac(C)(g)
 
@@ -130,7 +130,7 @@ def steps(C: float = 1.0, entries: int = 60) -> Figure:
         axes.axhline(0, color="black", linewidth=0.6)
         axes.set(title=title, xlabel="entry of the output layer's weights")
         axes.grid(alpha=0.3)
-    panels[2].plot(x, clean[shown].numpy(), color="tab:green", linewidth=1.2, label="what the clients sent, averaged")
+    panels[2].plot(x, clean[shown].numpy(), color="tab:green", linewidth=1.2, label="mean of the clients' gradients")
     for axes in panels[1:]:
         axes.set_ylim(-1.7 * C, 1.7 * C)
     panels[0].set_ylabel("value")

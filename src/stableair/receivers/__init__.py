@@ -1,7 +1,7 @@
 """Eqs. (5)-(8): what the server does to the sum it received."""
 
-from stableair.receivers.compose import assemble, blockwise, chain
-from stableair.receivers.medians import median
+from stableair.receivers.compose import as_receiver, assemble, blockwise, chain
+from stableair.receivers.median import median
 from stableair.receivers.rules import (
     blank,
     cauchy,
@@ -16,6 +16,6 @@ from stableair.receivers.rules import (
 )  # fmt: skip
 
 __all__ = [
-    "assemble", "blank", "blockwise", "cauchy", "chain", "clip", "gnc", "mac", "median", "none", "quantile_clip",
-    "receiver", "sign", "tanh_clip",
+    "as_receiver", "assemble", "blank", "blockwise", "cauchy", "chain", "clip", "gnc", "mac", "median", "none",
+    "quantile_clip", "receiver", "sign", "tanh_clip",
 ]  # fmt: skip

@@ -1,121 +1,113 @@
-"""Receivers made of receivers: one after the other, and each block of the vector on its own."""
+"""Receivers made of receivers: chains, and rules that work on each block of the vector."""
 
 import itertools
-from typing import Any
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 
-import torch
 from torch import Tensor
 
-from stableair.checks import InputError, typed
-from stableair.contracts import Metrics, Receiver, ReceiverLike, as_receiver
-from stableair.receivers.rules import receiver
+from stableair.components import as_rule
+from stableair.contracts import Memory, Metrics, ReceiverLike, Reception, Rule
+from stableair.memory import unchanged
+from stableair.spec import Call
+from stableair.validation import typed
 from stableair.vector import Layout
 
 
-class Chain(Receiver):
-    """Rules one after the other, each of which observes what the one before it has made."""
+def as_receiver(rule: ReceiverLike) -> Rule:
+    """A receiver as a Rule.
 
-    def __init__(self, *rules: Receiver):
-        self.rules = rules
-        self.pilots = max((rule.pilots for rule in rules), default=0)
+    Args:
+        rule: A Rule; an object with the methods `apply` and `init` of one; or a function (..., d) -> (..., d), which is
+            applied to each block.
 
-    def apply(self, g: Tensor) -> Tensor:
-        for rule in self.rules:
-            g = rule(g)
-        return g
+    >>> import torch
+    >>> as_receiver(torch.sign)(torch.tensor([3.0, -2.0])).tolist()
+    [1.0, -1.0]
+    """
 
-    def listen(self, pilot: Tensor) -> None:
-        for rule in self.rules:
-            rule.listen(pilot)
+    def lift(function: Callable[[Tensor], Tensor]) -> Rule:
+        return Rule(lambda received, memory: (received.blocks.map(function, received.g), memory, {}))
 
-    def metrics(self) -> Metrics:
-        """Those of all rules; what a second rule calls as the first did gets a suffix: C, C_2, ..."""
-        found: Metrics = {}
-        for rule in self.rules:
-            for name, value in rule.metrics().items():
-                names = (name if i == 1 else f"{name}_{i}" for i in itertools.count(1))
-                found[next(free for free in names if free not in found)] = value
-        return found
-
-    def state_dict(self) -> dict[str, Any]:
-        each = {str(i): rule.state_dict() for i, rule in enumerate(self.rules)}
-        return {i: state for i, state in each.items() if state}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        if unknown := [i for i in state if i not in map(str, range(len(self.rules)))]:
-            raise InputError(f"there is no rule {unknown[0]} to remember: there are {len(self.rules)}")
-        for i, rule in enumerate(self.rules):
-            if str(i) in state:
-                rule.load_state_dict(state[str(i)])
-            elif rule.state_dict():
-                raise InputError(f"the memory of rule {i} is missing")
+    return as_rule("receiver", rule, Rule, lift)
 
 
-def chain(*rules: ReceiverLike) -> Chain:
-    """Rules one after the other: chain(a, b)(g) is b(a(g)); the spec is "a | b". A chain in a chain is one chain.
+def chain(*rules: ReceiverLike) -> Rule:
+    """Rules one after the other: chain(a, b)(g) is b(a(g)); the spec is "a | b". A chain within a chain is flattened.
 
+    The memory is a tuple with one entry per rule. All rules receive the same pilot.
+
+    >>> import torch
     >>> from stableair.receivers import clip, mac
     >>> chain(mac(1.0), clip(1.5))(torch.tensor([0.0, 1.0, 90.0])).tolist()
     [0.0, 1.0, 1.5]
     """
-    flat = [as_receiver(rule) for rule in rules]
-    return Chain(*(inner for rule in flat for inner in (rule.rules if isinstance(rule, Chain) else [rule])))
+    single = [as_receiver(rule) for rule in rules]
+    parts = tuple(part for rule in single for part in ([rule] if rule.parts is None else rule.parts))
+
+    def apply(received: Reception, memory: Memory) -> tuple[Tensor, Memory, Metrics]:
+        memories: list[Memory] = []
+        metrics: list[Metrics] = []
+        for part, before in zip(parts, memory, strict=True):
+            with unchanged("receiver", received, before, memories):  # a part may return its memory as its output
+                g, after, seen = part.apply(received, before)
+            received = received._replace(g=g)
+            memories.append(after)
+            metrics.append(seen)
+        return received.g, tuple(memories), _numbered(metrics)
+
+    return Rule(
+        apply,
+        init=lambda like: tuple(part.init(like) for part in parts),
+        pilots=max((part.pilots for part in parts), default=0),
+        parts=parts,
+    )
 
 
-class Blockwise(Receiver):
-    """A rule that is shown the whole vector, once, and then applied to each block of it on its own."""
-
-    def __init__(self, rule: Receiver, layout: Layout):
-        self.rule, self.layout = rule, layout
-        self.pilots = rule.pilots
-
-    def observe(self, g: Tensor) -> None:
-        self.rule.observe(g)
-
-    def apply(self, g: Tensor) -> Tensor:
-        return torch.cat([_like(block, self.rule.apply(block)) for block in self.layout.split(g)], dim=-1)
-
-    def listen(self, pilot: Tensor) -> None:
-        self.rule.listen(pilot)
-
-    def metrics(self) -> Metrics:
-        return self.rule.metrics()
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.rule.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.rule.load_state_dict(state)
-
-
-def _like(block: Tensor, out: Any) -> Tensor:
-    """What a rule made of a block, which must have its shape."""
-    if not isinstance(out, Tensor) or out.shape != block.shape:
-        found = f"shape {tuple(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
-        text = f"the receiver must return a tensor of the shape it was given, {tuple(block.shape)}: got {found}"
-        raise InputError(text, part="receiver")
-    return out
+def _numbered(every: Iterable[Metrics]) -> Metrics:
+    """The metrics of several rules; a name that is taken gets a number: C, C_2, ..."""
+    numbered: Metrics = {}
+    for metrics in every:
+        for name, value in metrics.items():
+            names = (name if i == 1 else f"{name}_{i}" for i in itertools.count(1))
+            numbered[next(free for free in names if free not in numbered)] = value
+    return numbered
 
 
 @typed
-def blockwise(rule: ReceiverLike, layout: Layout) -> Receiver:
-    """A rule applied to each block of the vector on its own (the paper: layer-wise).
+def blockwise(rule: ReceiverLike, layout: Layout) -> Rule:
+    """A rule bound to the blocks of a layout (the paper: layer-wise).
 
-    Of a chain it is the chain of its rules, each blockwise; a rule that has blocks of its own already keeps them.
+    A chain binds each of its rules; a rule that is bound already keeps its blocks.
 
+    >>> import torch
     >>> from stableair.receivers import mac
     >>> halves = Layout(("a", "b"), ((2,), (2,)), (0, 2, 4))
     >>> blockwise(mac(1.0), halves)(torch.tensor([0.0, 5.0, 7.0, 90.0])).tolist()
     [0.0, 1.0, 7.0, 8.0]
     """
-    rule = as_receiver(rule)
-    if isinstance(rule, Chain):
-        return Chain(*(blockwise(inner, layout) for inner in rule.rules))
-    return rule if isinstance(rule, Blockwise) else Blockwise(rule, layout)
+    bound = as_receiver(rule)
+    if bound.parts is not None:
+        return chain(*(blockwise(part, layout) for part in bound.parts))
+    if bound.blocks is not None:
+        return bound
+
+    def apply(received: Reception, memory: Memory) -> tuple[Tensor, Memory, Metrics]:
+        return bound.apply(received._replace(blocks=layout), memory)
+
+    return replace(bound, apply=apply, blocks=layout)
 
 
-def assemble(spec: str, layout: Layout, blocks: str) -> Chain:
-    """The receiver of an experiment: each rule of "a | b" on the blocks it asks for, else on the experiment's."""
-    calls = receiver.parse(spec)
-    wanted = [call.arguments.get("blocks", call.entry.declared.get("blocks", blocks)) for call in calls]
-    return chain(*(blockwise(as_receiver(call()), layout.merge(own)) for call, own in zip(calls, wanted, strict=True)))
+def assemble(calls: Iterable[Call], layout: Layout, blocks: str) -> Rule:
+    """The receiver of an experiment: each rule on the blocks that it asks for, otherwise on the experiment's.
+
+    Args:
+        calls: The parsed rules of "a | b".
+        layout: The blocks of the model, one per tensor.
+        blocks: "tensor", "layer" or "model": the experiment's setting.
+    """
+    rules = []
+    for call in calls:
+        wanted = call.arguments.get("blocks", call.entry.declared.get("blocks", blocks))
+        rules.append(blockwise(as_receiver(call()), layout.merge(wanted)))
+    return chain(*rules)

@@ -1,19 +1,26 @@
-"""Eqs. (5)-(8): what the server does to the sum it received. A rule is a pure function (..., d) -> (..., d)."""
+"""Eqs. (5)-(8): rules that the server applies to the received sum. A rule is a pure function (..., d) -> (..., d)."""
 
 import math
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-from stableair.checks import InputError, choice, number, positive, shown, whole
-from stableair.choices import BLOCKS
 from stableair.contracts import ReceiverLike
-from stableair.receivers.adaptive import AdaptiveCauchy, AdaptiveMac, myriad
-from stableair.receivers.medians import median
+from stableair.errors import InputError
+from stableair.literals import Blocks
+from stableair.receivers.adaptive import adaptive_cauchy, adaptive_mac, mac_with_gain, myriad
+from stableair.receivers.median import median
 from stableair.spec import Registry
+from stableair.validation import choice, float32, integer, number, positive, short_repr
 
 receiver = Registry("receiver", "receivers")
+
+# Pilots of mac(C=auto). The threshold that follows from p pilots keeps a share of the best threshold's efficacy
+# (`theory.efficacy`), on average over 1,000 samples: for alpha = 0.8, 1, 1.5 and 1.8 a share of 0.28, 0.43, 0.77 and
+# 0.91 with p = 2, of 0.81, 0.83, 0.87 and 0.92 with p = 10, of 0.95, 0.96, 0.96 and 0.97 with p = 50. One pilot has no
+# spread: nothing would be clipped. With 10^6 pilots the error of the threshold is below 1 %.
+MIN_PILOTS, MAX_PILOTS = 50, 1_000_000
 
 
 @receiver("mac")
@@ -22,29 +29,44 @@ def mac(C: float | Literal["auto"], gain: bool | None = None, pilot: int = 0) ->
 
     m = med(g); g_i -> m + clip(g_i - m, [-C, C]): (..., d) -> (..., d).
 
-    C="auto" estimates the interference from what is received, or from `pilot` noise-only symbols a round, sets the
-    threshold from that, lets a round count less whose noise is far beyond the usual, and shortens steps that go too
-    far. With gain=True (the default of "auto" alone) the clipped part is divided by its expected derivative, the share
-    of unclipped entries ("auto": of the signal that passes), so that the step no longer depends on C.
+    C="auto" estimates the interference from the received vector, or from `pilot` noise-only symbols per round (at least
+    50), and sets the threshold from the estimate. It reduces the weight of rounds with unusually strong noise, and
+    shortens steps that overshoot. With gain=True (the default for "auto" only) the clipped part is divided by its
+    expected derivative, the share of unclipped entries ("auto": the share of the signal that passes), so that the step
+    does not depend on C.
 
     >>> mac(1.0)(torch.tensor([0.0, 1.0, 90.0])).tolist()
     [0.0, 1.0, 2.0]
     """
     threshold = None if isinstance(C, str) and C == "auto" else positive("C", C, finite=False, otherwise="or auto")
     if gain is not None and not isinstance(gain, bool):
-        raise InputError(f"gain must be True or False: got {shown(gain)}")
-    if whole("pilot", pilot, 0) and threshold is not None:
-        raise InputError(f"pilot={pilot} goes with C=auto only")
-    if threshold is None or gain:
-        return AdaptiveMac(threshold, gain is not False, pilot)
+        text = f"gain must be True or False: got {short_repr(gain)}"
+        raise InputError(text, code="wrong-type", name="gain", value=gain)
+    _check_pilots(pilot, auto=threshold is None)
+    if threshold is None:
+        return adaptive_mac(gain is not False, pilot)
+    if gain:
+        return mac_with_gain(threshold)
     if math.isinf(threshold):
         return none()
 
     def apply(g: Tensor) -> Tensor:
         m = median(g)  # the anchor, taken before clipping
-        return g.clamp(m - threshold, m + threshold)  # Eqs. 6-8 in one step: what is not clipped stays bit-identical
+        return g.clamp(m - threshold, m + threshold)  # Eqs. 6-8 in one step: unclipped entries stay bit-identical
 
     return apply
+
+
+def _check_pilots(pilots: int, auto: bool) -> None:
+    """Refuse pilots without C=auto, and a number of pilots that is too small to estimate the noise from."""
+    if not integer("pilot", pilots, 0, MAX_PILOTS):
+        return
+    if not auto:
+        text = f"pilot={pilots} requires C=auto: a fixed threshold uses no pilots"
+        raise InputError(text, code="conflicting-arguments", name="pilot", value=pilots)
+    if pilots < MIN_PILOTS:
+        text = f"pilot must be at least {MIN_PILOTS}, to estimate the noise, or 0 for no pilots: got {pilots}"
+        raise InputError(text, code="out-of-range", name="pilot", value=pilots, low=MIN_PILOTS, high=MAX_PILOTS)
 
 
 @receiver("clip")
@@ -56,24 +78,24 @@ def clip(C: float) -> ReceiverLike:
     >>> clip(1.0)(torch.tensor([0.0, 1.0, 90.0])).tolist()
     [0.0, 1.0, 1.0]
     """
-    C = positive("C", C, finite=False)
+    C = float32("C", positive("C", C, finite=False))
     return lambda g: g.clamp(-C, C)
 
 
 @receiver("gnc", blocks="model")
-def gnc(max_norm: float, blocks: Literal["tensor", "layer", "model"] = "model") -> ReceiverLike:
+def gnc(max_norm: float, blocks: Blocks = "model") -> ReceiverLike:
     """Gradient norm clipping: scale the vector down to a norm of at most max_norm.
 
     g -> g min(1, max_norm / |g|) (Pascanu, Mikolov and Bengio, 2013): (..., d) -> (..., d).
 
-    In an experiment it takes the whole vector, or with blocks="tensor" or "layer" each block on its own. An infinite
-    entry leaves the direction of the infinite entries alone, the limit of ever larger ones (and not NaN).
+    In an experiment it takes the whole vector, or with blocks="tensor" or "layer" each block on its own. With infinite
+    entries, the result is the limit for growing entries, not NaN: the direction of the infinite entries.
 
     >>> gnc(1.0)(torch.tensor([3.0, 4.0])).tolist()
     [0.6000000238418579, 0.800000011920929]
     """
     max_norm = positive("max_norm", max_norm)
-    choice("blocks", blocks, BLOCKS)
+    choice("blocks", blocks, get_args(Blocks))
 
     def apply(g: Tensor) -> Tensor:
         spikes = g.isinf()
@@ -96,7 +118,7 @@ def cauchy(K: float | Literal["auto"]) -> ReceiverLike:
     [0.0, 0.5, -0.4000000059604645, 0.0]
     """
     if isinstance(K, str) and K == "auto":
-        return AdaptiveCauchy()
+        return adaptive_cauchy()
     scale = positive("K", K, otherwise="or auto")
     return lambda g: myriad(g, scale)
 

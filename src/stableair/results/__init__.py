@@ -1,1 +1,1 @@
-"""What is kept of a run, and what is made of it: folders, plots, reports, trackers."""
+"""Run folders, and the plots, reports and trackers that use them."""

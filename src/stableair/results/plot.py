@@ -1,8 +1,7 @@
-"""Curves from run folders, and from nothing else."""
+"""Pictures of recorded runs: metrics over the rounds, and the label distribution over the clients."""
 
 import math
 import textwrap
-import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -15,16 +14,20 @@ from matplotlib.figure import Figure
 from matplotlib.legend import Legend
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
-from stableair.checks import InputError, Note, place, typed
+from stableair.errors import InputError
 from stableair.files import write_whole
-from stableair.results.run import Run, group, runs_of, with_metric
+from stableair.results.outputs import METADATA, check_output
+from stableair.results.run import Run, group, log_left_out, runs_from, with_metric
+from stableair.results.statistics import mean_and_std
+from stableair.validation import as_path, typed
 
-FEW = 20  # classes that can be told apart by colour
-LINES: list[Any] = [  # ways to draw a line: curves are told apart without colours, too
+MAX_COLOURED_CLASSES = 20  # with more classes, colours are too similar
+LINES: list[Any] = [  # line styles, so that curves can be distinguished without colours
     "-", "--", "-.", ":", (0, (9, 2)), (0, (5, 1.5, 1, 1.5, 1, 1.5)),
 ]  # fmt: skip
-SHORT, WIDEST = 40, 90  # letters of a name that may stand within the axes, and of a line below them
-AXES = {
+SHORT_NAME = 40  # characters; longer names put the legend outside the axes
+LEGEND_WIDTH = 90  # characters per line of a legend outside the axes
+AXIS_LABELS = {
     "test/accuracy": "test accuracy",
     "test/loss": "test loss",
     "test/accuracy_clients": "test accuracy, the clients' norm statistics",
@@ -47,28 +50,47 @@ def plot(
     metric: str = "test/accuracy",
     out: str | Path | None = None,
     log: bool = False,
+    *,
+    force: bool = False,
 ) -> Figure:
-    """Draw a metric of runs, or of run folders and folders that hold some, and write the picture where `out` says.
+    """Draw a metric of recorded runs. `stableair plot` calls this function.
 
-    Runs that differ in the seed alone become one line with a band. `stableair plot` is this.
+    Runs that differ only in the seed become one line with a band.
+
+    Args:
+        runs: Runs, run folders, or folders that contain run folders.
+        metric: Name of a recorded metric.
+        out: File to write; its extension sets the format. None: write no file.
+        log: Whether the metric has a logarithmic axis.
+        force: Whether to replace a file that stableair has not made.
+
+    Raises:
+        InputError: No run can be read, no run has the metric, or `out` cannot be written.
     """
     if out is not None:
-        check_picture(out)
-    found, left_out = runs_of(runs)
-    for line in left_out:
-        warnings.warn(f"left out: {line}", Note, stacklevel=3)
-    figure = curves(group(with_metric(found, metric)[0]), metric, log=log)
+        check_picture(out, force)
+    every_run, left_out = runs_from(runs)
+    shown, others = with_metric(every_run, metric)
+    log_left_out([*left_out, *(f"{run.folder} has no {metric}" for run in others)])
+    figure = curves(group(shown), metric, log=log)
     if out is not None:
-        save(figure, out)
+        save(figure, out, force)
     return figure
 
 
 def curves(
     groups: dict[str, list[Run]], metric: str = "test/accuracy", title: str = "", caption: str = "", log: bool = False
 ) -> Figure:
-    """One line per group over the communication rounds: the mean over its seeds, in a band of one standard deviation.
+    """Draw one line per group: the mean over its runs, with a band of one standard deviation.
 
-    A run that diverged is drawn up to where it did, and a cross marks the place.
+    A cross marks the last finite round of a run that diverged.
+
+    Args:
+        groups: Runs by the name of their group, as from `group`.
+        metric: Name of a recorded metric.
+        title: Title of the picture.
+        caption: Text below the axes.
+        log: Whether the metric has a logarithmic axis.
     """
     return panels({"": groups}, metric, title, caption, log)
 
@@ -81,101 +103,123 @@ def panels(
     log: bool = False,
     text: Callable[[str, list[Run]], str] = lambda name, runs: name,
 ) -> Figure:
-    """Curves as above, a panel for each family of them; a group of the same name looks the same in all of them.
+    """Draw the curves of several families side by side, one panel per family.
 
-    `text(name, runs)` is what the legend says of a group.
+    Groups of the same name have the same colour and line style in all panels.
+
+    Args:
+        families: Groups of runs by the title of their panel.
+        metric: Name of a recorded metric.
+        title: Title of the picture.
+        caption: Text below the panels.
+        log: Whether the metric has a logarithmic axis.
+        text: Returns the legend's text for a group, from its name and its runs.
     """
     names = list(dict.fromkeys(name for groups in families.values() for name in groups))
-    widths = np.linspace(2.8, 1.4, len(names))  # where two lines coincide, both are seen
-    looks = {name: (f"C{i % 10}", LINES[i % len(LINES)], widths[i]) for i, name in enumerate(names)}
+    widths = np.linspace(2.8, 1.4, len(names))  # thin lines over thick ones: coinciding curves stay visible
+    styles = {name: (f"C{i % 10}", LINES[i % len(LINES)], widths[i]) for i, name in enumerate(names)}
     figure = Figure(figsize=(6.4 if len(families) == 1 else 0.6 + 4.8 * len(families), 4.2), layout="constrained")
     row = figure.subplots(1, len(families), sharey=True, squeeze=False)[0]
     for axes, (family, groups) in zip(row, families.items(), strict=True):
         for name, runs in groups.items():
-            _line(axes, text(name, runs), runs, metric, *looks[name])
-        longest = max(len(run) for runs in groups.values() for run in runs)
-        axes.set_xlabel("communication round")
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
-        axes.set_xlim(left=1 - min(0.9, 0.05 * longest), right=1.9 if longest == 1 else None)  # there is no round 0
+            _line(axes, text(name, runs), runs, metric, *styles[name])
+        _round_axis(axes, longest=max(len(run) for runs in groups.values() for run in runs))
         axes.set_title(family or title)
         axes.grid(alpha=0.3)
-    row[0].set_ylabel(AXES.get(metric, metric))
+    row[0].set_ylabel(AXIS_LABELS.get(metric, metric))
     low, high = row[0].dataLim.intervaly
-    blown_up = metric.endswith(("/loss", "/norm")) and 0 < low < high / 100  # must not flatten the others
-    if log or blown_up:
+    wide_range = metric.endswith(("/loss", "/norm")) and 0 < low < high / 100  # a linear axis would flatten the others
+    if log or wide_range:
         _log_axis(row[0], low, high)
     if len(families) > 1:
         figure.suptitle(title)
     for axes in row:
-        _key(figure, axes, bool(caption))
+        _legend(figure, axes, bool(caption))
     if caption:
-        lines = textwrap.wrap(caption, int(112 * figure.get_figwidth() / 6.4))
-        figure.set_figheight(figure.get_figheight() + 0.13 * len(lines))
-        figure.supxlabel("\n".join(lines), x=0.02, ha="left", fontsize=7, color="0.3")
+        _caption(figure, caption)
     return figure
 
 
 def _line(axes: Axes, text: str, runs: list[Run], metric: str, colour: str, style: Any, width: float) -> None:
-    """The mean of a group, its band, and a cross where a run of it diverged."""
-    mean, spread = mean_and_spread(runs, metric)
-    rounds = np.arange(len(mean)) + 1  # people count from 1, records from 0
-    ended = [run.diverged for run in runs if run.diverged is not None]
+    """Draw the mean of a group, its band, and a cross for each run that diverged."""
+    mean, std = mean_curve(runs, metric)
+    rounds = np.arange(len(mean)) + 1  # pictures count rounds from 1, records from 0
+    diverged = [run.diverged for run in runs if run.diverged is not None]
     seeds = {run.settings["seed"] for run in runs}
     text += f" ({len(seeds)} seeds)" if len(seeds) > 1 else ""
-    text += f", diverged at round {', '.join(str(k + 1) for k in sorted(set(ended)))}" if ended else ""
+    text += f", diverged at round {', '.join(str(k + 1) for k in sorted(set(diverged)))}" if diverged else ""
     marker = "o" if len(rounds) == 1 else None
     axes.plot(rounds, mean, color=colour, linestyle=style, label=text, linewidth=width, marker=marker)
     if len(runs) > 1:
-        axes.fill_between(rounds, mean - spread, mean + spread, color=colour, alpha=0.2, linewidth=0)
-    for k in filter(None, ended):
+        axes.fill_between(rounds, mean - std, mean + std, color=colour, alpha=0.2, linewidth=0)
+    for k in filter(None, diverged):
         axes.plot(k, mean[k - 1], "x", color=colour, markersize=9, markeredgewidth=2.5)
+
+
+def _round_axis(axes: Axes, longest: int) -> None:
+    """Set up the horizontal axis for runs of at most `longest` rounds."""
+    axes.set_xlabel("communication round")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+    axes.set_xlim(left=1 - min(0.9, 0.05 * longest), right=1.9 if longest == 1 else None)  # there is no round 0
 
 
 def _log_axis(axes: Axes, low: float, high: float) -> None:
     axes.set_yscale("log")
-    if 0 < low < high < 1000 * low:  # then 0.5, 1 and 2, and not powers of ten
+    if 0 < low < high < 1000 * low:  # a small range: ticks at 0.5, 1 and 2 instead of powers of ten
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high > 5 * low else range(1, 10)))
         axes.yaxis.set_major_formatter("{x:g}")
         axes.yaxis.set_minor_formatter(NullFormatter())
 
 
+def _caption(figure: Figure, caption: str) -> None:
+    """Write a caption below the axes and increase the figure's height to fit it."""
+    lines = textwrap.wrap(caption, int(112 * figure.get_figwidth() / 6.4))
+    figure.set_figheight(figure.get_figheight() + 0.13 * len(lines))
+    figure.supxlabel("\n".join(lines), x=0.02, ha="left", fontsize=7, color="0.3")
+
+
 def _covers_a_line(figure: Figure, legend: Legend, axes: Axes) -> bool:
-    """Whether the legend lies on a line, wherever it is put."""
-    figure.draw_without_rendering()  # which puts it there
+    """Whether the legend, at the best position within the axes, lies on a line."""
+    figure.draw_without_rendering()  # computes the position
     box = legend.get_window_extent()
     return any(box.count_contains(axes.transData.transform(line.get_xydata())) for line in axes.lines)
 
 
-def _key(figure: Figure, axes: Axes, caption: bool) -> None:
-    """The legend: within the axes for a few lines of short names that leave it room, else beside or below them."""
+def _legend(figure: Figure, axes: Axes, caption: bool) -> None:
+    """Add the legend: within the axes if its names are few and short and it covers no line, else beside or below."""
     handles, names = axes.get_legend_handles_labels()
-    texts = [textwrap.fill(name, WIDEST, subsequent_indent="   ") for name in names]
+    texts = [textwrap.fill(name, LEGEND_WIDTH, subsequent_indent="   ") for name in names]
     lines = [line for text in texts for line in text.splitlines()]
     title = "band: one standard deviation" if axes.collections else None
-    key: dict[str, Any] = {"fontsize": "small", "title": title, "title_fontsize": "small", "handlelength": 3.5}
-    room = 1 + 0.075 * max(map(len, lines))  # for the longest
-    short = caption or max(map(len, names)) <= SHORT
+    style: dict[str, Any] = {"fontsize": "small", "title": title, "title_fontsize": "small", "handlelength": 3.5}
+    width = 1 + 0.075 * max(map(len, lines))  # inches
+    short = caption or max(map(len, names)) <= SHORT_NAME
     if (len(names) <= 6 and short) or len(figure.axes) > 1:
-        within = axes.legend(**key)
+        within = axes.legend(**style)
         if len(figure.axes) > 1 or not _covers_a_line(figure, within, axes):
             return
         within.remove()
-    if caption:  # which stands below
-        figure.legend(handles, texts, **key, loc="outside right upper")
-        figure.set_figwidth(figure.get_figwidth() + room)
+    if caption:  # the caption is below the axes
+        figure.legend(handles, texts, **style, loc="outside right upper")
+        figure.set_figwidth(figure.get_figwidth() + width)
     else:
-        figure.legend(handles, texts, **key, loc="outside lower center")
+        figure.legend(handles, texts, **style, loc="outside lower center")
         figure.set_figheight(4.2 + 0.2 * len(lines))
-        figure.set_figwidth(max(6.4, room))
+        figure.set_figwidth(max(6.4, width))
 
 
 def labels(counts: np.ndarray, title: str = "") -> Figure:
-    """How many samples of each class each client holds: stacked bars for few classes, a map for many."""
+    """Draw the label distribution: stacked bars for few classes, a heat map for many.
+
+    Args:
+        counts: (clients, classes) number of samples.
+        title: Title of the picture.
+    """
     counts = np.asarray(counts)
     clients, classes = counts.shape
     figure = Figure(figsize=(max(6.4, min(12, 0.13 * clients + 2)), 4.2), layout="constrained")
     axes = figure.subplots()
-    if classes <= FEW:
+    if classes <= MAX_COLOURED_CLASSES:
         colours = colormaps["tab10" if classes <= 10 else "tab20"](range(classes))
         base = np.zeros(clients)
         for c in range(classes):
@@ -192,38 +236,50 @@ def labels(counts: np.ndarray, title: str = "") -> Figure:
     return figure
 
 
-def mean_and_spread(runs: list[Run], metric: str) -> tuple[np.ndarray, np.ndarray]:
-    """The mean of a metric over the runs after each round, and its standard deviation; NaN where none recorded it."""
-    table = _table(runs, metric)
-    counted = np.maximum((~np.isnan(table)).sum(0), 1)
-    mean = np.where(np.isnan(table).all(0), np.nan, np.nansum(table, 0) / counted)
-    return mean, np.sqrt(np.nansum((table - mean) ** 2, 0) / np.maximum(counted - 1, 1))
+def mean_curve(runs: list[Run], metric: str) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation of a metric over runs, after each round.
 
+    Returns:
+        Mean (rounds,) and standard deviation (rounds,); the mean is NaN where no run recorded the metric.
 
-def _table(runs: list[Run], metric: str) -> np.ndarray:
-    """(seeds, rounds) of a metric, NaN where it was not recorded."""
-    rows = [[math.nan if v is None else v for v in run[metric]] for run in runs]
+    Raises:
+        InputError: No run has a complete round.
+    """
+    rows = [[math.nan if value is None else value for value in run[metric]] for run in runs]
     longest = max(map(len, rows))
     if not longest:
-        raise InputError(f"{runs[0].folder}: no round is complete yet")
-    return np.array([row + [math.nan] * (longest - len(row)) for row in rows], dtype=float)
+        raise InputError(f"{runs[0].folder}: no round is complete yet", code="no-rounds", folder=runs[0].folder)
+    return mean_and_std([row + [math.nan] * (longest - len(row)) for row in rows])
 
 
-def check_picture(path: str | Path) -> Path:
-    """A path whose ending is the format of a picture."""
-    path = place("the picture", path)
-    formats = FigureCanvasBase.get_supported_filetypes()
-    if path.suffix[1:].lower() not in formats:
-        raise InputError(f"cannot write {path}: its ending must give the format, such as .png, .pdf or .svg")
-    return path
+def check_picture(path: str | Path, force: bool = False) -> Path:
+    """Return a path at which a picture can be written, in the format of its extension.
+
+    Raises:
+        InputError: Matplotlib cannot write this format; the path is a folder, a file of a run, or without `force` a
+            file that stableair has not made.
+    """
+    path = as_path("the picture", path)
+    if path.suffix[1:].lower() not in FigureCanvasBase.get_supported_filetypes():
+        text = f"cannot write {path}: its extension must be a picture format, such as .png, .pdf or .svg"
+        raise InputError(text, code="unknown-format", path=path)
+    return check_output(path, force)
 
 
-def save(figure: Figure, path: str | Path) -> Path:
-    """Write the figure in the format of the path's ending."""
-    path = check_picture(path)
+def save(figure: Figure, path: str | Path, force: bool = False) -> Path:
+    """Write a figure in the format of the path's extension; missing folders are created.
+
+    Raises:
+        InputError: The format is unknown or the file cannot be written.
+    """
+    path = check_picture(path, force)
+    ending = path.suffix[1:]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, lambda file: figure.savefig(file, dpi=150, format=path.suffix[1:]))
+        write_whole(
+            path, lambda file: figure.savefig(file, dpi=150, format=ending, metadata=METADATA.get(ending.lower()))
+        )
     except (OSError, ValueError) as error:
-        raise InputError(f"cannot write {path}: {getattr(error, 'strerror', None) or error}") from None
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"cannot write {path}: {reason}", code="cannot-write", path=path) from None
     return path

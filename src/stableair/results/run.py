@@ -1,5 +1,6 @@
-"""What was recorded of a run: read from its folder, and from nothing else. Nothing here needs torch."""
+"""Recorded runs, read from their folders. Importing this module does not import torch."""
 
+import logging
 import math
 import statistics
 import sys
@@ -10,18 +11,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stableair.checks import InputError, nearest, place, shown, whole
+from stableair.errors import CorruptRunError, InputError, StableairError
 from stableair.experiment import (
     ARGUMENTS,
+    COMPONENT_SETTINGS,
     EXECUTION,
-    HOMES,
     IDEAL,
     TYPES,
     Experiment,
     components_of_record,
     settings_of_record,
 )
-from stableair.results.sealed import (
+from stableair.results.checksums import (
     CLIENTS,
     ENVIRONMENT,
     EXPERIMENT,
@@ -31,162 +32,203 @@ from stableair.results.sealed import (
     read_sealed,
     unseal,
 )
+from stableair.validation import as_path, short_repr, suggest
 
 if TYPE_CHECKING:
-    from stableair.vector import State
+    from stableair.contracts import State
 
-LAST = 10  # rounds to average over: the accuracy of a method that suffers jumps from round to round
+log = logging.getLogger("stableair")
 
-PLAIN = {"channel": "flat()", "power": "none()"}  # what an ideal run has beside IDEAL
-VAGUE = "none", "auto", "tensor", "layer"  # values that do not tell their setting
+LAST = 10  # rounds that `Run.settled` averages over: under interference the accuracy fluctuates from round to round
 
-Row = dict[str, Any]  # what was recorded of a round, by the name of the metric
+PLAIN = {"channel": "flat()", "power": "none()"}  # further settings of an ideal run on the plain channel
+AMBIGUOUS = "none", "auto", "tensor", "layer"  # values shared by several settings: labels add the setting's name
+
+Row = dict[str, Any]  # the metrics of a round by name
 
 
 @dataclass(frozen=True)
 class Run:
-    """What was recorded of a run: run["test/accuracy"] is a metric's value after each round."""
+    """A recorded run: run["test/accuracy"] is the list of a metric's values, one per round."""
 
-    record: dict[str, Any]  # of the experiment, as in experiment.json
+    record: dict[str, Any]  # the content of experiment.json
     rounds: list[Row]
     folder: Path | None = None
-    final: "State | None" = None  # the model after the last complete round, where it is in memory
+    final: "State | None" = None  # the state after the last completed round, if it is in memory
 
     def __getitem__(self, metric: str) -> list[Any]:
         if self.rounds and (not isinstance(metric, str) or not any(metric in row for row in self.rounds)):
-            there = dict.fromkeys(name for row in self.rounds for name in row)
-            raise InputError(f"metric {shown(metric)} was not recorded; there are {', '.join(there)}")
-        return [row.get(metric) for row in self.rounds]  # None in rounds of a version that did not record it
+            recorded = list(dict.fromkeys(name for row in self.rounds for name in row))
+            text = f"metric {short_repr(metric)} was not recorded; there are {', '.join(recorded)}"
+            raise InputError(text, code="unknown-metric", metric=metric, recorded=recorded)
+        return [row.get(metric) for row in self.rounds]  # None in rounds of a version that did not record the metric
 
     def __len__(self) -> int:
         return len(self.rounds)
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """The experiment's settings by name, as they were given."""
+        """The settings of the experiment by name, as recorded."""
         return settings_of_record(self.record)
 
     @property
     def experiment(self) -> Experiment:
+        """The experiment of the run."""
         return Experiment.from_record(self.record)
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """The seed, and then all that makes the experiment what it is, every argument included."""
-        plain = {k: v for k, v in self.settings.items() if k not in (*EXECUTION, *HOMES, "seed")}
+        """The seed, all other settings that affect the results, and all arguments of the components."""
+        plain = {k: v for k, v in self.settings.items() if k not in (*EXECUTION, *COMPONENT_SETTINGS, "seed")}
         return self.settings["seed"], repr(sorted(plain.items())), repr(components_of_record(self.record))
 
     @property
     def diverged(self) -> int | None:
-        """The round after which the model was no longer finite, where there was one."""
+        """The zero-based round in which the model became non-finite; None if the run did not diverge."""
         return self.rounds[-1]["round"] if self.rounds and self.rounds[-1].get("diverged") else None
 
     def settled(self, metric: str) -> float:
-        """The mean of a metric over the last rounds, at most half of them; 0 for a run that diverged."""
+        """Mean of a metric over the last ten rounds, at most half of the run; 0 for a run that diverged."""
         last = [v for v in self[metric][-min(LAST, max(1, len(self) // 2)) :] if v is not None]
         return 0.0 if self.diverged is not None or not last else sum(last) / len(last)
 
     def fluctuation(self, metric: str) -> float | None:
-        """The standard deviation of a metric over the last rounds; None for a run that diverged or has one round."""
+        """Standard deviation of a metric over the last ten rounds; None for a run that diverged or has one round."""
         last = [v for v in self[metric][-LAST:] if v is not None]
         return None if self.diverged is not None or len(last) < 2 else statistics.stdev(last)
 
     @property
     def state(self) -> "State":
-        """The model after the last complete round."""
+        """The state after the last complete round.
+
+        Raises:
+            InputError: No round is complete.
+        """
         if self.final is not None:
             return self.final
         from stableair.results.checkpoint import read_checkpoint
 
         last = self.folder and read_checkpoint(self.folder)
         if not last:
-            raise InputError(f"{self.folder}: no round is complete yet")
+            raise InputError(f"{self.folder}: no round is complete yet", code="no-rounds", folder=self.folder)
         return last.state
 
     @property
     def labels(self) -> list[list[int]] | None:
-        """How many samples of each class each client holds, where the folder tells."""
+        """Number of samples per client and class, (clients, classes); None if the folder has no such record.
+
+        Raises:
+            CorruptRunError: The file is damaged.
+        """
         if self.folder is None or not (self.folder / CLIENTS).exists():
             return None
-        content, sealed = read_sealed(self.folder / CLIENTS, dict)
-        counts = content.get("labels")
-        if (not sealed and set(content) != {"labels"}) or not isinstance(counts, list):
-            raise InputError(f"{self.folder / CLIENTS} is corrupted: it does not hold the labels of the clients")
-        widths = {len(row) if isinstance(row, list) else 0 for row in counts}
-        if len(widths) != 1 or not all(widths):
-            raise InputError(f"{self.folder / CLIENTS} is corrupted: it does not hold the labels of the clients")
-        return [[whole(f"{self.folder / CLIENTS} is corrupted: a count", n, 0) for n in row] for row in counts]
+        path = self.folder / CLIENTS
+        content, has_checksum = read_sealed(path, dict)
+        counts: Any = content.get("labels")
+        if (not has_checksum and set(content) != {"labels"}) or not _is_count_table(counts):
+            raise _corrupt(path, "it must hold the number of samples per client and class")
+        return counts
 
     @property
     def environments(self) -> list[dict[str, Any]]:
-        """Where and how its rounds were computed."""
+        """The environments that computed the rounds: device, engine and versions."""
         return read_environments(self.folder) if self.folder and (self.folder / ENVIRONMENT).exists() else []
 
     def to_pandas(self) -> Any:
         """The rounds as a pandas DataFrame."""
-        try:
-            import pandas
-        except ImportError:
-            raise InputError("to_pandas needs pandas: pip install pandas") from None
+        import pandas
+
         return pandas.DataFrame([{k: v for k, v in row.items() if k != "diverged"} for row in self.rounds])
 
 
 def load(folder: str | Path) -> Run:
-    """Read a run folder; `load(folder).to_pandas()` for a DataFrame."""
-    folder = place("folder", folder)
+    """Read a run folder; `load(folder).to_pandas()` returns a DataFrame.
+
+    Raises:
+        InputError: The folder holds no run.
+        CorruptRunError: A file of the run is damaged.
+    """
+    folder = as_path("folder", folder)
     if not (folder / EXPERIMENT).exists():
-        raise InputError(f"{folder} holds no run: there is no {EXPERIMENT} in it")
-    found = Run(read_record(folder), read_rounds(folder), folder)
-    _ = found.labels, found.environments  # damage is found here, and not when it is drawn
-    return found
+        raise InputError(f"{folder} holds no run: there is no {EXPERIMENT} in it", code="no-run", folder=folder)
+    run = Run(read_record(folder), read_rounds(folder), folder)
+    _ = run.labels, run.environments  # read these files too, so that damage is reported here
+    return run
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """The experiment of a folder, as its record; whatever is wrong with it is one line."""
-    record, sealed = read_sealed(folder / EXPERIMENT, dict)
+    """Read the experiment of a run folder as its record.
+
+    Raises:
+        CorruptRunError: The file is damaged or its record is invalid.
+    """
+    record, has_checksum = read_sealed(folder / EXPERIMENT, dict)
+    if ARGUMENTS in record and not has_checksum:
+        raise _corrupt(folder / EXPERIMENT, "its checksum is missing")
     try:
-        if ARGUMENTS in record and not sealed:
-            raise InputError("its checksum is gone")
         settings_of_record(record)
-    except InputError as error:
-        raise InputError(f"{folder / EXPERIMENT} is corrupted: {error}") from None
+    except StableairError as error:
+        raise _corrupt(folder / EXPERIMENT, str(error)) from None
     return record
 
 
 def read_rounds(folder: Path) -> list[Row]:
-    """The complete lines of rounds.jsonl, each checked; a last line cut short is no round."""
+    """Read the complete lines of rounds.jsonl and check each; an incomplete last line is ignored.
+
+    Raises:
+        CorruptRunError: A line is damaged.
+    """
     path = folder / ROUNDS
     if not path.exists():
         return []
     rows: list[Row] = []
-    seals = set()
+    with_checksum = set()
     *lines, rest = read_plain(path).split(b"\n")
-    for number, line in enumerate([*lines, *([rest] if _is_sealed(rest[:-1]) else [])]):
+    for number, line in enumerate([*lines, *([rest] if _has_checksum(rest[:-1]) else [])]):
         try:
-            if number == len(lines):
-                raise ValueError("its end is damaged")  # else it was cut short with its process, and is no round
-            row, sealed = unseal(line + b"\n")
-            seals.add(sealed)
-            if not isinstance(row, dict) or row.get("round") != number:
-                raise ValueError(f"round {row.get('round') if isinstance(row, dict) else row} where {number} belongs")
-            if odd := [key for key, v in row.items() if not _is_number(v)]:
-                raise ValueError(f"{odd[0]} is no number")
-            if rows and (lost := rows[-1].keys() - row.keys()):  # a newer version may have gone on with more
-                raise ValueError(f"it lacks {min(lost)}, which the round before has")
-            if len(seals) > 1:
-                raise ValueError("its checksum is gone")
+            if number == len(lines):  # the line is complete except for a damaged line break
+                raise ValueError("its end is damaged")
+            row, has_checksum = unseal(line + b"\n")
+            with_checksum.add(has_checksum)
+            _check_row(row, number, rows[-1] if rows else {})
+            if len(with_checksum) > 1:
+                raise ValueError("its checksum is missing")
         except (ValueError, RecursionError) as error:
-            raise InputError(f"{path} is corrupted in line {number + 1}: {error}") from None
+            raise _corrupt(path, str(error), line=number + 1) from None
         rows.append(row)
     return rows
 
 
+def _check_row(row: Any, number: int, previous: Row) -> None:
+    """Raise ValueError unless this is the row of round `number` with all metrics of the previous row."""
+    if not isinstance(row, dict) or row.get("round") != number:
+        got = row.get("round") if isinstance(row, dict) else row
+        raise ValueError(f"expected round {number}: got {got}")
+    if invalid := [key for key, value in row.items() if not _is_number(value)]:
+        raise ValueError(f"{invalid[0]} is not a number")
+    if missing := previous.keys() - row.keys():  # a newer version may add metrics
+        raise ValueError(f"missing metric {min(missing)}, which the previous round has")
+
+
+def _corrupt(path: Path, reason: str, line: int | None = None) -> CorruptRunError:
+    position = "" if line is None else f" in line {line}"
+    return CorruptRunError(f"{path} is corrupted{position}: {reason}", path=path, line=line)
+
+
+def _is_count_table(value: object) -> bool:
+    """Whether a value is a list of lists of equal length, at least 1, of integers of at least 0."""
+    if not isinstance(value, list) or not all(isinstance(row, list) for row in value):
+        return False
+    counts = [n for row in value for n in row]
+    return len({len(row) for row in value}) == 1 and bool(counts) and all(type(n) is int and n >= 0 for n in counts)
+
+
 def _is_number(value: object) -> bool:
-    """Whether it is a number that a float holds, or none; JSON knows larger ones."""
+    """Whether a value is None or a number within the range of a float; JSON allows larger integers."""
     return value is None or (isinstance(value, int | float) and not abs(value) > sys.float_info.max)
 
 
-def _is_sealed(line: bytes) -> bool:
+def _has_checksum(line: bytes) -> bool:
     try:
         return unseal(line + b"\n")[1]
     except (ValueError, RecursionError):
@@ -194,61 +236,90 @@ def _is_sealed(line: bytes) -> bool:
 
 
 def find(folders: Iterable[str | Path]) -> tuple[list[Run], list[str]]:
-    """The runs in these folders and below them, each once; and what is wrong with those that cannot be read."""
-    places: dict[Path, Path] = {}
-    found: dict[tuple[Any, ...], Run] = {}
+    """Read the runs in some folders and below them.
+
+    Returns:
+        Each run once, the longest of several copies; and a line for each folder that was left out, with the reason.
+
+    Raises:
+        InputError: No run can be read.
+    """
+    run_folders: dict[Path, Path] = {}
+    runs: dict[tuple[Any, ...], Run] = {}
     left_out = []
     for folder in folders:
         try:
-            places |= {path.resolve(): path for path in _run_folders(place("folder", folder))}
+            run_folders |= {path.resolve(): path for path in _run_folders(as_path("folder", folder))}
         except (InputError, OSError) as error:
             left_out.append(str(error))
-    for path in places.values():
+    for path in run_folders.values():
         try:
             run = load(path)
             key = run.identity
-        except Exception as error:  # whatever is wrong with it, the others are shown
-            left_out.append(str(error) if isinstance(error, InputError) else f"{path}: {type(error).__name__}: {error}")
+        except Exception as error:  # an unreadable run does not prevent reading the others
+            known = isinstance(error, StableairError)
+            left_out.append(str(error) if known else f"{path}: {type(error).__name__}: {error}")
             continue
-        if (twin := found.get(key)) and len(twin) >= len(run):
-            run, twin = twin, run  # of two copies of a run the longer one counts
+        if (twin := runs.get(key)) and len(twin) >= len(run):
+            run, twin = twin, run
         if twin:
             left_out.append(f"{twin.folder}: the same run as {run.folder}")
-        found[key] = run
-    if not found:
+        runs[key] = run
+    if not runs:
         first = left_out[0] if left_out else "no folder was given"
-        raise InputError(first if len(left_out) < 2 else f"none of {len(left_out)} can be read; the first: {first}")
-    return list(found.values()), left_out
+        text = first if len(left_out) < 2 else f"none of {len(left_out)} folders can be read; the first: {first}"
+        raise InputError(text, code="no-run", left_out=left_out)
+    return list(runs.values()), left_out
 
 
 def _run_folders(folder: Path) -> list[Path]:
-    """The folders of runs at a place and below it."""
+    """The run folders in a folder and below it, itself included."""
     if not folder.is_dir():
-        raise InputError(f"{folder}: there is no such folder")
-    here = sorted(path.parent for path in folder.rglob(EXPERIMENT))
-    if not here:
-        raise InputError(f"{folder} holds no run: there is no {EXPERIMENT} in it or below it")
-    return here
+        raise InputError(f"{folder}: there is no such folder", code="no-folder", folder=folder)
+    run_folders = sorted(path.parent for path in folder.rglob(EXPERIMENT))
+    if not run_folders:
+        text = f"{folder} holds no run: there is no {EXPERIMENT} in it or below it"
+        raise InputError(text, code="no-run", folder=folder)
+    return run_folders
 
 
-def runs_of(given: "Run | str | Path | Iterable[Run | str | Path]") -> tuple[list[Run], list[str]]:
-    """Runs, and those of run folders and folders that hold some; and what is wrong with those that cannot be read."""
-    each = [given] if isinstance(given, Run | str | Path) else list(given) if isinstance(given, Iterable) else [given]
-    for one in each:
-        if not isinstance(one, Run | str | Path):
-            raise InputError(f"give runs, or folders of runs: got {shown(one)}")
-    folders = [one for one in each if not isinstance(one, Run)]
-    found, left_out = find(folders) if folders else ([], [])
-    return [*(one for one in each if isinstance(one, Run)), *found], left_out
+def runs_from(sources: "Run | str | Path | Iterable[Run | str | Path]") -> tuple[list[Run], list[str]]:
+    """Collect runs from Run objects and from folders.
+
+    Args:
+        sources: Runs, run folders, or folders that contain run folders.
+
+    Returns:
+        The runs, and a line for each folder that was left out, as from `find`.
+    """
+    if isinstance(sources, Run | str | Path) or not isinstance(sources, Iterable):
+        sources = [sources]
+    items = list(sources)
+    for source in items:
+        if not isinstance(source, Run | str | Path):
+            raise InputError(
+                f"expected runs or folders of runs: got {short_repr(source)}", code="wrong-type", value=source
+            )
+    folders = [source for source in items if not isinstance(source, Run)]
+    read, left_out = find(folders) if folders else ([], [])
+    return [*(source for source in items if isinstance(source, Run)), *read], left_out
+
+
+def log_left_out(lines: Iterable[str]) -> None:
+    """Log a warning for each run that was left out."""
+    for line in lines:
+        log.warning("left out: %s", line)
 
 
 def snrs(runs: Iterable[Run], rounds: int | None = None) -> list[float]:
-    """The SNR in dB of every round of some runs, or of their first rounds; without interference there is none."""
+    """The SNR in dB of all rounds of some runs, or of their first `rounds`; rounds without interference have none."""
     return [db for run in runs for row in run.rounds[:rounds] if (db := row.get("channel/snr_db")) is not None]
 
 
 def linear_mean(decibels: list[float]) -> float:
-    """The mean of the ratios themselves, in dB: a few good rounds make it, where a few impulses make the mean in dB.
+    """Mean of the linear ratios, in dB: 10 log10 of the mean of 10^(x / 10).
+
+    Rounds with a high SNR dominate it; impulses dominate the mean in dB.
 
     >>> round(linear_mean([-40, -60]), 1)
     -43.0
@@ -257,64 +328,69 @@ def linear_mean(decibels: list[float]) -> float:
 
 
 def with_metric(runs: list[Run], metric: str) -> tuple[list[Run], list[Run]]:
-    """The runs that recorded the metric, and those that did not; it is an error if none did."""
-    with_it = [run for run in runs if run.rounds and metric in run.rounds[0]]
-    if not with_it:
+    """Split runs by whether they recorded a metric: (runs with it, runs without it).
+
+    Raises:
+        InputError: No run recorded the metric.
+    """
+    recorded = [run for run in runs if run.rounds and metric in run.rounds[0]]
+    if not recorded:
         known = sorted({name for run in runs for row in run.rounds[:1] for name in row})
-        hint = nearest(metric, known) if known else "no round is complete yet"
-        raise InputError(f"metric {metric!r} was not recorded; {hint}")
-    return with_it, [run for run in runs if run not in with_it]
+        hint = suggest(metric, known) if known else "no round is complete yet"
+        text = f"metric {metric!r} was not recorded; {hint}"
+        raise InputError(text, code="unknown-metric", metric=metric, recorded=known)
+    return recorded, [run for run in runs if run not in recorded]
 
 
 def group(runs: list[Run]) -> dict[str, list[Run]]:
-    """Runs that differ in the seed alone, together, under a label that says what sets them apart from the others."""
+    """Group runs that differ only in the seed; each label names the settings that differ between groups."""
     groups: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:
         groups.setdefault(run.identity[1:], []).append(run)
     settings = [members[0].settings for members in groups.values()]
-    free, loud = ([s for s in settings if _is_free(s) == which] for which in (True, False))
-    apart = {True: _apart_from(free, loud), False: _differing(loud)}
+    ideal, noisy = ([s for s in settings if _is_ideal(s) == which] for which in (True, False))
+    label_settings = {True: _ideal_label_settings(ideal, noisy), False: _differing(noisy)}
     seen: Counter[str] = Counter()
     names = []
     for one in settings:
-        name = _label(one, apart[_is_free(one)])
-        seen[name] += 1  # twice: alike in every setting, and not in an argument whose default has changed
+        name = _label(one, label_settings[_is_ideal(one)])
+        seen[name] += 1  # groups with equal labels differ in an argument that the label omits
         names.append(f"{name} ({seen[name]})" if seen[name] > 1 else name)
     return dict(zip(names, groups.values(), strict=True))
 
 
-def _label(settings: dict[str, Any], apart: list[str]) -> str:
-    """The values of these settings; a run that is free of interference has a word for it, and no other for its air."""
+def _label(settings: dict[str, Any], keys: list[str]) -> str:
+    """The values of some settings as a label; an ideal run is called "ideal", or by its channel if that is not flat."""
     words = []
-    if _is_free(settings):
+    if _is_ideal(settings):
         channel, power = (None if _same(settings[key], value) else settings[key] for key, value in PLAIN.items())
         words = [channel or "ideal", *([power] if power else [])]
-    several = len(words) + len(apart) > 1
-    for key in apart:
-        tells = isinstance(value := settings[key], str) and not (several and _bare(value) in VAGUE)
-        words.append(value if tells else f"{key}={value}")
+    several = len(words) + len(keys) > 1
+    for key in keys:
+        unambiguous = isinstance(value := settings[key], str) and not (several and _bare(value) in AMBIGUOUS)
+        words.append(value if unambiguous else f"{key}={value}")
     return ", ".join(words) or settings["receiver"]
 
 
-def _is_free(settings: dict[str, Any]) -> bool:
-    """Whether there is neither fading nor interference, nor a receiver to deal with them."""
+def _is_ideal(settings: dict[str, Any]) -> bool:
+    """Whether a run has no fading, no interference and a receiver that changes nothing."""
     return all(_same(settings[key], value) for key, value in IDEAL.items())
 
 
-def _differing(some: list[dict[str, Any]]) -> list[str]:
-    """What tells these settings from each other."""
-    return [key for key in TYPES if key not in (*EXECUTION, "seed") and len(_values(some, key)) > 1]
+def _differing(runs: list[dict[str, Any]]) -> list[str]:
+    """Names of the settings that differ between runs, except execution settings and the seed."""
+    return [key for key in TYPES if key not in (*EXECUTION, "seed") and len(_values(runs, key)) > 1]
 
 
-def _apart_from(free: list[dict[str, Any]], loud: list[dict[str, Any]]) -> list[str]:
-    """What tells runs free of interference from each other, and from all others where they have nothing in common."""
-    among, beside = _differing(free), _differing(free + loud) if free and loud else []
-    alone = [key for key in beside if not _values(free, key) & _values(loud, key)]
-    return [key for key in TYPES if key in (*among, *alone) and key not in IDEAL | PLAIN]
+def _ideal_label_settings(ideal: list[dict[str, Any]], noisy: list[dict[str, Any]]) -> list[str]:
+    """Settings to show in labels of ideal runs: they differ between ideal runs, or from every noisy run."""
+    among, between = _differing(ideal), _differing(ideal + noisy) if ideal and noisy else []
+    disjoint = [key for key in between if not _values(ideal, key) & _values(noisy, key)]
+    return [key for key in TYPES if key in (*among, *disjoint) and key not in IDEAL | PLAIN]
 
 
-def _values(some: list[dict[str, Any]], key: str) -> set[Any]:
-    return {_bare(settings.get(key)) for settings in some}
+def _values(runs: list[dict[str, Any]], key: str) -> set[Any]:
+    return {_bare(settings.get(key)) for settings in runs}
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -322,5 +398,5 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _bare(value: Any) -> Any:
-    """A spec without arguments as it is without parentheses, too: none() is none."""
+    """A spec without empty parentheses: none() becomes none."""
     return value.removesuffix("()") if isinstance(value, str) else value

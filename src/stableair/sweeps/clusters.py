@@ -1,35 +1,42 @@
-"""A sweep on a cluster: processes that SLURM starts, or the tasks of Ray. All of them must share the sweep's folder."""
+"""Sweeps on a cluster: SLURM jobs or Ray tasks. All machines must share the folder of the sweep."""
 
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-from stableair.checks import InputError, number, whole
+from stableair.errors import InputError, ResourceError, RunBusyError, StableairError
 from stableair.experiment import Experiment
-from stableair.results.folder import Busy, check_writable
-from stableair.results.run import Run, load
+from stableair.literals import PluginChange
+from stableair.optional import require
+from stableair.results.callbacks import Callback
+from stableair.results.lock import check_writable
+from stableair.results.run import load
 from stableair.runner import run
-from stableair.sweeps.cooperative import WAIT, Job, Outcome, all_finished, of_a_sweep
-from stableair.sweeps.plans import Plan, planned
+from stableair.sweeps.plans import Plan, expand_plan
+from stableair.sweeps.workers import POLLING_INTERVAL, Job, Outcome, trim
+from stableair.validation import as_path, integer, number
 
-ANSWERS = 5  # seconds that a port has to answer
-CONNECTS = 20  # seconds that a Ray cluster has to take us in
-RETRIES = 20  # times that a task or a job is started again when its worker dies or its time is over
-MINUTES = 60  # of a SLURM job, until it is queued again
+PORT_TIMEOUT = 5  # seconds that a port has to answer
+CONNECT_TIMEOUT = 20  # seconds until a Ray cluster must have accepted the connection
+RETRIES = 20  # restarts of a task whose worker died, and of a job that reached its time limit
+SBATCH_TIMEOUT = 60  # seconds that sbatch has to answer
+KILL_AFTER = 5  # seconds after which a hanging sbatch is killed
+TIMED_OUT = 124, 137, -9  # exit codes of the command `timeout`
+MINUTES = 60  # time limit of a SLURM job; it is queued again afterwards
 
 # ------------------------------------------------------------------------------------------------------------- SLURM
 
 
-class Shift(Job):
-    """A job that SLURM may end when its time is over: it is queued again and goes on from the checkpoints."""
+class RequeuedJob(Job):
+    """A job that is queued again when its SLURM time limit is reached, and continues from the checkpoints."""
 
     def checkpoint(self) -> Any:
-        return _submitit().helpers.DelayedSubmission(self)
+        return require("submitit.helpers", extra="slurm").DelayedSubmission(self)
 
 
 def submit(
@@ -38,148 +45,174 @@ def submit(
     *,
     jobs: int = 1,
     options: Mapping[str, Any] | None = None,
+    plugin_changed: PluginChange = "refuse",
 ) -> str:
-    """Write and submit an array of so many SLURM jobs, each a process that takes part; returns its number.
+    """Submit an array of SLURM jobs that sweep a plan together.
 
-    options: SLURM's own, such as {"partition": "gpu", "time": 120, "gpus_per_node": 1, "cpus_per_task": 4}.
+    Args:
+        plan: As for `sweep`.
+        folder: Where the run folders are; the logs of SLURM go to its subfolder slurm.
+        jobs: Number of jobs.
+        options: Options of SLURM, such as {"partition": "gpu", "time": 120, "gpus_per_node": 1, "cpus_per_task": 4}.
+        plugin_changed: What to do with results of a plug-in that has changed since: "refuse" raises an error, "keep"
+            uses them and records both versions, "recompute" starts such runs anew.
+
+    Returns:
+        The id of the array.
+
+    Raises:
+        MissingExtraError: submitit is not installed.
+        ResourceError: SLURM is not available or rejects the jobs.
     """
-    submitit = _submitit()
-    experiments, folder = planned(plan), Path(folder)
-    whole("jobs", jobs, 1, 1000)
+    submitit = require("submitit", extra="slurm")
+    experiments, folder = expand_plan(plan), as_path("folder", folder)
+    integer("jobs", jobs, 1, 1000)
     check_writable(folder)
     logs = folder / "slurm"
     try:
         executor = submitit.SlurmExecutor(folder=logs, max_num_timeout=RETRIES)
         executor.update_parameters(**{"time": MINUTES, "job_name": "stableair"} | dict(options or {}))
-        with executor.batch():
-            submitted = [executor.submit(Shift.of(experiments, folder)) for _ in range(jobs)]
+        with _limit_sbatch(submitit.SlurmExecutor), executor.batch():
+            submitted = [executor.submit(RequeuedJob.create(experiments, folder, plugin_changed)) for _ in range(jobs)]
     except (ValueError, TypeError, NameError) as error:
-        raise InputError(f"SLURM's options: {' '.join(str(error).split())}") from None
-    except (RuntimeError, submitit.core.utils.UncompletedJobError) as error:  # no srun here, or sbatch said no
-        raise InputError(f"SLURM takes no job: {' '.join(str(error).split())}") from None
+        raise InputError(f"SLURM options: {' '.join(str(error).split())}", code="slurm-options") from None
+    except (RuntimeError, submitit.core.utils.UncompletedJobError) as error:  # no srun here, or sbatch failed
+        if getattr(error.__cause__, "returncode", 0) in TIMED_OUT:
+            text = f"sbatch did not answer within {SBATCH_TIMEOUT} s: check SLURM with sinfo; no job was submitted"
+            raise ResourceError(text, code="slurm-timeout", seconds=SBATCH_TIMEOUT) from None
+        raise ResourceError(f"SLURM rejects the job: {' '.join(str(error).split())}", code="slurm") from None
     return str(submitted[0].job_id).partition("_")[0]
 
 
-def _submitit() -> ModuleType:
+@contextmanager
+def _limit_sbatch(executor: Any) -> Iterator[None]:
+    """Run sbatch under the command `timeout`: submitit waits for it without a limit."""
+    command = executor._make_submission_command
+    limit = ["timeout", f"--kill-after={KILL_AFTER}", str(SBATCH_TIMEOUT)]
+    executor._make_submission_command = lambda self, file: [*limit, *command(self, file)]
     try:
-        import submitit
-        import submitit.helpers
-    except ImportError:
-        raise InputError("SLURM jobs need submitit: pip install 'stableair[slurm]'") from None
-    return submitit
+        yield
+    finally:
+        executor._make_submission_command = command
 
 
 # --------------------------------------------------------------------------------------------------------------- Ray
 
 
-def sweep_on_ray(
-    plan: Plan | str | Path | Iterable[Experiment],
-    folder: str | Path,
-    address: str = "auto",
+def run_on_ray(
+    experiments: list[Experiment],
+    folder: Path,
+    address: str,
     *,
-    cpus: float = 1,
-    gpus: float = 0,
-    done: Callable[[Experiment, Outcome], Any] = lambda experiment, outcome: None,
-) -> list[Run]:
-    """Run all experiments of a plan, each a task of a Ray cluster with so many CPUs and GPUs (a GPU may be shared).
+    cpus: float,
+    gpus: float,
+    plugin_changed: PluginChange = "refuse",
+    observer: Callback,
+) -> dict[str, Outcome]:
+    """Run each experiment as a task of a Ray cluster.
 
-    address: HOST:PORT of the cluster's head, or auto on a machine of it. A task whose worker dies is started again and
-    goes on from its checkpoint.
+    Ray restarts a task whose worker died; the task continues from its checkpoint.
+
+    Args:
+        experiments: The experiments.
+        folder: Where the run folders are; all machines of the cluster must share it.
+        address: HOST:PORT of the head of the cluster, or "auto" on a machine of the cluster.
+        cpus: CPUs of each task.
+        gpus: GPUs of each task; may be a fraction.
+        plugin_changed: As for `sweep`.
+        observer: `end` is called for each experiment.
+
+    Returns:
+        The outcomes by the name of the experiment.
     """
-    ray = _ray()
-    experiments, folder = planned(plan), Path(folder)
+    ray = require("ray", extra="ray")
     needs = {"CPU": number("cpus", cpus, 0), "GPU": number("gpus", gpus, 0)}
     check_writable(folder)
-    _check_answer(address)
+    _check_address(address)
     try:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")
-        _check_room(ray.nodes(), needs)
+        _check_resources(ray.nodes(), needs)
         folder.mkdir(parents=True, exist_ok=True)
         task = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=RETRIES)(_compute)
-        return all_finished(experiments, _compute_all(ray, task, experiments, folder, done))
+        return _compute_all(ray, task, experiments, folder, plugin_changed, observer)
     finally:
-        ray.shutdown()  # tasks that are at work end with it
+        ray.shutdown()  # stops the tasks that are still running
 
 
-def _compute(job: Job) -> str:
-    """What a task does; returns "" when the run is finished, "busy", or what is wrong."""
+def _compute(job: Job) -> StableairError | None:
+    """Run the experiment of a job; the body of a Ray task. Returns its error, or None."""
     (experiment,) = job.experiments()
     try:
-        run(experiment, Path(job.folder) / experiment.name, resume=True)
-    except Busy:
-        return "busy"
-    except InputError as error:
-        return str(error)
-    return ""
+        run(experiment, Path(job.folder) / experiment.name, resume=True, plugin_changed=job.plugin_changed)
+    except StableairError as error:
+        return error
+    return None
 
 
 def _compute_all(
-    ray: Any, task: Any, experiments: list[Experiment], folder: Path, done: Callable[[Experiment, Outcome], Any]
+    ray: Any, task: Any, experiments: list[Experiment], folder: Path, plugin_changed: PluginChange, observer: Callback
 ) -> dict[str, Outcome]:
-    """How each experiment ended; one that a process outside the cluster is at is asked for again."""
+    """Submit a task for each experiment, and again if a process outside the cluster has locked its folder."""
 
-    def start(one: Experiment) -> Any:
-        job = Job.of([one], folder)
+    def submit_task(one: Experiment) -> Any:
+        job = Job.create([one], folder, plugin_changed)
         return task.remote(job._replace(plugins=[str(Path(file).absolute()) for file in job.plugins]))
 
     outcomes: dict[str, Outcome] = {}
-    waiting = {start(one): one for one in experiments}
-    while waiting:
-        (ended,), _ = ray.wait(list(waiting))
-        one = waiting.pop(ended)
+    pending = {submit_task(one): one for one in experiments}
+    while pending:
+        (finished,), _ = ray.wait(list(pending))
+        one = pending.pop(finished)
         try:
-            said = ray.get(ended)
-        except ray.exceptions.RayError as error:
-            said = f"Ray: {str(error).strip().rpartition(chr(10))[2]}"
-        if said == "busy":
-            time.sleep(WAIT)
-            waiting[start(one)] = one
+            error = ray.get(finished)
+        except ray.exceptions.RayError as failure:
+            error = ResourceError(f"Ray: {str(failure).strip().rpartition(chr(10))[2]}", code="ray-task")
+        if isinstance(error, RunBusyError):
+            time.sleep(POLLING_INTERVAL)
+            pending[submit_task(one)] = one
             continue
-        outcomes[one.name] = InputError(said) if said else _fetched(one, folder)
-        done(one, outcomes[one.name])
+        outcomes[one.name] = error or _load(one, folder)
+        observer.end(one, outcomes[one.name])
     return outcomes
 
 
-def _fetched(experiment: Experiment, folder: Path) -> Outcome:
-    """The run as this machine sees it."""
+def _load(experiment: Experiment, folder: Path) -> Outcome:
+    """The run of a finished task, read on this machine."""
     try:
-        return of_a_sweep(load(folder / experiment.name), experiment)
-    except InputError as error:
-        return InputError(f"computed, but not seen from here: do all machines share {folder}? ({error})")
+        return trim(load(folder / experiment.name), experiment)
+    except StableairError as error:
+        text = f"computed, but not visible on this machine: do all machines share {folder}? ({error.message})"
+        return error.with_message(text)
 
 
-def _check_answer(address: str) -> None:
-    """Refuse an address at which there is no Ray cluster; Ray itself would try for minutes."""
+def _check_address(address: str) -> None:
+    """Check that a Ray cluster answers at the address; Ray itself would try for minutes."""
     advice = "start one with `ray start --head`"
     host, _, port = address.rpartition(":")
     if address != "auto":
         if not host or not port.isdecimal() or "/" in address:
-            raise InputError(f"a Ray cluster's address is HOST:PORT of its head, or auto: got {address!r}")
+            text = f"the address of a Ray cluster is HOST:PORT of its head, or auto: got {address!r}"
+            raise InputError(text, code="ray-address")
         try:
-            socket.create_connection((host, int(port)), timeout=ANSWERS).close()
+            socket.create_connection((host, int(port)), timeout=PORT_TIMEOUT).close()
         except (OSError, OverflowError) as error:
-            raise InputError(f"no Ray cluster answers at {address} ({error}); {advice}") from None
+            raise ResourceError(f"no Ray cluster answers at {address} ({error}); {advice}", code="no-ray") from None
     code = "import sys, ray; ray.init(address=sys.argv[1], logging_level='ERROR')"
     try:
-        tried = subprocess.run([sys.executable, "-c", code, address], capture_output=True, text=True, timeout=CONNECTS)
+        tried = subprocess.run(
+            [sys.executable, "-c", code, address], capture_output=True, text=True, timeout=CONNECT_TIMEOUT
+        )
     except subprocess.TimeoutExpired:
-        raise InputError(f"what answers at {address} is no Ray cluster, or it is stuck; {advice}") from None
+        text = f"the server at {address} is not a Ray cluster, or the cluster hangs; {advice}"
+        raise ResourceError(text, code="no-ray") from None
     if tried.returncode:
         why = tried.stderr.strip().rpartition("\n")[2]
-        raise InputError(f"no Ray cluster at {address}: {why}; {advice}")
+        raise ResourceError(f"no Ray cluster at {address}: {why}; {advice}", code="no-ray")
 
 
-def _check_room(nodes: list[dict[str, Any]], needs: dict[str, float]) -> None:
-    """Refuse a task that no machine of the cluster could ever take."""
+def _check_resources(nodes: list[dict[str, Any]], needs: dict[str, float]) -> None:
+    """Check that a machine of the cluster has the resources of a task."""
     alive = [node["Resources"] for node in nodes if node["Alive"]]
     if not any(all(node.get(kind, 0) >= size for kind, size in needs.items()) for node in alive):
         wanted = " and ".join(f"{kind}s {size:g}" for kind, size in needs.items())
-        raise InputError(f"no machine of the Ray cluster has room for a task, which takes {wanted}")
-
-
-def _ray() -> ModuleType:
-    try:
-        import ray
-    except ImportError:
-        raise InputError("a Ray cluster needs Ray: pip install 'stableair[ray]'") from None
-    return ray
+        raise ResourceError(f"no machine of the Ray cluster has the {wanted} of a task", code="ray-resources")

@@ -1,7 +1,7 @@
-"""A plan: the settings of an experiment, of which any may be a list. Every combination is an experiment of its own.
+"""Plans: the settings of an experiment, of which any may be a list. Every combination of values is an experiment.
 
-Beside settings a plan may have `preset`, `seeds` (how many, counted from `seed`) and `runs`, a list of tables: each is
-a plan on top of what stands above it.
+A plan may also have `preset`, `seeds` (the number of seeds, counted from `seed`) and `runs`, a list of tables: each
+table is a plan that starts from the settings above it.
 """
 
 import math
@@ -11,107 +11,131 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from stableair.checks import InputError, choice, nearest, shown, whole
-from stableair.experiment import EXECUTION, PRESETS, Experiment, check_known, settings_of
+from stableair.errors import InputError
+from stableair.experiment import EXECUTION, PRESETS, Experiment, check_known, parse_overrides
+from stableair.experiment.records import flatten, read_text
 from stableair.spec import literal
+from stableair.validation import choice, integer, short_repr, suggest
 
 Plan = Mapping[str, Any]
-BESIDE = "preset", "seeds", "runs"  # what a plan may have beside settings
-MOST = 10_000  # experiments; a plan of more is a slip
+PLAN_KEYS = "preset", "seeds", "runs"  # the keys of a plan that are not settings
+MAX_EXPERIMENTS = 10_000  # a larger plan is taken for a mistake
 
 
 def over_seeds(experiment: Experiment, count: int) -> list[Experiment]:
-    """The experiment with the seeds seed, seed + 1, ..., so many of them.
+    """Return `count` copies of an experiment, with the seeds seed, seed + 1, ...
 
     >>> [one.seed for one in over_seeds(Experiment(seed=3), 2)]
     [3, 4]
     """
-    return [experiment.with_(seed=experiment.seed + i) for i in range(whole("seeds", count, 1))]
+    return [experiment.with_(seed=experiment.seed + i) for i in range(integer("seeds", count, 1))]
 
 
-def planned(plan: "Plan | str | Path | Iterable[Experiment]") -> list[Experiment]:
-    """The experiments of a plan, of a plan's file, or those that are given; each once.
+def expand_plan(plan: "Plan | str | Path | Iterable[Experiment]") -> list[Experiment]:
+    """Return the experiments of a plan, each once.
 
-    >>> [one.noise for one in planned({"clients": 9, "noise": ["none()", "gaussian(std=1)"]})]
+    Args:
+        plan: Settings of which any may be a list, a .toml file with such settings, or a list of experiments.
+
+    Raises:
+        InputError: The plan is invalid.
+
+    >>> [one.noise for one in expand_plan({"clients": 9, "noise": ["none()", "gaussian(std=1)"]})]
     ['none()', 'gaussian(std=1)']
     """
     if isinstance(plan, str | Path):
         plan = read_plan(plan)
     if isinstance(plan, Mapping):
-        return _once(_experiments(plan))
-    given = list(plan) if isinstance(plan, Iterable) else [plan]
-    if wrong := [one for one in given if not isinstance(one, Experiment)]:
-        raise InputError(f"a plan is a table of settings, its file, or a list of experiments: got {shown(wrong[0])}")
-    if not given:
-        raise InputError("the plan is empty: it has no experiment")
-    return _once(given)
+        return _without_repeats(_experiments(plan))
+    experiments = list(plan) if isinstance(plan, Iterable) else [plan]
+    if wrong := [one for one in experiments if not isinstance(one, Experiment)]:
+        text = f"a plan must be a table of settings, its file, or a list of experiments: got {short_repr(wrong[0])}"
+        raise InputError(text, code="wrong-type", name="plan", value=wrong[0])
+    if not experiments:
+        raise InputError("the plan is empty: it has no experiment", code="empty-plan")
+    return _without_repeats(experiments)
 
 
-def _once(experiments: list[Experiment]) -> list[Experiment]:
-    """Each experiment once; the same one for more rounds, or on another device, would share its folder."""
-    found: dict[str, Experiment] = {}
+def _without_repeats(experiments: list[Experiment]) -> list[Experiment]:
+    """Return each experiment once; `mac(C=1)` and `mac(C=1, gain=none)` are the same experiment.
+
+    Raises:
+        InputError: An experiment is repeated with other execution settings (`planned-twice`): both would have the same
+            folder.
+    """
+    by_name: dict[str, Experiment] = {}
     for one in experiments:
-        if found.setdefault(one.name, one) != one:
-            raise InputError(f"{one.name} is planned twice, with another {' or '.join(EXECUTION)}: choose one")
-    return list(found.values())
+        first = by_name.setdefault(one.name, one)
+        if different := [key for key in EXECUTION if getattr(first, key) != getattr(one, key)]:
+            values = " and ".join(f"{key}={getattr(each, key)}" for key in different for each in (first, one))
+            text = f"{one.name} is planned twice, with {values}: choose one"
+            raise InputError(text, code="planned-twice", experiment=one.name, different=different)
+    return list(by_name.values())
 
 
 def _experiments(plan: Plan) -> list[Experiment]:
-    settings = _flat(plan)
-    parts = settings.pop("runs", None)
-    if parts is not None:
-        if not isinstance(parts, list) or not parts or not all(isinstance(part, dict) for part in parts):
-            raise InputError("runs must be tables of settings, each under a line [[runs]]")
-        return [one for part in parts for one in _experiments(settings | _flat(part))]
+    settings = _flatten(plan)
+    tables = settings.pop("runs", None)
+    if tables is not None:
+        if not isinstance(tables, list) or not tables or not all(isinstance(table, dict) for table in tables):
+            text = "runs must be tables of settings, each under a line [[runs]]"
+            raise InputError(text, code="wrong-type", name="runs", value=tables)
+        return [one for table in tables for one in _experiments(settings | _flatten(table))]
     preset, seeds = settings.pop("preset", None), settings.pop("seeds", 1)
     base = Experiment() if preset is None else Experiment(**PRESETS[choice("preset", preset, PRESETS)])
     axes = _axes(settings)
-    size = math.prod(map(len, axes.values())) * whole("seeds", seeds, 1)
-    if size > MOST:
-        raise InputError(f"the plan has {size:,} experiments: at most {MOST:,} fit into one")
+    size = math.prod(map(len, axes.values())) * integer("seeds", seeds, 1)
+    if size > MAX_EXPERIMENTS:
+        text = f"the plan has {size:,} experiments: at most {MAX_EXPERIMENTS:,} are allowed"
+        raise InputError(text, code="plan-too-large", size=size, high=MAX_EXPERIMENTS)
     points = (dict(zip(axes, values, strict=True)) for values in product(*axes.values()))
     return [one for point in points for one in over_seeds(base.with_(**point), seeds)]
 
 
-def _flat(plan: Plan) -> dict[str, Any]:
-    """noise.tau = 0.3 in TOML is a table of its own."""
-    flat: dict[str, Any] = {}
+def _flatten(plan: Plan) -> dict[str, Any]:
+    """Return a plan with dotted keys, after a check of its keys."""
     for key, value in plan.items():
         if not isinstance(key, str):
-            raise InputError(f"a setting of a plan has a name: got {shown(key)}")
-        check_known({key.partition(".")[0]: value}, *BESIDE)
-        within = isinstance(value, dict) and key not in BESIDE
-        flat |= {f"{key}.{k}": v for k, v in value.items()} if within else {key: value}
-    return flat
+            raise InputError(
+                f"the key of a setting must be a text: got {short_repr(key)}", code="wrong-type", value=key
+            )
+        check_known({key.partition(".")[0]: value}, *PLAN_KEYS)
+    return flatten(plan, *PLAN_KEYS)
 
 
 def _axes(settings: dict[str, Any]) -> dict[str, list[Any]]:
-    """The values of each setting, one where it is no list."""
+    """Return the values of each setting as a list."""
     axes = {key: list(value) if isinstance(value, list | tuple) else [value] for key, value in settings.items()}
     for key, values in axes.items():
         if not values:
-            raise InputError(f"{key} is an empty list: give it a value or leave it out")
+            raise InputError(f"{key} is an empty list: add a value or leave {key} out", code="empty-list", name=key)
         if key in EXECUTION and len(values) > 1:
-            raise InputError(f"{key} cannot vary: it says how a run is computed, not what it is; give one value")
+            text = f"{key} cannot vary: it changes how a run is computed, not which experiment it is; give one value"
+            raise InputError(text, code="execution-varies", name=key)
     return axes
 
 
 def read_plan(path: str | Path) -> dict[str, Any]:
-    """A plan from its .toml file."""
+    """Read a plan from a .toml file.
+
+    Raises:
+        InputError: The file cannot be read (`unreadable-file`) or is not TOML (`not-toml`).
+    """
+    text = read_text(path)
     try:
-        return tomllib.loads(Path(path).read_text())
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}") from None
+        return tomllib.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} is not TOML: {error}") from None
+        raise InputError(f"{path} is not TOML: {error}", code="not-toml", path=path) from None
 
 
-def plan_of_words(words: list[str], other: str = "") -> dict[str, Any]:
-    """The plan that words of a command line stand for: a preset or a plan's file first, then key=value,value,...
+def parse_plan(words: list[str], alternative: str = "") -> dict[str, Any]:
+    """Parse the words of a command line: optionally a preset or the file of a plan, then key=value,value,...
 
-    `other` is what else the first word might have been.
+    Args:
+        words: The words.
+        alternative: What else the command accepts as first word, for the error message.
 
-    >>> plan_of_words(["digits", "receiver=mac(C=1),gnc(10)", "noise.tau=0.1,0.5", "rounds=3"])
+    >>> parse_plan(["digits", "receiver=mac(C=1),gnc(10)", "noise.tau=0.1,0.5", "rounds=3"])
     {'preset': 'digits', 'receiver': ['mac(C=1)', 'gnc(10)'], 'noise.tau': [0.1, 0.5], 'rounds': 3}
     """
     plan: dict[str, Any] = {}
@@ -120,25 +144,26 @@ def plan_of_words(words: list[str], other: str = "") -> dict[str, Any]:
         if first in PRESETS:
             plan["preset"] = first
         elif Path(first).suffix == ".toml" or Path(first).is_file():
-            plan = _flat(read_plan(first))
+            plan = _flatten(read_plan(first))
         else:
-            kinds = ", ".join(filter(None, ("a preset", "a plan's file", other)))
-            raise InputError(f"{first!r} is neither {kinds} nor key=value; {nearest(first, PRESETS)}")
+            kinds = ", ".join(filter(None, ("a preset", "a plan's file", alternative)))
+            text = f"{first!r} is neither {kinds} nor key=value; {suggest(first, PRESETS)}"
+            raise InputError(text, code="unknown-preset", value=first, allowed=list(PRESETS))
     keys = [word.partition("=")[0] for word in words]
     if repeated := [key for key in keys if keys.count(key) > 1]:
-        raise InputError(f"{repeated[0]} is given twice")
+        raise InputError(f"{repeated[0]} is given twice", code="duplicate-setting", name=repeated[0])
     for word in words:
         key, equals, text = word.partition("=")
         if key == "seeds":
             plan[key] = literal(text)
             continue
-        values = [settings_of([key + equals + value])[key] for value in _values(text)]
+        values = [parse_overrides([key + equals + value])[key] for value in _split_values(text)]
         plan[key] = values[0] if len(values) == 1 else values
     return plan
 
 
-def _values(text: str) -> list[str]:
-    """The parts of a text between commas, leaving alone those within brackets."""
+def _split_values(text: str) -> list[str]:
+    """Split a text at its commas, except at commas within brackets."""
     parts, depth = [""], 0
     for letter in text:
         depth += (letter in "([") - (letter in ")]")

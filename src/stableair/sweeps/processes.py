@@ -1,32 +1,38 @@
-"""A sweep in one process of this machine or in several, which all do the same: there is no first among them.
+"""Sweeps: many experiments in this process, in several worker processes of this machine, or on a Ray cluster.
 
-A helper is told on its standard input what to take part in. When that ends, so does the helper: it does not outlive
-the process that started it, however that one ended.
+A worker process reads its job from standard input, and exits when its standard input closes: it never outlives the
+process that started it.
 """
 
 import json
+import logging
 import os
 import signal
 import subprocess
 import sys
-import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Thread
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
 import stableair
-from stableair.checks import InputError, Note, place, shown, whole
+from stableair.errors import InputError, StableairError
 from stableair.experiment import Experiment
-from stableair.results.folder import check_writable, has_locks
+from stableair.literals import PluginChange
+from stableair.results.callbacks import Callback, CallbackList
+from stableair.results.lock import check_writable, has_locks
 from stableair.results.run import Run
-from stableair.sweeps.cooperative import Begin, Job, Outcome, all_finished, taken
-from stableair.sweeps.plans import Plan, planned
+from stableair.sweeps.clusters import run_on_ray
+from stableair.sweeps.plans import Plan, expand_plan
+from stableair.sweeps.workers import Job, Outcome, collect_runs, run_unlocked
+from stableair.validation import as_path, choice, integer, short_repr
 
-PATIENCE = 20  # seconds that a helper has to end in order
+log = logging.getLogger("stableair")
+
+EXIT_SECONDS = 20  # time limit for a worker process to exit
 
 
 def sweep(
@@ -34,63 +40,101 @@ def sweep(
     folder: str | Path = "runs",
     *,
     parallel: int = 1,
-    begin: Begin = lambda experiment: None,
-    done: Callable[[Experiment, Outcome], Any] = lambda experiment, outcome: None,
+    ray: str | None = None,
+    cpus: float = 1,
+    gpus: float = 0,
+    plugin_changed: PluginChange = "refuse",
+    callbacks: Sequence[Callback] = (),
 ) -> list[Run]:
-    """Run all experiments of a plan, each in a folder of its own below this one; `stableair sweep` is this.
+    """Run all experiments of a plan, each in its own subfolder; the function of the command `stableair sweep`.
 
-    plan: settings of which any may be a list, such as {"receiver": ["mac(C=1)", "none()"], "seeds": 3}; or the file of
-    one; or experiments. Other processes may sweep the same folder, here or on another machine: they share the work.
-    parallel: so many processes on this machine. What cannot be computed is said at the end, when the others are done.
+    Other processes may sweep the same folder, on this or another machine: they share the work. If an experiment fails,
+    the others are computed first.
+
+    Args:
+        plan: Settings of which any may be a list, such as {"receiver": ["mac(C=1)", "none()"], "seeds": 3}; or a .toml
+            file with such a plan; or experiments.
+        folder: Where the run folders are.
+        parallel: Number of processes on this machine.
+        ray: Address HOST:PORT of a Ray cluster, or "auto", to run each experiment as a task there. All machines of the
+            cluster must share the folder.
+        cpus: CPUs of each Ray task.
+        gpus: GPUs of each Ray task; 0.5 lets two tasks share a GPU.
+        plugin_changed: What to do with results of a plug-in that has changed since: "refuse" raises an error, "keep"
+            uses them and records both versions, "recompute" starts such runs anew.
+        callbacks: Observers. `start` and `round` are called for the experiments that this process computes, `end` for
+            all of them.
+
+    Returns:
+        The runs in the order of the plan, without their models.
+
+    Raises:
+        StableairError: An experiment failed.
     """
-    experiments, folder = planned(plan), place("folder", folder)
-    whole("parallel", parallel, 1, 1000)
-    for name, hook in (("begin", begin), ("done", done)):
-        if not callable(hook):
-            raise InputError(f"{name} must be a function: got {shown(hook)}")
+    experiments, folder = expand_plan(plan), as_path("folder", folder)
+    integer("parallel", parallel, 1, 1000)
+    choice("plugin_changed", plugin_changed, get_args(PluginChange))
+    observer = CallbackList(callbacks)
+    if ray is not None and not isinstance(ray, str):
+        text = f"ray must be the address of a Ray cluster, HOST:PORT or auto: got {short_repr(ray)}"
+        raise InputError(text, code="wrong-type", name="ray", value=ray)
+    if ray is None:
+        outcomes = _run_here(experiments, folder, parallel, plugin_changed, observer)
+    elif parallel > 1:
+        raise InputError("parallel and ray exclude each other: Ray decides how many tasks run", code="parallel-and-ray")
+    else:
+        outcomes = run_on_ray(
+            experiments, folder, ray, cpus=cpus, gpus=gpus, plugin_changed=plugin_changed, observer=observer
+        )
+    return collect_runs(experiments, outcomes)
+
+
+def _run_here(
+    experiments: list[Experiment], folder: Path, processes: int, plugin_changed: PluginChange, observer: Callback
+) -> dict[str, Outcome]:
+    """Run the experiments in this process and in worker processes; the outcomes by name."""
     check_writable(folder)
-    fresh = not folder.exists()
+    is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
-    outcomes: dict[str, Outcome] = {}
     try:
-        with _helpers(min(parallel, len(experiments)) - 1, experiments, folder):
-            for one, outcome in taken(experiments, folder, begin):
-                outcomes[one.name] = outcome
-                done(one, outcome)
+        job = Job.create(experiments, folder, plugin_changed)
+        with _workers(min(processes, len(experiments)) - 1, experiments, job):
+            outcomes = run_unlocked(experiments, folder, [observer], plugin_changed)
+            return {one.name: outcome for one, outcome in outcomes}
     finally:
-        if fresh:
+        if is_new:
             with suppress(OSError):
-                folder.rmdir()  # where nothing could be computed nothing is left
-    return all_finished(experiments, outcomes)
+                folder.rmdir()  # if it is empty
 
 
 @contextmanager
-def _helpers(number: int, experiments: list[Experiment], folder: Path) -> Iterator[None]:
-    """So many processes beside this one that take part, the threads and the GPUs of the machine divided over all."""
+def _workers(number: int, experiments: list[Experiment], job: Job) -> Iterator[None]:
+    """Start worker processes beside this one and divide the threads and GPUs of the machine among all of them."""
     if not number:
         yield
         return
     if "WORLD_SIZE" in os.environ:
-        raise InputError("torchrun's processes compute one experiment together: leave out parallel, or torchrun")
-    if not has_locks(folder):
-        raise InputError(f"{folder} is on a disk without locks: one process alone may work there; leave out parallel")
+        text = "torchrun's processes compute one experiment together: leave out parallel, or torchrun"
+        raise InputError(text, code="parallel-and-torchrun")
+    if not has_locks(Path(job.folder)):
+        text = f"{job.folder} is on a disk without file locks, which allows one process only: leave out parallel"
+        raise InputError(text, code="no-file-locks", path=job.folder)
     threads = torch.get_num_threads()
     share = max(1, threads // (number + 1))
-    processes = [_helper(own_gpu(i, experiments) | {"OMP_NUM_THREADS": str(share)}) for i in range(1, number + 1)]
+    processes = [_worker(assign_gpu(i, experiments) | {"OMP_NUM_THREADS": str(share)}) for i in range(1, number + 1)]
     try:
         torch.set_num_threads(share)
-        job = json.dumps(Job.of(experiments, folder)).encode() + b"\n"
         for process in processes:
             with suppress(BrokenPipeError):
-                process.stdin.write(job)
+                process.stdin.write(json.dumps(job).encode() + b"\n")
                 process.stdin.flush()
         yield
     finally:
         torch.set_num_threads(threads)
-        _end(processes)
+        _stop_workers(processes)
 
 
-def _helper(environment: dict[str, str]) -> Any:
+def _worker(environment: dict[str, str]) -> Any:
     package = str(Path(stableair.__file__).absolute().parents[1])
     path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
     return subprocess.Popen(
@@ -102,8 +146,8 @@ def _helper(environment: dict[str, str]) -> Any:
     )
 
 
-def own_gpu(number: int, experiments: list[Experiment]) -> dict[str, str]:
-    """The environment in which a helper sees a GPU of its own, where there are several and no experiment names one."""
+def assign_gpu(number: int, experiments: list[Experiment]) -> dict[str, str]:
+    """Environment that gives a worker process one GPU; empty with a single GPU, or if an experiment names a device."""
     gpus = torch.cuda.device_count()
     if gpus < 2 or any(one.device not in ("auto", "cuda") for one in experiments):
         return {}
@@ -111,40 +155,40 @@ def own_gpu(number: int, experiments: list[Experiment]) -> dict[str, str]:
     return {"CUDA_VISIBLE_DEVICES": names[number % gpus]}
 
 
-def _end(processes: list[Any]) -> None:
-    """Have them stop in order, and wait for it; nothing is lost either way."""
+def _stop_workers(processes: list[Any]) -> None:
+    """Stop the worker processes and wait for them; all complete rounds are on the disk."""
     for process in processes:
         with suppress(BrokenPipeError):
             process.stdin.close()
     for process in processes:
         try:
-            code = process.wait(PATIENCE)
+            code = process.wait(EXIT_SECONDS)
         except subprocess.TimeoutExpired:
             process.kill()
             code = process.wait()
         if code:
-            warnings.warn(f"a process that took part has ended with code {code}", Note, stacklevel=4)
+            log.warning("a worker process exited with code %d", code)
 
 
-def _end_with(parent: Any) -> None:
-    """Wait until the process that started this one is gone or has had enough."""
-    parent.read()
+def _stop_at_end_of(stdin: Any) -> None:
+    """Stop this worker when its standard input closes: the process that started it has exited or is done."""
+    stdin.read()
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _stop(*_: object) -> None:
+def _interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
 
 def main() -> None:
-    """What a helper does."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is its parent's business
-    signal.signal(signal.SIGTERM, _stop)
-    with suppress(KeyboardInterrupt, InputError):  # its parent meets the same, and says it
+    """Run a worker process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the process that started this one
+    signal.signal(signal.SIGTERM, _interrupt)
+    with suppress(KeyboardInterrupt, StableairError):  # the process that started this one reports the same error
         job = Job(*json.loads(sys.stdin.buffer.readline()))
-        Thread(target=_end_with, args=[sys.stdin.buffer], daemon=True).start()
+        Thread(target=_stop_at_end_of, args=[sys.stdin.buffer], daemon=True).start()
         job()
-    os._exit(0)  # the thread may be reading still, which Python would not end with
+    os._exit(0)  # the thread may still read, and Python would wait for it
 
 
 if __name__ == "__main__":

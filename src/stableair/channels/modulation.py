@@ -1,0 +1,204 @@
+"""Modulation with orthonormal bases: payloads to complex samples in time, and back with matched filters.
+
+A payload of d real entries is d / 2 complex symbols c_i = u_2i + j u_2i+1. A basis modulates them to
+x_t = sum_i c_i phi_i(t) and demodulates to y_i = sum_t conj(phi_i(t)) r_t. Symbols come in blocks of n, `hop` samples
+apart.
+"""
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stableair.channels.registries import basis
+from stableair.errors import InputError
+from stableair.validation import choice, integer, number
+
+EQUALISE = "full", "phase", "off"
+LONGEST = 1 << 16  # samples of a block
+LONGEST_PULSE = 1 << 12  # samples; orthonormal() solves for all of them at once
+MAX_TAPS = 1 << 10  # paths of a client; each is drawn and added separately
+
+
+@dataclass(frozen=True)
+class Basis:
+    """Base class of the bases: a subclass overrides `modulate` and `demodulate`."""
+
+    n: int  # complex symbols per block
+    hop: int  # samples from the start of a block to the start of the next one
+    length: int  # samples of a block; if longer than `hop`, blocks overlap
+    max_delay: int  # largest delay of a client, in samples
+    uses: float  # complex channel uses per block
+    taps: int = 1  # propagation paths per client, one sample apart
+    delay_limit: ClassVar[str] = "a block"  # what limits the delay, for the error message
+
+    def blocks(self, entries: int) -> int:
+        """Number of blocks that carry `entries` real entries; the last block is zero-padded."""
+        return -(-entries // (2 * self.n))
+
+    def samples(self, blocks: int) -> int:
+        """Number of samples of `blocks` blocks."""
+        return blocks * self.hop + self.length - self.hop
+
+    def modulate(self, c: Tensor) -> Tensor:
+        """x_t = sum_i c_i phi_i(t): (blocks, n) -> (samples,)."""
+        raise NotImplementedError
+
+    def demodulate(self, r: Tensor) -> Tensor:
+        """y_i = sum_t conj(phi_i(t)) r_t: (samples,) -> (blocks, n)."""
+        raise NotImplementedError
+
+    def precode(self, c: Tensor, impulse_response: Tensor) -> Tensor:
+        """Symbols that a client transmits if it knows its impulse response: (blocks, n), (taps,) -> (blocks, n)."""
+        return c
+
+
+@dataclass(frozen=True)
+class Pulse(Basis):
+    """One pulse p per symbol, `hop` samples apart: phi_i(t) = p_{t - i hop}."""
+
+    shape: Tensor = field(default_factory=lambda: torch.ones(1, 1))  # (span, hop) float64, p row by row
+
+    def modulate(self, c: Tensor) -> Tensor:
+        x = c.new_zeros(len(c) + len(self.shape) - 1, self.hop)
+        for j, part in enumerate(self.shape.to(c.device, c.real.dtype)):
+            x[j : j + len(c)] += c * part
+        return x.flatten()
+
+    def demodulate(self, r: Tensor) -> Tensor:
+        rows = r.view(-1, self.hop)
+        blocks = len(rows) - len(self.shape) + 1
+        y = r.new_zeros(blocks)
+        for j, part in enumerate(self.shape.to(r.device, r.real.dtype)):
+            y += (rows[j : j + blocks] * part).sum(1)
+        return y[:, None]
+
+
+@dataclass(frozen=True)
+class OFDM(Basis):
+    """n subcarriers phi_f(t) = exp(2 pi j f t / n) / sqrt(n), each block after its cyclic prefix."""
+
+    equalise: str = "full"
+    delay_limit: ClassVar[str] = "the cyclic prefix"
+
+    @property
+    def prefix(self) -> int:
+        return self.hop - self.n
+
+    def modulate(self, c: Tensor) -> Tensor:
+        x = torch.fft.ifft(c, norm="ortho")
+        return torch.cat([x[:, self.n - self.prefix :], x], 1).flatten()
+
+    def demodulate(self, r: Tensor) -> Tensor:
+        return torch.fft.fft(r.view(-1, self.hop)[:, self.prefix :], norm="ortho")
+
+    def precode(self, c: Tensor, impulse_response: Tensor) -> Tensor:
+        if self.equalise == "off":
+            return c
+        response = torch.fft.fft(impulse_response, self.n)  # A(f)
+        return c * (1 / response if self.equalise == "full" else torch.sgn(response).conj()).to(c)
+
+
+@dataclass(frozen=True)
+class Hadamard(Basis):
+    """n codes of +-1 / sqrt(n), the rows of Sylvester's matrix: its own inverse."""
+
+    def modulate(self, c: Tensor) -> Tensor:
+        return self.demodulate(c.reshape(-1)).flatten()
+
+    def demodulate(self, r: Tensor) -> Tensor:
+        x = r.view(-1, self.n)
+        for stride in (1 << i for i in range(self.n.bit_length() - 1)):  # the fast Walsh-Hadamard transform
+            a, b = x.view(len(x), -1, 2, stride).unbind(2)
+            x = torch.stack([a + b, a - b], 2).view(len(x), self.n)
+        return x / self.n**0.5
+
+
+@basis("pulse")
+def pulse(rolloff: float = 0.25, span: int = 8, samples: int = 4) -> Basis:
+    """Root-raised-cosine pulses, `span` symbols long: an impulse in time hits the symbol it falls on, and little else.
+
+    phi_i(t) = p_{t - i samples}, with `samples` samples per symbol. A root-raised cosine truncated to `span`
+    symbols is no longer orthogonal to its shifts; p is the nearest pulse that is, up to rounding (`orthonormal`). A
+    symbol takes 1 + rolloff complex channel uses.
+
+    >>> p = pulse(span=8, samples=4).shape.flatten()
+    >>> abs((p[:-4] * p[4:]).sum().item()) < 1e-12
+    True
+    """
+    samples, span = integer("samples", samples, 2, 256), integer("span", span, 2, 256)
+    rolloff = number("rolloff", rolloff, 0.0, 1.0)
+    if span * samples > LONGEST_PULSE:
+        text = f"a pulse has at most {LONGEST_PULSE} samples: got span={span} times samples={samples}"
+        raise InputError(text, code="out-of-range", name="span * samples", value=span * samples, high=LONGEST_PULSE)
+    p = orthonormal(root_raised_cosine((np.arange(span * samples) - span * samples // 2) / samples, rolloff), samples)
+    shape = torch.from_numpy(p).view(span, samples)
+    return Pulse(1, samples, span * samples, max_delay=samples, uses=1 + rolloff, shape=shape)
+
+
+@basis("ofdm")
+def ofdm(n: int = 64, prefix: int = 16, taps: int = 1, equalise: Literal["full", "phase", "off"] = "full") -> Basis:
+    """OFDM of n subcarriers with a cyclic prefix: an impulse in time hits all entries of a symbol.
+
+    phi_f(t) = exp(2 pi j f t / n) / sqrt(n). Each client has `taps` paths, one sample apart; for taps > 1 their
+    gains a_l are i.i.d. CN(0, 1 / taps) in each round: subcarrier f has the gain
+    A(f) = sum_l a_l exp(-2 pi j f l / n). The client sends c_f / A(f), or with equalise=phase c_f conj(A(f)) / |A(f)|,
+    or with equalise=off c_f unchanged. A block takes n + prefix complex channel uses.
+
+    >>> ofdm(n=64, prefix=16, taps=4).max_delay
+    13
+    """
+    n, prefix = integer("n", n, 1, LONGEST), integer("prefix", prefix, 0)
+    if prefix > n:
+        text = f"the prefix repeats the end of a block, so it has at most n={n} samples: got {prefix}"
+        raise InputError(text, code="out-of-range", name="prefix", value=prefix, high=n)
+    if integer("taps", taps, 1, MAX_TAPS) > prefix + 1:
+        text = f"the prefix of {prefix} samples is too short for taps={taps}: at most {prefix + 1} fit"
+        raise InputError(text, code="out-of-range", name="taps", value=taps, high=prefix + 1)
+    choice("equalise", equalise, EQUALISE)
+    return OFDM(n, n + prefix, n + prefix, prefix - taps + 1, n + prefix, taps, equalise)
+
+
+@basis("hadamard")
+def hadamard(n: int = 64) -> Basis:
+    """Codes of n chips, the rows of a Hadamard matrix: an impulse in time hits n symbols, each at 1 / sqrt(n).
+
+    phi_i(t) = +-1 / sqrt(n), n a power of two. Interference of scale tau in time has scale tau n^(1/alpha - 1/2) in an
+    entry.
+
+    >>> hadamard(n=2).modulate(torch.tensor([[1.0, 1.0]]) * 2**0.5).tolist()
+    [2.0, 0.0]
+    """
+    if integer("n", n, 1, LONGEST) & (n - 1):
+        below = 1 << n.bit_length() - 1
+        text = f"n must be a power of two, such as {below} or {2 * below}: got {n}"
+        raise InputError(text, code="not-a-power-of-two", name="n", value=n)
+    return Hadamard(n, n, n, max_delay=n - 1, uses=n)
+
+
+def root_raised_cosine(t: np.ndarray, rolloff: float) -> np.ndarray:
+    """The root-raised-cosine pulse at times t in symbols, of energy 1 per symbol: (...) -> (...)."""
+    b, near = rolloff, 1e-9
+    t = np.where(np.abs(t) < near, near, t)
+    t = np.where(np.abs(np.abs(4 * b * t) - 1) < near, t * (1 + 10 * near), t)  # removable; error below 1e-7
+    top = np.sin(np.pi * t * (1 - b)) + 4 * b * t * np.cos(np.pi * t * (1 + b))
+    return top / (np.pi * t * (1 - (4 * b * t) ** 2))
+
+
+def orthonormal(p: np.ndarray, step: int) -> np.ndarray:
+    """The pulse closest to p that is orthonormal to its own shifts by multiples of `step`: (n,) -> (n,).
+
+    sum_t p_t p_{t + m step} = 1 for m = 0 and 0 else, solved by Newton's method with least-norm steps.
+    """
+    p = p / np.linalg.norm(p)
+    for _ in range(100):
+        shifted = [np.pad(p[m:], (0, m)) for m in range(0, len(p), step)]
+        error = np.array(shifted) @ p
+        error[0] -= 1
+        if np.abs(error).max() < 1e-14:
+            break
+        slope = [later + np.pad(p, (m * step, 0))[: len(p)] for m, later in enumerate(shifted)]
+        p = p - np.linalg.lstsq(np.array(slope), error, rcond=None)[0]
+    return p

@@ -1,0 +1,44 @@
+"""Registries of the components that a channel is made of."""
+
+from typing import Any, TypeVar
+
+from stableair.errors import InputError
+from stableair.spec import Registry
+
+fading = Registry("fading", "fadings")
+noise = Registry("noise", "noises")  # @noise("name", scale="tau"): with tau=0 there is no noise
+power = Registry("power", "powers")
+channel = Registry("channel", "channels")  # @channel("name", uses=("noise", ...)): see `channels.assembly`
+
+# Parts of a channel, named in the channel's spec.
+basis = Registry("basis", "bases")
+quantizer = Registry("quantizer", "quantizers")
+aggregator = Registry("aggregator", "aggregators")
+
+Part = TypeVar("Part")
+
+
+def make_nested(registry: Registry, text: str, excluded: tuple[str, ...] = ()) -> Any:
+    """Make the component of a nested spec.
+
+    Args:
+        registry: Registry of the component.
+        text: Its spec.
+        excluded: Names of components that cannot be nested.
+    """
+    call = registry.one(text)
+    if call.entry.name in excluded:
+        name = call.entry.name
+        text = f"{name} cannot be nested in another {registry.kind}; choose one without memory"
+        raise InputError(text, code="not-nestable", name=name)
+    return call()
+
+
+def make_part(registry: Registry, text: str, kind: type[Part]) -> Part:
+    """Make a channel part from a nested spec, and check its type."""
+    part = make_nested(registry, text)
+    if not isinstance(part, kind):
+        actual = type(part).__name__
+        message = f"{registry.kind} {text} must return {kind.__name__}: got {actual}"
+        raise InputError(message, code="wrong-type", expected=kind.__name__, actual=actual)
+    return part

@@ -1,0 +1,37 @@
+"""Convert components that are plain functions or small classes to the rules that Algorithm 1 calls."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from stableair.contracts import Rule, ServerRule
+from stableair.errors import InputError
+from stableair.validation import short_repr
+
+AnyRule = TypeVar("AnyRule", Rule, ServerRule)
+OPTIONS: dict[type, tuple[str, ...]] = {Rule: ("pilots",), ServerRule: ()}  # attributes in addition to apply and init
+
+
+def as_rule(
+    setting: str, component: Any, rule_class: type[AnyRule], lift: Callable[[Callable[..., Any]], AnyRule]
+) -> AnyRule:
+    """Convert a component to a rule.
+
+    Args:
+        setting: The experiment's setting of the component, for the error.
+        component: A rule of this class; an object with the methods `apply` and `init` of one; or a plain function.
+        rule_class: `Rule` or `ServerRule`.
+        lift: Converts a plain function to a rule.
+
+    Raises:
+        InputError: The component has another type.
+    """
+    if isinstance(component, rule_class):
+        return component
+    has_methods = callable(getattr(component, "apply", None)) and callable(getattr(component, "init", None))
+    if isinstance(component, type) or not (has_methods or callable(component)):
+        text = f"the {setting} must be a function or a {rule_class.__name__}: got {short_repr(component)}"
+        raise InputError(text, code="wrong-type", setting=setting)
+    if not has_methods:
+        return lift(component)
+    options = {name: getattr(component, name) for name in OPTIONS[rule_class] if hasattr(component, name)}
+    return rule_class(component.apply, component.init, **options)

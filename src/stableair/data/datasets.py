@@ -1,0 +1,218 @@
+"""Data sets as tensors. The default, scikit-learn's handwritten digits, needs no download."""
+
+from math import prod
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from stableair.contracts import Dataset, Split
+from stableair.data import hub
+from stableair.data.image_sets import IMAGE_SETS, Mode, Source
+from stableair.errors import InputError
+from stableair.spec import Registry
+from stableair.streams import generator
+from stableair.validation import choice, integer, number
+
+dataset = Registry("data set", "data")
+
+
+def hold_out(data: Dataset, share: float, seed: int) -> Dataset:
+    """Replace the test split by a share of the training data, which is removed from the training split.
+
+    Thresholds, learning rates and the like are tuned on this validation split, never on test data.
+    """
+    order = generator(seed, "validation").permutation(len(data.train.y))
+    count = max(1, round(share * len(order)))
+    return data._replace(train=data.train.take(order[count:]), test=data.train.take(order[:count]))
+
+
+@dataset("digits")
+def digits() -> Dataset:
+    """Handwritten digits of scikit-learn: 1,797 grey images of 8 x 8, ten classes; a fifth is test data.
+
+    x: (1437, 1, 8, 8) and (360, 1, 8, 8), with grey values 0 ... 16 (Alpaydin and Kaynak, 1998).
+
+    >>> data = digits()
+    >>> tuple(data.train.x.shape), tuple(data.test.x.shape), data.classes
+    ((1437, 1, 8, 8), (360, 1, 8, 8), 10)
+    """
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    samples = Split(torch.from_numpy(images).to(torch.uint8).reshape(-1, 1, 8, 8), torch.from_numpy(labels).long())
+    order = generator(0, "digits").permutation(len(labels))  # the split is the same for every seed
+    test = torch.arange(len(order)) % 5 == 0
+    return Dataset(samples.take(order[~test]), samples.take(order[test]), classes=10, model="mlp(200)", std=16.0)
+
+
+@dataset("synthetic")
+def synthetic(
+    samples: int = 1000,
+    classes: int = 10,
+    shape: tuple[int, int, int] = (1, 8, 8),
+    spread: float = 1.0,
+    writers: int = 10,
+    seed: int = 0,
+) -> Dataset:
+    """Gaussian clusters, one per class, with an offset per writer; a fifth as many test samples.
+
+    x = centre of the class + 0.3 offset of the writer + spread z, all standard normal: (samples, *shape).
+
+    >>> data = synthetic(samples=20, classes=3, shape=(1, 2, 2))
+    >>> tuple(data.train.x.shape), data.train.y.unique().tolist()
+    ((20, 1, 2, 2), [0, 1, 2])
+    """
+    for name, value, least in (("samples", samples, 1), ("classes", classes, 2), ("writers", writers, 1)):
+        integer(name, value, least)
+    integer("seed", seed)
+    number("spread", spread, 0.0)
+    if not isinstance(shape, tuple) or len(shape) != 3:
+        text = f"shape must be (channels, height, width): got {shape!r}"
+        raise InputError(text, code="wrong-type", name="shape", value=shape)
+    for side in shape:
+        integer("shape", side, 1)
+    source = generator(seed, "synthetic")
+    centre, offset = source.normal(classes, *shape), 0.3 * source.normal(writers, *shape)
+
+    def split(m: int) -> Split:
+        y, writer = source.permutation(m) % classes, source.permutation(m) % writers
+        x = torch.empty(m, *shape)
+        for rows in torch.arange(m).split(max(1, (1 << 22) // prod(shape))):
+            x[rows] = (centre[y[rows]] + offset[writer[rows]] + spread * source.normal(len(rows), *shape)).float()
+        return Split(x, y, writer)
+
+    return Dataset(split(samples), split(max(classes, samples // 5)), classes, model="mlp(200)")
+
+
+@dataset("cifar10")
+def cifar10(train: int | None = None, test: int | None = None) -> Dataset:
+    """CIFAR-10: 50,000 + 10,000 colour images of 32 x 32, ten classes; `train` and `test` limit the number of samples.
+
+    x: (50000, 3, 32, 32) uint8 (Krizhevsky, 2009). Needs the data file, or the hub to download it.
+
+    >>> str(dataset.one("cifar10(train=10)"))
+    'cifar10(train=10)'
+    """
+    return _named("cifar10", train, test)
+
+
+@dataset("cifar100")
+def cifar100(train: int | None = None, test: int | None = None) -> Dataset:
+    """CIFAR-100: 50,000 + 10,000 colour images of 32 x 32, a hundred classes.
+
+    x: (50000, 3, 32, 32) uint8 (Krizhevsky, 2009); otherwise as cifar10.
+
+    >>> str(dataset.one("cifar100(test=100)"))
+    'cifar100(test=100)'
+    """
+    return _named("cifar100", train, test)
+
+
+@dataset("femnist")
+def femnist(train: int | None = None, test: int | None = None) -> Dataset:
+    """FEMNIST: digits and letters by 3,597 writers, grey images of 28 x 28, 62 classes, with the writer of each image.
+
+    x: (m, 1, 28, 28) uint8, black on white; writer: (m,) (Caldas et al., 2018); otherwise as cifar10.
+
+    >>> str(dataset.one("femnist(1000, 100)"))
+    'femnist(train=1000, test=100)'
+    """
+    return _named("femnist", train, test)
+
+
+@dataset("hf")
+def hf(
+    name: str,
+    image: str = "image",
+    label: str = "label",
+    writer: str | None = None,
+    config: str | None = None,
+    train: int | None = None,
+    test: int | None = None,
+    mode: Mode | None = None,
+) -> Dataset:
+    """Any image set of the hub, or a local folder in its format; `image`, `label` and `writer` name its columns.
+
+    x: (m, c, h, w), uint8 or, for 16-bit, 32-bit and float images, float32. All images have one size and one kind and
+    are normalised by the mean and the standard deviation of each channel. `mode` converts 8-bit images to grey ("L") or
+    to colour ("RGB").
+
+    >>> str(dataset.one("hf('user/birds', label=species)"))
+    "hf(name='user/birds', label=species)"
+    """
+    source = Source(name, image, label, writer, config, mode)
+    data = _from_folder(source.name, source, train, test)
+    mean, std = _scaling(data.train.x[:: max(1, len(data.train.y) // 2000)])
+    return data._replace(mean=mean, std=std)
+
+
+def _scaling(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return the mean and the standard deviation of each channel of x (m, c, h, w), never 0."""
+    if x.dtype == torch.uint8:
+        x = x.float()
+        std = x.std((0, 2, 3)).clamp(min=1.0)
+    else:  # float32 cannot hold the squares of all its values
+        x = x.double()
+        std = x.std((0, 2, 3))
+        std = torch.where(std > 0, std, 1.0)
+    return tuple(x.mean((0, 2, 3)).tolist()), tuple(std.tolist())
+
+
+@dataset("remote")
+def remote() -> Dataset:
+    """Data of real clients, such as Flower's; the clients also define the model and the local training.
+
+    The settings `partition`, `model`, `local_epochs`, `batch_size` and `augment` are ignored. The data cannot be read
+    here: use `stableair.flower`.
+
+    >>> str(dataset.one("remote"))
+    'remote'
+    """
+    text = "data=remote() stay with their clients and cannot be read here; use stableair.flower"
+    raise InputError(text, code="remote-data")
+
+
+def stored(text: str) -> tuple[str, Source]:
+    """Return the file name and the source of a set of the hub ("cifar10", "hf('user/set')") or of a local folder."""
+    if text not in hub.NAMED and Path(text).is_dir():
+        text = Source(text, "image", "label").spec
+    call = dataset.one(text)
+    if call.entry.name != "hf":
+        return call.entry.name, hub.NAMED[choice("set of the hub", call.entry.name, [*hub.NAMED, "hf"])]
+    defaults = {name: parameter.default for name, parameter in call.parameters.items()} | call.arguments
+    source = Source(*(defaults[key] for key in ("name", "image", "label", "writer", "config", "mode")))
+    return source.name, source
+
+
+def _named(name: str, train: int | None, test: int | None) -> Dataset:
+    """Read a set of `IMAGE_SETS`."""
+    known = IMAGE_SETS[name]
+    return _from_folder(name, hub.NAMED[name], train, test, known.classes, known.model, known.mean, known.std)
+
+
+def _from_folder(
+    name: str, source: Source, train: int | None, test: int | None, classes: int | None = None, model: str = "cnn()",
+    mean: float | tuple[float, ...] = 0.0, std: float | tuple[float, ...] = 1.0,
+) -> Dataset:  # fmt: skip
+    """Read a set from the data folder; `train` and `test` limit the samples of each split, always to the same ones."""
+    stored, digest = hub.read(name, source)
+
+    def split(part: str, limit: int | None) -> Split:
+        x, y = stored[f"{part}.x"].permute(0, 3, 1, 2), stored[f"{part}.y"]
+        if x.dtype == torch.uint16:  # torch lacks most operations on it
+            x = x.float()
+        whole_split = Split(x, y, stored.get(f"{part}.writer"))
+        if limit is None:
+            return whole_split
+        if integer(part, limit, 1) > len(y):
+            text = f"{part} must be at most {len(y)}, the number of samples: got {limit}"
+            raise InputError(text, code="out-of-range", name=part, value=limit, high=len(y))
+        return whole_split.take(generator(0, "subset").permutation(len(y))[:limit].sort().values)
+
+    top = max(int(stored["train.y"].max()), int(stored["test.y"].max()))
+    if classes is not None and top >= classes:
+        text = f"{hub.file(name)}: labels must be below {classes}: got {top}"
+        raise InputError(text, code="invalid-data-file", name="y", value=top, high=classes - 1)
+    files = ((hub.file(name).name, digest),)
+    return Dataset(split("train", train), split("test", test), classes or top + 1, model, mean, std, files)

@@ -1,0 +1,293 @@
+"""Chooses the engine of a simulation: a function of the model and the device, never of the seed."""
+
+import os
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib.util import find_spec
+from typing import Any, NamedTuple, cast, get_args
+
+import torch
+
+from stableair.algorithm import Simulation
+from stableair.engine.equivalence import Program, check_kernels, checked_program, mixes_samples
+from stableair.engine.inspection import check_pure, check_separable
+from stableair.engine.processes import ProcessTrainer
+from stableair.engine.stacked import Stacked, Unsupported
+from stableair.engine.trainer import StackedTrainer
+from stableair.engine.vmapped import Vmapped
+from stableair.errors import InputError, first_line
+from stableair.evaluation import Evaluate
+from stableair.isolation import isolated
+from stableair.literals import Precision
+from stableair.training.local_training import LocalTraining, Trainer
+from stableair.training.reference import SMALL, Reference
+from stableair.validation import choice as check_choice
+from stableair.validation import typed
+
+ENGINES = "reference", "stacked", "vmapped", "kernels", "processes"  # the choices of `auto` and `fast`
+LOOPS = "reference", "processes"  # engines that run the reference trainer
+
+CPU_CHUNK = 50  # clients to stack on a CPU; more gain nothing
+# Processes are faster on a CPU within these limits.
+PROCESSES_MAX_ENTRIES = 10_000_000  # larger models: all threads on one client are faster than one client per thread
+PROCESSES_MIN_WORK = 10_000_000_000  # entries times local steps of a run; below, starting the processes does not pay
+PROCESSES_MIN_STEPS = 50  # of a client in a round; below, sending its update takes longer than the steps
+
+CANNOT_ACCELERATE = "engine fast cannot take this model: {}; engine=auto takes the next best, in fp32"
+REASONS = {
+    "kernels": "kernels of our own for its convolutions",
+    "stacked": "the clients' models stacked",
+    "vmapped": "the clients' models vmapped",
+    "reference": "one client after the other",
+}
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class CheckedEngine:
+    """An engine that was shown to compute a local training as the reference does."""
+
+    engine: str
+    work: LocalTraining
+    program: Program | None  # None for an engine that runs the reference trainer
+
+
+class EngineChoice(NamedTuple):
+    """How a run is computed, and why; a resumed run is computed in the same way."""
+
+    engine: str  # one of ENGINES
+    precision: str
+    chunk: int  # clients that are computed at once
+    why: str
+    checked: CheckedEngine | None = None  # what `choose` has checked, so that `accelerate` need not check it again
+
+    def record(self) -> dict[str, Any]:
+        """The choice as it is recorded with a run."""
+        return {name: value for name, value in self._asdict().items() if name != "checked"}
+
+
+def reference_trainer(sim: Simulation) -> Trainer:
+    """The trainer of a simulation. An engine needs its `work` and `chunk`, which a plain function does not have."""
+    train = sim.train
+    has_work = isinstance(getattr(train, "work", None), LocalTraining)
+    if not has_work or not isinstance(getattr(train, "chunk", None), int):
+        text = f"an engine needs a trainer with its work and its chunk: got {type(train).__name__}"
+        raise InputError(text, code="wrong-type", name="train", value=train)
+    return cast(Trainer, train)
+
+
+@isolated()
+def choose(sim: Simulation, engine: str, precision: str = "auto", chunk: int = 0, rounds: int = 1) -> EngineChoice:
+    """The fastest engine for the model and the device; bench/RECORDS.md has the times.
+
+    Args:
+        sim: The simulation, on its device.
+        engine: "auto", or "fast" to refuse a model that only the reference can train.
+        precision: "auto", "fp32", "tf32" or "bf16".
+        chunk: Clients to compute at once; 0 for as many as fit.
+        rounds: Number of rounds: on a CPU, starting processes pays for long runs only.
+
+    Raises:
+        InputError: No engine meets the request.
+    """
+    if sim.start.model.w.device.type == "cpu":
+        if precision not in ("auto", "fp32"):
+            text = f"precision must be fp32 on a CPU: got {precision}"
+            raise InputError(text, code="unsupported-precision", name="precision", value=precision)
+        return _choose_on_cpu(sim, engine, chunk, rounds)
+    return _choose_on_gpu(sim, engine, precision, chunk)
+
+
+def _choose_on_gpu(sim: Simulation, engine: str, precision: str, chunk: int) -> EngineChoice:
+    work = reference_trainer(sim).work
+    try:
+        program = fastest_program(work)
+    except Unsupported as obstacle:
+        asked = engine if precision in ("auto", "fp32") else "fast"
+        return _reference_or_error(asked, min(chunk or reference_trainer(sim).chunk, sim.n), obstacle)
+    kind, failure = _program_name(program), ""
+    if precision == "auto":  # bf16 where it was shown to train as well as fp32
+        gains = kind == "stacked" and program.has_convolutions
+        precision = "bf16" if gains and torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
+    if precision == "bf16" and has_kernels(program):
+        try:
+            program, kind = _tried_kernel_program(work, program), "kernels"
+        except Exception as error:  # Triton and its compiler raise many kinds
+            failure = f"; our kernels do not run on it: {type(error).__name__}: {first_line(error)}"
+    chunk = min(chunk or _clients_that_fit(sim), sim.n)
+    checked = CheckedEngine(kind, work, program)
+    return EngineChoice(kind, precision, chunk, f"{REASONS[kind]}, on a GPU{failure}", checked)
+
+
+def fastest_program(work: LocalTraining) -> Program:
+    """The program for many clients at once: stacked if possible, otherwise vmapped.
+
+    Raises:
+        Unsupported: The module is not a pure function, or neither program computes what it computes.
+    """
+    check_pure(work)
+    try:
+        return checked_program(Stacked, work)
+    except Unsupported as stacked:
+        try:
+            return vmapped_program(work)
+        except Unsupported as vmapped:
+            raise Unsupported(f"stacked: {stacked}; vmapped: {vmapped}") from None
+
+
+def vmapped_program(work: LocalTraining) -> Program:
+    """The vmapped program of a module, checked."""
+    return checked_program(partial(Vmapped, mixes_samples=mixes_samples(work)), work)
+
+
+def has_kernels(program: Program) -> bool:
+    """Whether our kernels compute convolutions of a program."""
+    if not isinstance(program, Stacked) or not find_spec("triton"):
+        return False
+    from stableair.engine.convolution import kernel_convolutions
+
+    return bool(kernel_convolutions(program))
+
+
+def _tried_kernel_program(work: LocalTraining, program: Program) -> Program:
+    """The program with kernels; raises if there is no compiler, too little shared memory, or the numbers are wrong."""
+    from stableair.engine.convolution import try_kernels
+
+    try_kernels(work.parts[0].device)
+    return _kernel_program(work, program)
+
+
+def _kernel_program(work: LocalTraining, program: Program) -> Program:
+    """The stacked program with its convolutions computed by kernels, checked against the stacked one."""
+    from stableair.engine.convolution import by_kernels
+
+    assert isinstance(program, Stacked), "only convolutions of stacked programs have kernels"
+    fast = by_kernels(program)
+    check_kernels(work, program, fast, is_resnet(work))
+    return fast
+
+
+def is_resnet(work: LocalTraining) -> bool:
+    """Whether kernels compute every layer of the model."""
+    from stableair.engine.resnet import supports
+
+    return supports(work.module)
+
+
+def _build_program(engine: str, work: LocalTraining) -> Program:
+    """The program of an engine that trains clients side by side.
+
+    Raises:
+        Unsupported: The engine cannot compute this model.
+    """
+    check_pure(work)
+    if engine == "vmapped":
+        return vmapped_program(work)
+    program = checked_program(Stacked, work)
+    if engine == "stacked":
+        return program
+    if not has_kernels(program):
+        raise Unsupported("it has no convolution that our kernels compute, or Triton is not installed")
+    return _kernel_program(work, program)
+
+
+def _program_name(program: Program) -> str:
+    return "stacked" if isinstance(program, Stacked) else "vmapped"
+
+
+def _choose_on_cpu(sim: Simulation, engine: str, chunk: int, rounds: int) -> EngineChoice:
+    train = reference_trainer(sim)
+    entries, cores, loop = len(sim.start.model.w), _cores(), min(chunk or train.chunk, sim.n)
+    steps = sum(map(train.work.steps, range(sim.n)))  # in a round
+    if entries < SMALL:
+        try:
+            program = fastest_program(train.work)
+        except Unsupported as obstacle:
+            return _reference_or_error(engine, loop, obstacle)
+        kind = _program_name(program)
+        checked = CheckedEngine(kind, train.work, program)
+        return EngineChoice(kind, "fp32", min(chunk or CPU_CHUNK, sim.n), f"a small model, {REASONS[kind]}", checked)
+    worth_it = (
+        entries < PROCESSES_MAX_ENTRIES
+        and steps >= PROCESSES_MIN_STEPS * sim.n
+        and rounds * steps * entries > PROCESSES_MIN_WORK
+    )
+    if cores > 1 and (engine == "fast" or worth_it):
+        try:
+            check_separable(train.work)
+        except Unsupported as obstacle:
+            return _reference_or_error(engine, loop, obstacle)
+        checked = CheckedEngine("processes", train.work, None)
+        return EngineChoice("processes", "fp32", loop, f"one process on each of {cores} cores", checked)
+    if engine == "fast":
+        text = "engine=fast does not speed up a model of this size on a single core; set engine=auto"
+        raise InputError(text, code="no-fast-engine")
+    return EngineChoice("reference", "fp32", loop, REASONS["reference"])
+
+
+def _reference_or_error(engine: str, chunk: int, obstacle: Unsupported) -> EngineChoice:
+    """Choose the reference engine because of an obstacle; raise InputError if engine=fast was requested."""
+    if engine == "fast":
+        raise InputError(CANNOT_ACCELERATE.format(obstacle), code="no-fast-engine") from None
+    return EngineChoice("reference", "fp32", chunk, str(obstacle))
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _clients_that_fit(sim: Simulation) -> int:
+    """Estimate the number of clients that fit into the free memory of the GPU; halved later if too large."""
+    free, _ = torch.cuda.mem_get_info(sim.start.model.w.device)
+    each = 4 * len(sim.start.model.w) * 12  # weights, gradients, the update, and about as much again for activations
+    return max(1, int(0.6 * free) // each)
+
+
+@typed
+@isolated()
+def accelerate(sim: Simulation, choice: EngineChoice | None = None) -> Simulation:
+    """An equal simulation whose clients train side by side.
+
+    Args:
+        sim: The simulation.
+        choice: The engine, its precision and the clients at a time; by default the fastest.
+
+    Raises:
+        InputError: The engine cannot compute this model, or not in this precision.
+    """
+    work = reference_trainer(sim).work
+    choice = choice or choose(sim, "fast")
+    kind, precision, chunk, *_ = choice
+    check_choice("engine", kind, ENGINES)
+    check_choice("precision", precision, get_args(Precision))
+    if kind in LOOPS and precision != "fp32":
+        text = f"engine {kind} computes in fp32: got precision {precision}"
+        raise InputError(text, code="unsupported-precision", name="precision", value=precision)
+    if kind == "kernels" and precision != "bf16":
+        text = f"engine kernels computes in bf16: got precision {precision}"
+        raise InputError(text, code="unsupported-precision", name="precision", value=precision)
+    if kind == "reference":
+        fast = replace(sim, train=Reference(work, chunk))
+    else:
+        program = _checked_engine(choice, work).program
+        if program is None:
+            fast = replace(sim, train=ProcessTrainer(work, chunk, min(_cores(), chunk)))
+        else:
+            resnet = kind == "kernels" and is_resnet(work)
+            fast = replace(sim, train=StackedTrainer(work, program, precision, chunk, resnet))
+    if isinstance(sim.evaluate, Evaluate):
+        fast = replace(fast, evaluate=sim.evaluate.at(precision))
+    return fast
+
+
+def _checked_engine(choice: EngineChoice, work: LocalTraining) -> CheckedEngine:
+    """What `choose` has checked for this local training, or the outcome of the check now."""
+    checked, kind = choice.checked, choice.engine
+    if checked and checked.work is work and checked.engine == kind:
+        return checked
+    try:
+        if kind == "processes":
+            check_separable(work)
+            return CheckedEngine(kind, work, None)
+        return CheckedEngine(kind, work, _build_program(kind, work))
+    except Unsupported as obstacle:
+        raise Unsupported(f"engine {kind} cannot take this model: {obstacle}", code=obstacle.code) from None

@@ -1,0 +1,97 @@
+"""The exceptions of stableair.
+
+Every error is one line: what is wrong, the value, what is allowed and the fix. Programs
+handle errors by class; `code` identifies the problem and does not change with the wording.
+"""
+
+from typing import Any, ClassVar
+
+
+class StableairError(Exception):
+    """Base class of all errors that stableair raises on purpose.
+
+    Args:
+        message: One line: what is wrong, the value, what is allowed, the fix.
+        code: Stable identifier of the problem, such as "out-of-range"; by default that of the class.
+        hint: Keyword of the fix, such as "resume", which the command line translates into one of its options.
+        advice: The fix for Python callers; appended to the message.
+        setting: The experiment's setting whose component broke its contract, such as "receiver".
+        fields: Values that belong to the code, such as name="lr" and value=-1.
+    """
+
+    default_code: ClassVar[str] = "error"
+
+    def __init__(
+        self, message: str, *, code: str = "", hint: str = "", advice: str = "", setting: str = "", **fields: Any
+    ):
+        super().__init__(f"{message}; {advice}" if advice else message)
+        self.message = message
+        self.code = code or self.default_code
+        self.hint = hint
+        self.advice = advice
+        self.setting = setting
+        self.fields = fields
+
+    def with_message(self, message: str) -> "StableairError":
+        """A copy with another message: the class, code, hint, advice, setting and fields stay."""
+        copy = type(self).__new__(type(self), message)
+        copy.__dict__.update(self.__dict__)
+        copy.message = message.removesuffix(f"; {self.advice}")  # the command line prints its options instead
+        copy.args = (f"{copy.message}; {self.advice}" if self.advice else message,)
+        return copy
+
+
+class InputError(StableairError, ValueError):
+    """An argument, setting, file or component given by the user is invalid."""
+
+    default_code = "invalid-input"
+
+
+class NonFiniteUpload(InputError):
+    """A client's upload of round k is not finite.
+
+    Args:
+        k: The round.
+        client: The client.
+        what: The part of the upload: "update", "norm buffer" or "loss".
+    """
+
+    default_code = "non-finite-upload"
+
+    def __init__(self, k: int, client: int, what: str):
+        why = "its data are not finite, or its local training overflowed"
+        super().__init__(f"round {k}: client {client} uploaded a non-finite {what}: {why}", client=client, what=what)
+        self.k, self.client, self.what = k, client, what
+
+    def __reduce__(self) -> tuple[type, tuple[int, int, str]]:
+        """Pickle by the arguments: ranks send their errors to each other."""
+        return NonFiniteUpload, (self.k, self.client, self.what)
+
+
+class CorruptRunError(StableairError):
+    """A file of a run folder is damaged and cannot be restored."""
+
+    default_code = "corrupt-run"
+
+
+class RunBusyError(StableairError):
+    """Another process holds the lock of a run folder."""
+
+    default_code = "run-busy"
+
+
+class ResourceError(StableairError):
+    """The device, memory or processes that a run needs are not available."""
+
+    default_code = "resource"
+
+
+class MissingExtraError(StableairError, ImportError):
+    """An optional package is not installed."""
+
+    default_code = "missing-extra"
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error's message, for messages of one line; its class if it has no message."""
+    return (str(error).strip().partition("\n")[0] or type(error).__name__).rstrip(".")

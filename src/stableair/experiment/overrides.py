@@ -1,0 +1,58 @@
+"""Experiments from the words of a command line: `digits rounds=5 noise.tau=0.3`."""
+
+from pathlib import Path
+from typing import Any
+
+from stableair.errors import InputError
+from stableair.experiment.experiment import Experiment
+from stableair.experiment.presets import PRESETS
+from stableair.experiment.settings import TYPES
+from stableair.spec import literal
+from stableair.validation import short_repr, suggest
+
+
+def from_words(words: list[str]) -> Experiment:
+    """Make an experiment from words: optionally a preset or a file first, then `key=value`.
+
+    >>> from_words(["digits-noniid", "rounds=5", "noise.tau=0.3"]).noise
+    'sas(alpha=1.5, tau=0.3)'
+    """
+    base = Experiment()
+    if words and "=" not in words[0]:
+        first, *words = words
+        if first in PRESETS:
+            base = Experiment(**PRESETS[first])
+        elif Path(first).is_file() or Path(first).suffix in (".toml", ".json"):
+            base = Experiment.read(first)
+        else:
+            text = f"{first!r} is not a preset, a file or key=value; {suggest(first, PRESETS)}"
+            raise InputError(text, code="unknown-preset", value=first, allowed=list(PRESETS))
+    return base.with_(**parse_overrides(words))
+
+
+def parse_overrides(words: list[str]) -> dict[str, Any]:
+    """Return the settings that words of the form `key=value` stand for."""
+    settings: dict[str, Any] = {}
+    for word in words:
+        name, equals, text = word.partition("=")
+        if not equals:
+            message = f"{word!r} is not key=value; a preset or a file comes first, and only one of them"
+            raise InputError(message, code="not-a-setting", value=word)
+        if name in settings:
+            message = f"{name} is given twice: {settings[name]} and {text[:100]}"
+            raise InputError(message, code="duplicate-setting", name=name)
+        settings[name] = _convert(name, text)
+    return settings
+
+
+def _convert(name: str, text: str) -> Any:
+    """Convert the text of a value to the type of its setting; an argument of a component is a literal."""
+    if "." in name:
+        return literal(text)
+    kind = TYPES.get(name, str)
+    try:
+        return kind(text)
+    except ValueError:
+        wanted = "a whole number" if kind is int else "a number"
+        message = f"{name} must be {wanted}: got {short_repr(text)}"
+        raise InputError(message, code="wrong-type", name=name, value=text) from None

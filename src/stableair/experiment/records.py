@@ -1,0 +1,255 @@
+"""Records of experiments: ids, JSON and TOML, and the records that run folders and published runs keep.
+
+A record holds every setting, and under "arguments" every argument of every component, defaults included. It stays the
+same experiment when a default changes later. Records of older versions lack the settings that did not exist yet.
+"""
+
+import hashlib
+import json
+import math
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from stableair.errors import InputError, StableairError
+from stableair.experiment.baseline import BASELINE_ARGUMENTS, BASELINE_SETTINGS
+from stableair.experiment.settings import COMPONENT_SETTINGS, EXECUTION, TYPES, check_known, registry
+from stableair.spec import Call, Registry, equal, format_call, format_value, parse_unchecked
+from stableair.validation import as_path, short_repr
+
+ARGUMENTS = "arguments"  # key of a record: every argument of every component
+OPTIONAL = "participation", "power", "channel", "average", "snr_blocks"  # settings that the oldest records lack
+NOISE_ON = "noise_on", "mean"  # version 0.1.0 recorded the default of flat(noise_on=...) as a separate setting
+
+Arguments = dict[str, Any]
+Components = list[tuple[str, Arguments]]  # the names and arguments of "a(x=1) | b(y=2)"
+Calls = Mapping[str, tuple[Call, ...]]  # the parsed components of each component setting
+
+
+# ----------------------------------------------------------------------------------------------------------------- ids
+
+
+def experiment_id(settings: dict[str, Any], calls: Calls) -> str:
+    """Return twelve hex digits that identify an experiment.
+
+    The id hashes the differences to the frozen baseline. A new setting or argument, at the value that means "as
+    before", does not change ids; a changed default does. Execution settings are ignored.
+    """
+    plain = {key: value for key, value in settings.items() if key not in (*EXECUTION, *COMPONENT_SETTINGS)}
+    different: dict[str, Any] = {key: v for key, v in plain.items() if not equal(v, BASELINE_SETTINGS.get(key))}
+    for name in COMPONENT_SETTINGS:
+        components = [(call.name, call.full().arguments) for call in calls[name]]
+        if (hashed := _beyond_baseline(name, components)) != _beyond_baseline(name, _baseline_components(name)):
+            different[name] = hashed
+    return hashlib.blake2b(json.dumps(different, sort_keys=True).encode(), digest_size=6).hexdigest()
+
+
+@cache
+def _baseline_components(name: str) -> Components:
+    return _components(name, BASELINE_SETTINGS[name])
+
+
+def _beyond_baseline(name: str, components: Components) -> list[Any]:
+    """Components with the arguments that differ from the baseline, including those of nested specs."""
+    result = []
+    for component, arguments in components:
+        baseline = BASELINE_ARGUMENTS.get(name, {}).get(component, {})
+        specs = registry(name).entries[component].specs
+        values, usual = ({k: _hashed(v, specs.get(k)) for k, v in each.items()} for each in (arguments, baseline))
+        different = {key: value for key, value in values.items() if key not in usual or value != usual[key]}
+        result.append([component, dict(sorted(different.items()))])
+    return result
+
+
+def _hashed(value: Any, nested: Registry | None) -> Any:
+    """The form of an argument that is hashed: its text, or for a nested spec its differences to the baseline."""
+    if nested is None:
+        return format_value(value)
+    call = nested.one(value)
+    return _beyond_baseline(call.kind, [(call.name, call.full().arguments)])
+
+
+# ------------------------------------------------------------------------------------------------------------- records
+
+
+def to_record(settings: dict[str, Any], calls: Calls) -> dict[str, Any]:
+    """Return the record of an experiment: its settings, and every argument of every component."""
+    arguments = {name: [_to_json(call.full().arguments) for call in calls[name]] for name in COMPONENT_SETTINGS}
+    return settings | {ARGUMENTS: arguments}
+
+
+def from_record(record: Any) -> dict[str, Any]:
+    """Return the settings of the experiment that a record describes.
+
+    Arguments whose default has changed since are written out; all other arguments keep their text.
+    """
+    if not isinstance(record, dict):
+        raise InputError(
+            f"a record must be a dict of settings: got {short_repr(record)}", code="wrong-type", value=record
+        )
+    settings = settings_of_record(record)
+    specs = {}
+    for name, components in components_of_record(record).items():
+        calls = []
+        for (component, arguments), (_, explicit) in zip(components, _components(name, settings[name]), strict=True):
+            call = registry(name).one(format_call(component, arguments))
+            call = call.without_defaults([key for key in arguments if key not in explicit])
+            calls.append(replace(call, bare="(" not in settings[name]))
+        specs[name] = " | ".join(map(str, calls)) or "auto"
+    return settings | specs
+
+
+def settings_of_record(record: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of a record by name; settings that it lacks have their baseline value.
+
+    Raises:
+        InputError: A setting is missing (`missing-setting`), unknown (`unknown-setting`) or of another type
+            (`wrong-type`).
+    """
+    record = {key: value for key, value in record.items() if (key, value) != NOISE_ON and key != ARGUMENTS}
+    if missing := [key for key in TYPES if key not in (*OPTIONAL, *record)]:
+        raise InputError(f"missing settings: {', '.join(missing)}", code="missing-setting", names=missing)
+    check_known(record)
+    for key, value in record.items():
+        if type(value) is not TYPES[key] and (type(value), TYPES[key]) != (int, float):
+            text = f"{key} must be of type {TYPES[key].__name__}: got {short_repr(value)}"
+            raise InputError(text, code="wrong-type", name=key, value=value)
+    return BASELINE_SETTINGS | record
+
+
+def components_of_record(record: dict[str, Any]) -> dict[str, Components]:
+    """Return the components of a record by setting, with every argument: as recorded, else of the baseline.
+
+    Raises:
+        InputError: The recorded arguments contradict the settings (`contradictory-record`).
+    """
+    settings = settings_of_record(record)
+    recorded = record.get(ARGUMENTS, {})
+    result: dict[str, Components] = {}
+    for name in COMPONENT_SETTINGS:
+        components = _components(name, settings[name])
+        arguments = (recorded.get(name) if isinstance(recorded, dict) else [None]) or [{} for _ in components]
+        fits = isinstance(arguments, list) and len(arguments) == len(components)
+        if not fits or not all(isinstance(one, dict) for one in arguments):
+            raise _contradiction(name, settings)
+        result[name] = []
+        for (component, explicit), one in zip(components, map(_from_json, arguments), strict=True):
+            if any(key in one and not equal(one[key], value) for key, value in explicit.items()):
+                raise _contradiction(name, settings)
+            baseline = BASELINE_ARGUMENTS.get(name, {}).get(component, {})
+            result[name].append((component, baseline | one | explicit))
+    return result
+
+
+def _contradiction(name: str, settings: dict[str, Any]) -> InputError:
+    text = f"the recorded {ARGUMENTS} are not those of {name}={settings[name]}"
+    return InputError(text, code="contradictory-record", name=name, value=settings[name])
+
+
+def _components(name: str, text: str) -> Components:
+    """The components of a setting, with the arguments that its text gives."""
+    return [] if text == "auto" else parse_unchecked(name, text)
+
+
+def _to_json(arguments: Arguments) -> Arguments:
+    """Arguments as JSON can hold them: infinity is {"float": "inf"}."""
+    special = {k: v for k, v in arguments.items() if isinstance(v, float) and not math.isfinite(v)}
+    return arguments | {key: {"float": str(value)} for key, value in special.items()}
+
+
+def _from_json(arguments: Arguments) -> Arguments:
+    """The inverse of `_to_json`; JSON lists are tuples."""
+
+    def convert(value: Any) -> Any:
+        if isinstance(value, dict) and value.get("float") in ("inf", "-inf", "nan"):
+            return float(value["float"])
+        return tuple(value) if isinstance(value, list) else value
+
+    return {key: convert(value) for key, value in arguments.items()}
+
+
+# ------------------------------------------------------------------------------------------------------- JSON and TOML
+
+
+def to_json(settings: dict[str, Any]) -> str:
+    """Write settings as JSON."""
+    return json.dumps(settings, indent=2) + "\n"
+
+
+def to_toml(settings: dict[str, Any]) -> str:
+    """Write settings as TOML; flat settings have the same values in JSON."""
+    return "".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items())
+
+
+def parse_json(text: Any) -> dict[str, Any]:
+    """Read settings, or a record, from JSON."""
+    return _parse(text, lambda json_text: json.loads(json_text, object_pairs_hook=_without_duplicates), "JSON")
+
+
+def parse_toml(text: Any) -> dict[str, Any]:
+    """Read settings from TOML; `noise.tau = 0.3` gives the key "noise.tau"."""
+    return _parse(text, tomllib.loads, "TOML")
+
+
+def read_text(path: str | Path) -> str:
+    """Read a file of settings in UTF-8, with or without a byte-order mark.
+
+    Raises:
+        InputError: The file cannot be read, or is not UTF-8 (`unreadable-file`).
+    """
+    path = as_path("path", path)
+    try:
+        return path.read_text("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not a text file"
+        raise InputError(f"{path}: {reason}", code="unreadable-file", path=path) from None
+
+
+def _parse(text: Any, loads: Callable[[str], Any], language: str) -> dict[str, Any]:
+    if not isinstance(text, str):
+        raise InputError(f"{language} must be a text: got {short_repr(text)}", code="wrong-type", value=text)
+    code = f"not-{language.lower()}"
+    try:
+        settings = loads(text)
+    except StableairError:
+        raise
+    except ValueError as error:
+        raise InputError(f"not {language}: {error}", code=code) from None
+    except RecursionError:
+        raise InputError(f"not {language} of settings: nested too deeply", code=code) from None
+    if not isinstance(settings, dict):
+        text = f"not an experiment: {type(settings).__name__} instead of a table of settings"
+        raise InputError(text, code="wrong-type", value=settings)
+    if ARGUMENTS in settings:
+        return from_record({key: value for key, value in settings.items() if key != "checksum"})
+    return flatten(settings)
+
+
+def flatten(table: Mapping[str, Any], *kept: str) -> dict[str, Any]:
+    """Return a table with dotted keys: in TOML, `noise.tau = 0.3` is a table "noise".
+
+    Args:
+        table: The table.
+        kept: Keys whose tables stay as they are.
+
+    >>> flatten({"noise": {"tau": 0.3}, "rounds": 5})
+    {'noise.tau': 0.3, 'rounds': 5}
+    """
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        is_nested = isinstance(value, dict) and key not in kept
+        flat |= {f"{key}.{name}": one for name, one in value.items()} if is_nested else {key: value}
+    return flat
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object; a key that occurs twice is refused."""
+    result: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in result:
+            raise InputError(f"{key} is given twice", code="duplicate-setting", name=key)
+        result[key] = value
+    return result

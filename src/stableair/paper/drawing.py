@@ -1,0 +1,123 @@
+"""Draw a figure of the paper from its runs; the caption describes the set-up and marks this project's choices."""
+
+import math
+from statistics import fmean
+
+from matplotlib.figure import Figure as Picture
+
+from stableair.experiment import components_of_record
+from stableair.paper import theory_plots
+from stableair.paper.catalogue import DRAWINGS, SCALED, SNR, SYMBOLS, Figure
+from stableair.paper.plans import Plan
+from stableair.results import plot
+from stableair.results.run import Run, linear_mean, snrs
+from stableair.validation import choice, pluralize
+
+Curves = dict[str, list[Run]]  # the runs of every curve, by label
+
+
+def draw(plan: Plan, runs: Curves, notes: list[str], data: str = "") -> Picture:
+    """Draw the curves of a figure.
+
+    Args:
+        plan: The plan of the figure.
+        runs: The runs of every curve, by label.
+        notes: Further choices for the caption, such as the results of the searches.
+        data: Description of the data; by default the data set and its size.
+    """
+    title = [plan.figure.title]
+    title += ["changed settings"] if plan.overrides else []
+    title += ["smoke test"] if plan.smoke else []
+    log = plan.figure.metric.endswith("/loss")  # the noisy curve may be a hundred times above the others
+    panels = {"": runs} if plan.search_each else _panels(plan.figure, runs)
+    with_snr = _label_with_snr if len(panels) == 1 else _label_with_mean_snr
+    text = with_snr if plan.figure.vary == "noise.tau" else lambda label, runs: label
+    return plot.panels(panels, plan.figure.metric, ", ".join(title), caption(plan, runs, notes, data), log, text)
+
+
+def draw_without_runs(name: str) -> Picture:
+    """Draw a figure that needs no runs."""
+    drawings = {"fig2": theory_plots.steps, "interval": theory_plots.decision}
+    return drawings[choice("figure", name, DRAWINGS)]()
+
+
+def _panels(figure: Figure, runs: Curves) -> dict[str, Curves]:
+    """The curves of Fig. 4(a) and (b) by how C was chosen, one panel each; other figures have one panel.
+
+    One panel shows all curves if a panel had only one curve.
+    """
+    panels: dict[str, Curves] = {}
+    for label, each in runs.items():
+        value, _, C = label.partition(", C = ") if figure.vary.startswith("noise.") else (label, "", "")
+        panels.setdefault({"": "one C", "auto": "C = auto"}.get(C, SCALED), {})[value] = each
+    common = {value: each for value, each in panels.get("one C", {}).items() if value == "τ = 0.1"}
+    if SCALED in panels:  # at tau = 0.1 the scaled C is the common C
+        panels[SCALED] = dict(sorted((panels[SCALED] | common).items()))
+    return panels if len(panels) > 1 and all(len(each) > 1 for each in panels.values()) else {"": runs}
+
+
+def _label_with_snr(label: str, runs: list[Run]) -> str:
+    """A label of Fig. 4(b) with the measured SNR and the paper's SNR at that tau."""
+    decibels, paper = snrs(runs), _paper_snr(runs)
+    measured = f"mean {fmean(decibels):.1f} dB, linear {linear_mean(decibels):.1f} dB" if decibels else "none"
+    return f"{label}, SNR: {measured}" + (f" (paper: up to {paper} dB)" if paper is not None else "")
+
+
+def _label_with_mean_snr(label: str, runs: list[Run]) -> str:
+    """The same for narrow panels: with the mean SNR alone."""
+    decibels, paper = snrs(runs), _paper_snr(runs)
+    measured = f"{fmean(decibels):.1f} dB" if decibels else "none"
+    return f"{label}, SNR {measured}" + (f" (paper: {paper})" if paper is not None else "")
+
+
+def _paper_snr(runs: list[Run]) -> int | None:
+    """The paper's SNR in dB at the scale of these runs."""
+    return SNR.get(components_of_record(runs[0].record)["noise"][0][1].get("tau", math.nan))
+
+
+def caption(plan: Plan, runs: Curves, notes: list[str], data: str = "") -> str:
+    """The caption of a figure; the arguments are those of `draw`."""
+    base = plan.base
+    if plan.smoke:
+        kind = "synthetic data of the same shape" if base.data.startswith("synthetic") else base.data
+        first = f"Smoke test on {kind}: the figure's form, not its result."
+    else:
+        first = f"Data: {data or base.data + _sample_count(runs)}."
+    changed = (
+        f" Changed settings: {', '.join(f'{k}={v}' for k, v in plan.overrides.items())}." if plan.overrides else ""
+    )
+    ours = [pluralize(base.rounds, "round"), *notes, *([plan.figure.ours] if plan.figure.ours else [])]
+    diverged = any(one.diverged is not None for each in runs.values() for one in each)
+    cross = " ×: the last round before a run diverged." if diverged else ""
+    return f"{first}{changed} {', '.join(_setup(plan, runs))}. Not from the paper: {'; '.join(ours)}.{cross}"
+
+
+def _setup(plan: Plan, runs: Curves) -> list[str]:
+    """The settings that all curves share."""
+    base, vary = plan.base, plan.figure.vary
+    has_norm_stats = any("accuracy_clients" in key for each in runs.values() for one in each for key in one.rounds[0])
+    norm_stats = plan.figure.metric.partition("accuracy_")[2] or base.norm_stats
+    return [
+        f"{base.clients} clients by {base.partition}",
+        base.model if base.model != "auto" else "the data set's default model",
+        f"{pluralize(base.local_epochs, 'local epoch')} of batch {base.batch_size} at lr {base.lr:g}",
+        base.fading,
+        f"{base.noise}{f' with {SYMBOLS[vary]} varied' if vary.startswith('noise.') else ''}",
+        *([f"norm statistics: {norm_stats}"] if has_norm_stats else []),
+        _seeds(plan, runs),
+    ]
+
+
+def _seeds(plan: Plan, runs: Curves) -> str:
+    """The seeds, and whether some curves have fewer."""
+    first, n = plan.base.seed, plan.seeds
+    if n == 1:
+        return f"seed {first}"
+    fewer = any(len(each) < n for each in runs.values())
+    return f"seeds {first} to {first + n - 1}" + (f" where the legend shows {n} seeds, else fewer" if fewer else "")
+
+
+def _sample_count(runs: Curves) -> str:
+    """The number of training samples: the data folder may hold a part of a data set."""
+    counts = [sum(map(sum, one.labels)) for each in runs.values() for one in each if one.labels]
+    return f", {counts[0]:,} training samples" if counts else ""

@@ -1,0 +1,80 @@
+"""Callbacks: the observers of runs, such as progress displays and trackers."""
+
+import os
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from stableair.errors import InputError, StableairError
+from stableair.validation import short_repr
+
+if TYPE_CHECKING:
+    from stableair.experiment import Experiment
+    from stableair.results.run import Row, Run
+
+
+class Callback:
+    """Observer of runs: override the methods that you need.
+
+    `run`, `sweep`, `search`, `compare` and `figure` take `callbacks`. The same object may observe many experiments, one
+    after the other. Under torchrun only rank 0 calls the callbacks. An exception in a callback stops the run; the
+    recorded rounds stay, and `resume=True` continues after them.
+
+    >>> class Accuracy(Callback):
+    ...     def round(self, experiment, row):
+    ...         print(row["round"], row["test/accuracy"])
+    """
+
+    def start(self, experiment: "Experiment", engine: dict[str, Any]) -> None:
+        """Called before the first round that this process computes.
+
+        Args:
+            experiment: The experiment of the run.
+            engine: How the run is computed: engine, precision, chunk (clients trained together), why (the reason for
+                this choice) and ranks (number of processes).
+        """
+
+    def round(self, experiment: "Experiment", row: "Row") -> None:
+        """Called after each round that this process computed and recorded.
+
+        Args:
+            experiment: The experiment of the run.
+            row: The metrics of the round by name, as in rounds.jsonl.
+        """
+
+    def end(self, experiment: "Experiment", outcome: "Run | StableairError") -> None:
+        """Called once per experiment, even if the run was already finished or another process computed it.
+
+        Args:
+            experiment: The experiment of the run.
+            outcome: The run, or the error that stopped it. A search may stop a run before its last round.
+        """
+
+
+class CallbackList(Callback):
+    """Pass every event to several callbacks, in their order."""
+
+    def __init__(self, callbacks: Iterable[Callback] = ()):
+        self.callbacks = list(callbacks) if isinstance(callbacks, Iterable) else [callbacks]
+        for callback in self.callbacks:
+            if not isinstance(callback, Callback):
+                raise InputError(
+                    f"callbacks must be a list of stableair.Callback objects: got {short_repr(callback)}",
+                    code="not-a-callback",
+                )
+
+    def start(self, experiment: "Experiment", engine: dict[str, Any]) -> None:
+        for callback in self.callbacks:
+            callback.start(experiment, engine)
+
+    def round(self, experiment: "Experiment", row: "Row") -> None:
+        for callback in self.callbacks:
+            callback.round(experiment, row)
+
+    def end(self, experiment: "Experiment", outcome: "Run | StableairError") -> None:
+        for callback in self.callbacks:
+            callback.end(experiment, outcome)
+
+
+def is_main_process(rank: str = "RANK") -> bool:
+    """Whether this process reports to the user: rank 0 of torchrun, with rank="LOCAL_RANK" rank 0 of each machine."""
+    return "WORLD_SIZE" not in os.environ or os.environ.get(rank, "0") == "0"

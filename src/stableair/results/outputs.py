@@ -1,0 +1,76 @@
+"""Output files: pictures, pages and tables. They never overwrite a file of a run.
+
+Files written by stableair name it as their generator: in the metadata of a picture, in the generator tag of a page.
+Such files are overwritten; any other file requires `force`.
+"""
+
+import re
+from pathlib import Path
+
+from stableair import __version__
+from stableair.errors import InputError
+from stableair.results.checksums import CHECKPOINT, CLIENTS, ENVIRONMENT, EXPERIMENT, PREVIOUS, ROUNDS
+from stableair.results.lock import LOCK
+
+GENERATOR = f"stableair {__version__}"
+METADATA = {  # the arguments of Figure.savefig by format; the other formats have no such field
+    "png": {"Software": GENERATOR},
+    **{name: {"Creator": GENERATOR} for name in ("pdf", "svg", "ps", "eps")},
+}
+RUN_FILES = EXPERIMENT, ENVIRONMENT, CLIENTS, ROUNDS, CHECKPOINT, PREVIOUS, LOCK
+ENDS = 2**16  # bytes searched for the generator, at the start and at the end of a file
+
+_DAMAGED = re.compile(r"checkpoint\.damaged\.\d+\.pt")
+_GENERATED = re.compile(
+    rb'(?:Software\0|/Creator \(|%%Creator: |<dc:title>|"generator" content="|"generator": ")stableair \d'
+)
+
+
+def check_output(path: Path, force: bool = False) -> Path:
+    """Check that a command may write to a path, and return the path.
+
+    Args:
+        path: The file; need not exist.
+        force: Whether to replace a file that stableair has not made.
+
+    Raises:
+        InputError: The path is a file of a run (`run-file`), an existing file that stableair has not made
+            (`file-exists`), or a folder or device (`cannot-write`).
+    """
+    if path.exists() and not path.is_file():
+        text = f"cannot write {path}: it is {'a folder' if path.is_dir() else 'not a plain file'}"
+        raise InputError(text, code="cannot-write", hint="folder", path=path)
+    check_no_run_file(path)
+    if path.exists() and not force and not _is_generated(path):
+        text = f"{path} exists, and stableair has not made it"
+        raise InputError(text, code="file-exists", hint="force", advice="force=True replaces it", path=path)
+    return path
+
+
+def check_no_run_file(path: Path) -> None:
+    """Refuse a path that is a file of a run folder, by its name or as a link to it.
+
+    Raises:
+        InputError: The path is a file of a run (`run-file`).
+    """
+    for file in (path.absolute(), path.resolve()):
+        if not file.name:  # the root of the disk
+            continue
+        names = [name for name in RUN_FILES if file.name == name or _is_same(file, file.with_name(name))]
+        is_run_folder = any(file.with_name(name).exists() for name in (EXPERIMENT, ROUNDS))
+        if is_run_folder and (names or _DAMAGED.fullmatch(file.name)):
+            text = f"cannot write {path}: it is a file of the run in {file.parent}; choose another name"
+            raise InputError(text, code="run-file", path=path)
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    """Whether two paths are the same file, including links and file systems that ignore case."""
+    return one.exists() and other.exists() and one.samefile(other)
+
+
+def _is_generated(path: Path) -> bool:
+    """Whether stableair has made a file."""
+    with open(path, "rb") as file:
+        start = file.read(ENDS)
+        file.seek(max(0, path.stat().st_size - ENDS))
+        return bool(_GENERATED.search(start) or _GENERATED.search(file.read()))

@@ -1,0 +1,88 @@
+"""Plug-ins of a run: results of an old version of a plug-in are not silently mixed with new ones."""
+
+import logging
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from stableair.errors import InputError
+from stableair.experiment import COMPONENT_SETTINGS, Experiment
+from stableair.literals import PluginChange
+from stableair.results.checksums import ENVIRONMENT, seal
+from stableair.results.lock import LockedFolder
+from stableair.sources import UNKNOWN, Source
+from stableair.spec import Call
+
+log = logging.getLogger("stableair")
+
+PLUGINS, KEPT = "plugins", "plugins_kept"  # keys of an environment
+Environments = Sequence[dict[str, Any]]
+
+
+def component_sources(experiment: Experiment) -> dict[str, dict[str, str]]:
+    """The sources of the user-defined components of an experiment: {"receiver soft": {"file": ..., "version": ...}}."""
+    calls = [call for setting in COMPONENT_SETTINGS for call in experiment.calls(setting)]
+    return {name: source._asdict() for call in calls for name, source in _sources(call)}
+
+
+def _sources(call: Call) -> Iterator[tuple[str, Source]]:
+    """The sources of a component and of the components in its arguments."""
+    if call.entry.source:
+        yield f"{call.kind} {call.name}", call.entry.source
+    arguments = call.full().arguments
+    for name, registry in call.entry.specs.items():
+        if isinstance(arguments.get(name), str):
+            yield from _sources(registry.one(arguments[name]))
+
+
+def may_reuse(folder: Path, experiment: Experiment, environments: Environments, plugin_changed: PluginChange) -> bool:
+    """Whether the recorded rounds of a run may be used.
+
+    Args:
+        folder: The run folder.
+        experiment: The experiment, with its components as they are now.
+        environments: The recorded environments of the run.
+        plugin_changed: What to do if a plug-in has changed since the last round: "refuse" raises an error, "keep" uses
+            the recorded rounds (True), "recompute" discards them (False).
+
+    Raises:
+        InputError: A plug-in has changed (`plugin-changed`; fields file, component) and `plugin_changed` is "refuse".
+    """
+    changed = _changed(experiment, environments)
+    if changed and plugin_changed == "keep":
+        log.warning("%s: results of an earlier version of the %s are kept", folder, ", ".join(changed))
+    if not changed or plugin_changed == "keep":
+        return True
+    if plugin_changed == "recompute":
+        return False
+    component, source = next(iter(changed.items()))
+    reason = f"{source['file']}, or a local module that it imports, has changed since"
+    if source["version"].startswith(UNKNOWN):
+        reason = f"its source code is not available ({source['file']}), so it may have changed"
+    raise InputError(
+        f"{folder} holds results of the {component}: {reason}", code="plugin-changed", hint="plugin",
+        advice="plugin_changed='keep' uses these results, 'recompute' starts the run anew",
+        path=str(folder), file=source["file"], component=component,
+    )  # fmt: skip
+
+
+def record_kept(folder: LockedFolder, experiment: Experiment, environments: Environments) -> None:
+    """Record in environment.json that results of another version of a plug-in are used; both versions are listed."""
+    if _changed(experiment, environments):
+        last = environments[-1] | {KEPT: component_sources(experiment)}
+        folder.write(ENVIRONMENT, seal([*environments[:-1], last]))
+
+
+def _changed(experiment: Experiment, environments: Environments) -> dict[str, dict[str, str]]:
+    """The components whose code differs from the code of the last recorded rounds."""
+    last = environments[-1] if environments else {}
+    recorded = [last.get(key, {}) for key in (PLUGINS, KEPT)]
+    return {
+        name: source for name, source in component_sources(experiment).items()
+        if environments and source["version"] not in [_recorded_version(each, name) for each in recorded]
+    }  # fmt: skip
+
+
+def _recorded_version(plugins: Any, name: str) -> Any:
+    source = plugins.get(name) if isinstance(plugins, dict) else None
+    return source.get("version") if isinstance(source, dict) else None

@@ -1,0 +1,214 @@
+"""Writes a run into its folder: experiment.json, environment.json, clients.json, rounds.jsonl and a checkpoint.
+
+Every file is replaced as a whole or appended by whole lines, and the line of a round is written before its checkpoint.
+The checkpoint therefore determines how many rounds are complete; rounds recorded after it are recomputed. All files
+carry checksums, and the previous checkpoint is kept.
+"""
+
+import math
+import time
+from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from stableair.contracts import Round, State
+from stableair.errors import InputError, NonFiniteUpload
+from stableair.experiment import Experiment
+from stableair.files import remove_leftovers
+from stableair.memory import check_memory, map_tensors
+from stableair.results.checkpoint import Checkpoint, read_checkpoint, save_checkpoint
+from stableair.results.checksums import (
+    CHECKPOINT,
+    CLIENTS,
+    ENVIRONMENT,
+    EXPERIMENT,
+    PREVIOUS,
+    ROUNDS,
+    seal,
+)
+from stableair.results.lock import LockedFolder, locked
+from stableair.results.plugins import PLUGINS, component_sources
+from stableair.results.resume import NEW_RUN, ResumePoint, repair_checkpoint
+from stableair.results.run import Row, read_rounds
+from stableair.validation import as_path, integer, short_repr, typed
+
+
+@dataclass(frozen=True)
+class RunMetadata:
+    """Run metadata: experiment, environment, label counts."""
+
+    experiment: Experiment
+    environment: dict[str, Any]  # of this process: see `results.environment`
+    labels: list[list[int]] | None = None  # samples of each class at each client
+    chunk: Callable[[], int | None] = lambda: None  # returns the current number of clients trained together
+
+
+@typed
+def recorded(
+    rounds: Iterable[Round],
+    folder: LockedFolder | str | Path | None,
+    metadata: RunMetadata,
+    resume: ResumePoint = NEW_RUN,
+    checkpoint_every: int = 1,
+) -> Generator[Round, None, None]:
+    """Record rounds in a folder and yield each one after it was recorded.
+
+    Args:
+        rounds: The rounds, from any source: `simulate`, or a Flower strategy.
+        folder: Run folder, which is locked until the rounds end unless the caller has locked it; None records nothing.
+        metadata: Experiment, environment and label counts, which are recorded with the rounds.
+        resume: Where the run continues: see `resume_point`.
+        checkpoint_every: Rounds between two checkpoints.
+
+    Yields:
+        Each Round with its recorded row as metrics. If the model becomes non-finite, the rounds end, and the last row
+        has the key "diverged". Close the iterator to make sure that everything is on the disk.
+
+    Raises:
+        RunBusyError: Another process has locked the folder.
+        ResourceError: The folder was deleted, moved or replaced (`folder-replaced`); nothing more is written.
+    """
+    with ExitStack() as stack:
+        if isinstance(folder, str | Path):
+            folder = stack.enter_context(locked(as_path("folder", folder)))
+        recorder = stack.enter_context(_Recorder(folder, metadata, resume, checkpoint_every))
+        completed = resume.rounds
+        try:
+            for each in rounds:
+                if not isinstance(each, Round):
+                    raise InputError(f"only Rounds can be recorded: got {short_repr(each)}", code="wrong-type")
+                k, state, metrics = each
+                if not state.model.w.isfinite().all():
+                    yield Round(k, state, recorder.diverged(k, metrics))
+                    return
+                checkpoint = Checkpoint(k + 1, _with_plain_memory(state))  # raises before anything is written
+                row = recorder.add({"round": k} | metrics)
+                recorder.keep(checkpoint)
+                completed = k + 1
+                yield Round(k, state, row)
+                recorder.clock = time.perf_counter()
+        except NonFiniteUpload as error:
+            if not completed:  # nothing has been transmitted yet: the cause is the data, the model or the lr
+                raise
+            row = recorder.diverged(error.k, recorder.last_row)  # the interference has made the model diverge
+            yield Round(error.k, recorder.last.state if recorder.last else state, row)
+
+
+class _Recorder:
+    """Writes the rounds of a run, to its folder or nowhere."""
+
+    def __init__(self, folder: LockedFolder | None, metadata: RunMetadata, resume: ResumePoint, every: int):
+        self.folder, self.metadata, self.every = folder, metadata, integer("checkpoint_every", every, 1)
+        self.last, self.saved = resume.checkpoint, resume.rounds
+        self.is_new = not resume.rounds
+        self.last_row: Row = resume.rows[resume.rounds - 1] if resume.rounds else {}
+        if folder:
+            self._prepare(folder, resume)
+        self.writer = ThreadPoolExecutor(1)
+        self.writer.submit(int).result()  # start its thread here: Ctrl-C during the start would start a second one
+        self.saving: Future[None] | None = None
+        self.clock = time.perf_counter()
+
+    def _prepare(self, folder: LockedFolder, resume: ResumePoint) -> None:
+        """Write the files that do not change, and cut the rounds back to the last checkpoint."""
+        if not resume.rows and not resume.replaces and (read_rounds(folder.path) or read_checkpoint(folder.path)):
+            text = f"{folder.path} already holds a run; pass its resume_point"
+            raise InputError(text, code="run-exists", hint="folder")
+        folder.check()
+        remove_leftovers(folder.path)
+        here = {"first_round": resume.rounds, PLUGINS: component_sources(self.metadata.experiment)}
+        self.environments = [*resume.environments, self.metadata.environment | here]
+        if self.is_new:  # first: old rounds must never be paired with a new environment
+            folder.remove(CHECKPOINT, PREVIOUS, ROUNDS)
+        if resume.checkpoint:
+            repair_checkpoint(folder, resume.checkpoint)
+        folder.write(EXPERIMENT, seal(self.metadata.experiment.to_record()))
+        folder.write(ENVIRONMENT, seal(self.environments))
+        if self.metadata.labels is not None:
+            folder.write(CLIENTS, seal({"labels": self.metadata.labels}))
+        folder.write(ROUNDS, b"".join(map(_line, resume.rows[: resume.rounds])))
+
+    def add(self, row: Row) -> Row:
+        """Record a round; infinity and NaN become None, which JSON can represent.
+
+        Metrics of the previous round that are missing in this round are recorded as None: a round without senders has
+        no receiver metrics.
+        """
+        row = row | dict.fromkeys(name for name in self.last_row if name not in row)
+        row = row | {"seconds": time.perf_counter() - self.clock}
+        row = {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in row.items()}
+        self.last_row = row
+        if self.folder:
+            self.folder.append(ROUNDS, _line(row))
+            chunk = self.metadata.chunk()
+            if chunk is not None and self.environments[-1].get("chunk") != chunk:
+                self.environments[-1]["chunk"] = chunk  # reduced for lack of memory: a resumed run keeps it
+                self.folder.write(ENVIRONMENT, seal(self.environments))
+        return row
+
+    def keep(self, checkpoint: Checkpoint) -> None:
+        """Keep the state after a round, and write it when a checkpoint is due."""
+        self.last = checkpoint
+        if checkpoint.rounds - self.saved >= self.every:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write the checkpoint in a thread while the next round is computed; write the first one synchronously."""
+        self.wait()
+        if self.folder and self.last and self.last.rounds > self.saved:
+            on_host = Checkpoint(self.last.rounds, map_tensors(_to_host, self.last.state))
+            if not self.saved:
+                save_checkpoint(self.folder, on_host)
+            else:
+                self.saving = self.writer.submit(save_checkpoint, self.folder, on_host)
+            self.saved = self.last.rounds
+
+    def wait(self) -> None:
+        """Wait for the checkpoint that is being written; raise its error if it failed."""
+        if self.saving:
+            try:
+                self.saving.result()
+            finally:
+                if self.saving.done():  # false after Ctrl-C during the wait: __exit__ waits again
+                    self.saving = None
+
+    def diverged(self, k: int, metrics: Iterable[str]) -> Row:
+        """Record that the model diverged in round k; the metrics of this round are None."""
+        self.flush()  # the last finite state first: this line ends the run
+        self.wait()
+        return self.add({"round": k} | dict.fromkeys(metrics) | {"round": k, "diverged": True})
+
+    def __enter__(self) -> "_Recorder":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Save the last completed round; a run that fails before its first round leaves no files."""
+        with self.writer:
+            self.flush()
+            self.wait()
+        if self.folder and self.is_new and not self.last_row and kind and issubclass(kind, Exception):
+            self.folder.remove(ROUNDS, CLIENTS, ENVIRONMENT, EXPERIMENT)
+
+
+def _with_plain_memory(state: State) -> State:
+    """Return the state with memories of plain types, which `torch.load` can read with weights_only=True.
+
+    Raises:
+        InputError: A memory holds another type (`bad-memory`).
+    """
+    memories = {name: check_memory(name, getattr(state, name)) for name in State._fields if name != "model"}
+    return state._replace(**memories)
+
+
+def _line(row: Row) -> bytes:
+    return seal(row, indent=None)
+
+
+def _to_host(t: torch.Tensor) -> torch.Tensor:
+    """Copy from a GPU into page-locked memory, which torch reuses for the next checkpoint."""
+    return torch.empty(t.shape, dtype=t.dtype, pin_memory=True).copy_(t) if t.is_cuda else t

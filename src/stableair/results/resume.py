@@ -1,0 +1,139 @@
+"""Resuming a run: the recorded rounds and the checkpoint from which the run continues."""
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from stableair.contracts import State
+from stableair.errors import CorruptRunError, InputError, StableairError
+from stableair.experiment import EXECUTION, Experiment, settings_of_record
+from stableair.literals import PluginChange
+from stableair.memory import same_structure, to_device
+from stableair.results.checkpoint import Checkpoint, parse_checkpoint, read_checkpoint, save_checkpoint
+from stableair.results.checksums import CHECKPOINT, EXPERIMENT, PREVIOUS, ROUNDS, read_environments
+from stableair.results.lock import LockedFolder, check_writable
+from stableair.results.plugins import may_reuse
+from stableair.results.run import Row, read_record, read_rounds
+from stableair.validation import as_path, typed
+from stableair.vector import ModelState
+
+DAMAGED = "checkpoint.damaged.{}.pt"  # a damaged checkpoint is kept under this name
+
+
+class ResumePoint(NamedTuple):
+    """The recorded part of a run: its rows, its last checkpoint, and the environments that computed it."""
+
+    rows: list[Row]
+    checkpoint: Checkpoint | None
+    environments: Sequence[dict[str, Any]] = ()
+    replaces: bool = False  # restart the run: the plug-ins of the recorded one have changed
+
+    @property
+    def rounds(self) -> int:
+        """Number of completed rounds."""
+        return self.checkpoint.rounds if self.checkpoint else 0
+
+    @property
+    def diverged(self) -> bool:
+        return bool(self.rows and self.rows[-1].get("diverged"))
+
+
+NEW_RUN = ResumePoint([], None)
+
+
+@typed
+def resume_point(
+    folder: str | Path, experiment: Experiment, resume: bool, plugin_changed: PluginChange = "refuse"
+) -> ResumePoint:
+    """Find the round at which to continue the run in `folder`.
+
+    Args:
+        folder: Run folder; may not exist yet.
+        experiment: The experiment to run. Must match the one recorded in the folder.
+        resume: Whether an existing run may be continued.
+        plugin_changed: What to do if a plug-in of the experiment has changed since the last round: "refuse" raises an
+            error, "keep" uses the recorded rounds, "recompute" discards them.
+
+    Returns:
+        The completed rounds and the last checkpoint; empty for a new folder.
+
+    Raises:
+        InputError: The folder holds a different experiment, a run and `resume` is false, or results of a plug-in that
+            has changed (`plugin-changed`).
+        CorruptRunError: A file is damaged and cannot be restored from the previous checkpoint.
+    """
+    folder = as_path("folder", folder)
+    check_writable(folder)
+    if not (folder / EXPERIMENT).exists():
+        if any((folder / name).exists() for name in (ROUNDS, CHECKPOINT, PREVIOUS)):
+            raise CorruptRunError(f"{folder} holds a run without its {EXPERIMENT}; restore it", hint="folder")
+        return NEW_RUN
+    if different := _differences(read_record(folder), experiment, folder):
+        text = f"{folder} holds another experiment, with a different {', '.join(different)}"
+        raise InputError(text, code="other-experiment", hint="folder", settings=different)
+    rows, last = read_rounds(folder), read_checkpoint(folder)
+    if not resume and (rows or last):
+        text = f"{folder} already holds this run"
+        raise InputError(text, code="run-exists", hint="resume", advice="resume=True continues it")
+    if last and len(rows) < last.rounds:
+        rounds = f"{len(rows)} rounds, but {CHECKPOINT} is after {last.rounds}"
+        raise CorruptRunError(f"{folder / ROUNDS} is corrupted: {rounds}")
+    diverged = bool(rows) and bool(rows[-1].get("diverged"))  # without a checkpoint if in the first round
+    environments = read_environments(folder) if last or diverged else []
+    if not may_reuse(folder, experiment, environments, plugin_changed):
+        return ResumePoint([], None, replaces=True)
+    return ResumePoint(rows, last, environments)
+
+
+def _differences(record: dict[str, Any], experiment: Experiment, folder: Path) -> list[str]:
+    """The settings in which a recorded experiment differs from another one."""
+    try:
+        if Experiment.from_record(record).id() == experiment.id():
+            return []
+    except StableairError as error:
+        raise error.with_message(f"{folder / EXPERIMENT} is not an experiment of this version: {error}") from None
+    new, old = experiment.to_dict(), settings_of_record(record)
+    return [key for key in new if key not in EXECUTION and old.get(key) != new[key]] or ["argument of a component"]
+
+
+def restored_state(start: State, checkpoint: Checkpoint | None, folder: Path | None) -> State:
+    """Return the state to continue from.
+
+    Args:
+        start: The state before the first round. The checkpoint must have the same structure.
+        checkpoint: The last checkpoint; None for a new run.
+        folder: The run folder, for the error message.
+
+    Raises:
+        CorruptRunError: The checkpoint does not fit the experiment.
+    """
+    if checkpoint is None:
+        return start
+    where = folder / CHECKPOINT if folder else CHECKPOINT
+    saved, device = checkpoint.state, start.model.w.device
+    for name in ModelState._fields:
+        expected, recorded = getattr(start.model, name), getattr(saved.model, name)
+        if expected.shape != recorded.shape:
+            sizes = f"it holds {len(recorded)} entries, the model has {len(expected)}"
+            raise CorruptRunError(f"{where} is corrupted: {sizes}")
+    average = tuple(start.model) if saved.average != () else ()
+    for name, like in (("receiver", start.receiver), ("server", start.server), ("average", average)):
+        if not same_structure(getattr(saved, name), like):
+            text = f"{where} is corrupted, or was written by a version whose {name} stores a different memory"
+            raise CorruptRunError(text, setting=name)
+    model = ModelState(*(t.to(device) for t in saved.model))
+    return State(model, *(to_device(memory, device) for memory in saved[1:]))
+
+
+def repair_checkpoint(folder: LockedFolder, good: Checkpoint) -> None:
+    """Rename a damaged checkpoint and write the good one in its place, before a run continues."""
+    path = folder.path / CHECKPOINT
+    if path.exists():
+        try:
+            if parse_checkpoint(path).rounds == good.rounds:
+                return
+        except StableairError:
+            names = (DAMAGED.format(i) for i in itertools.count(1))
+            folder.rename(CHECKPOINT, next(name for name in names if not (folder.path / name).exists()))
+    save_checkpoint(folder, good, keep=False)

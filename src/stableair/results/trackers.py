@@ -1,0 +1,158 @@
+"""Trackers as callbacks: TensorBoard, Weights & Biases, MLflow. Each package is imported when its tracker starts."""
+
+import hashlib
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+from stableair.errors import StableairError
+from stableair.experiment import Experiment
+from stableair.optional import require
+from stableair.results.callbacks import Callback
+from stableair.results.run import Row, Run
+from stableair.validation import as_path, choice
+
+log = logging.getLogger("stableair")
+
+Metrics = dict[str, float]
+
+
+class Tracker(Callback):
+    """Send the metrics of every round to a tracking service; subclasses open, log and close its run.
+
+    If the service fails, a warning is logged and the run continues without it.
+
+    Args:
+        folder: Where a tracker writes its files. The same folder and experiment continue the same tracked run.
+
+    Raises:
+        MissingExtraError: The package of the service is not installed.
+    """
+
+    name: ClassVar[str]  # name of the package, and of the extra that installs it
+
+    def __init__(self, folder: str | Path):
+        self.folder = as_path("folder", folder)
+        self.active = False
+        require(self.name, extra=self.name)
+
+    def _open(self, experiment: Experiment) -> None:
+        raise NotImplementedError
+
+    def _log(self, metrics: Metrics, k: int) -> None:
+        raise NotImplementedError
+
+    def _close(self) -> None:
+        raise NotImplementedError
+
+    def start(self, experiment: Experiment, engine: dict[str, Any]) -> None:
+        self.close()  # an exception may have stopped the previous run
+        self.active = True
+        self._attempt(lambda: self._open(experiment))
+
+    def round(self, experiment: Experiment, row: Row) -> None:
+        metrics = {key: float(v) for key, v in row.items() if v is not None and key not in ("round", "diverged")}
+        self._attempt(lambda: self._log(metrics, row["round"]))
+
+    def end(self, experiment: Experiment, outcome: Run | StableairError) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the tracked run, if there is one."""
+        self._attempt(self._close)
+        self.active = False
+
+    def _attempt(self, call: Callable[[], object]) -> None:
+        if not self.active:
+            return
+        try:
+            call()
+        except Exception as error:  # any error of a service or its client: it must not stop the run
+            self.active = False
+            reason = str(error).partition("\n")[0]
+            log.warning("tracker %s failed: %s; the run continues without it", self.name, reason)
+
+    def _identity(self, experiment: Experiment) -> str:
+        """An id shared by a run and its continuation; the same experiment in another folder has a different id."""
+        digest = hashlib.blake2b(str(self.folder.resolve()).encode(), digest_size=4).hexdigest()
+        return f"{experiment.name}-{digest}"
+
+
+class TensorBoard(Tracker):
+    """Write TensorBoard files to `folder`/tensorboard, one subfolder per experiment."""
+
+    name = "tensorboard"
+
+    def _open(self, experiment: Experiment) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.writer = SummaryWriter(self.folder / "tensorboard" / experiment.name)
+        self.writer.add_text("experiment", f"```\n{experiment.to_toml()}```")
+
+    def _log(self, metrics: Metrics, k: int) -> None:
+        for name, value in metrics.items():
+            self.writer.add_scalar(name, value, k)
+        self.writer.flush()
+
+    def _close(self) -> None:
+        self.writer.close()
+
+
+class WandB(Tracker):
+    """Log to the Weights & Biases project "stableair"."""
+
+    name = "wandb"
+
+    def _open(self, experiment: Experiment) -> None:
+        import wandb
+
+        self.run = wandb.init(
+            project="stableair", name=experiment.name, id=self._identity(experiment), resume="allow",
+            config=experiment.to_dict(), dir=self.folder,
+        )  # fmt: skip
+
+    def _log(self, metrics: Metrics, k: int) -> None:
+        self.run.log(metrics, step=k)
+
+    def _close(self) -> None:
+        self.run.finish()
+
+
+class MLflow(Tracker):
+    """Log to the MLflow experiment "stableair"."""
+
+    name = "mlflow"
+
+    def _open(self, experiment: Experiment) -> None:
+        import mlflow
+
+        mlflow.set_experiment("stableair")
+        tag = {"stableair": self._identity(experiment)}
+        past = mlflow.search_runs(filter_string=f"tags.stableair = '{tag['stableair']}'", output_format="list")
+        mlflow.start_run(past[0].info.run_id if past else None, run_name=experiment.name, tags=tag)
+        if not past:
+            mlflow.log_params(experiment.to_dict())
+
+    def _log(self, metrics: Metrics, k: int) -> None:
+        import mlflow
+
+        mlflow.log_metrics(metrics, step=k)
+
+    def _close(self) -> None:
+        import mlflow
+
+        mlflow.end_run()
+
+
+TRACKERS: dict[str, type[Tracker]] = {one.name: one for one in (TensorBoard, WandB, MLflow)}
+
+
+def tracker(name: str, folder: str | Path) -> Tracker:
+    """The tracker of this name.
+
+    Raises:
+        InputError: There is no tracker of this name.
+        MissingExtraError: Its package is not installed.
+    """
+    return TRACKERS[choice("tracker", name, TRACKERS)](folder)

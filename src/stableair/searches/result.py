@@ -1,0 +1,107 @@
+"""The result of a search: its trials, the best experiment and a plot."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from stableair.experiment import Experiment
+from stableair.searches.spaces import Range, Space
+from stableair.validation import pluralize
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+class Trial(NamedTuple):
+    """One candidate: its settings, its score and its number of rounds over all seeds."""
+
+    values: dict[str, Any]
+    score: float
+    rounds: int
+    stopped: bool = False  # whether it was stopped before its last round because of a low score
+    failed: str = ""  # the error that stopped it
+
+    def __str__(self) -> str:
+        values = "  ".join(f"{key}={value}" for key, value in self.values.items())
+        if self.failed:
+            return f"{values}  failed: {self.failed}"
+        early = f", stopped after {pluralize(self.rounds, 'round')}" if self.stopped else ""
+        return f"{values}  validation accuracy {self.score:.4f}{early}"
+
+
+class Result(NamedTuple):
+    """The trials of a search; `best` is the experiment with the best values, evaluated on the test split again."""
+
+    base: Experiment
+    spaces: dict[str, Space]
+    trials: list[Trial]
+    folder: Path | None = None
+
+    @property
+    def winner(self) -> Trial:
+        """The complete trial with the highest score."""
+        return max((t for t in self.trials if not t.stopped and not t.failed), key=lambda trial: trial.score)
+
+    @property
+    def at_boundary(self) -> list[str]:
+        """The searched settings whose best value is near an end of its range: better values may lie beyond."""
+        return [
+            key for key, one in self.spaces.items()
+            if isinstance(one, Range) and not one.at(0.05) < self.winner.values[key] < one.at(0.95)
+        ]  # fmt: skip
+
+    @property
+    def best(self) -> Experiment:
+        """The experiment with the values of the winner."""
+        return self.base.with_(**self.winner.values)
+
+    def plot(self, out: str | Path | None = None, *, force: bool = False) -> "Figure":
+        """Draw the score of every trial over each setting, and write the picture to `out`.
+
+        A file that stableair has not made is replaced only with `force`.
+        """
+        from stableair.results.plot import check_picture, save
+
+        if out is not None:
+            check_picture(out, force)
+        figure = draw(self)
+        if out is not None:
+            save(figure, out, force)
+        return figure
+
+
+def draw(result: Result) -> "Figure":
+    """Plot the score of every trial over each searched setting; markers of trials stopped early are hollow."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(max(6.4, 4.2 * len(result.spaces)), 4.2), layout="constrained")
+    panels = figure.subplots(1, len(result.spaces), squeeze=False, sharey=True)[0]
+    for axes, (key, space) in zip(panels, result.spaces.items(), strict=True):
+        for stopped, style in ((False, {}), (True, {"markerfacecolor": "none"})):
+            trials = [trial for trial in result.trials if trial.stopped == stopped]
+            label = "stopped early" if stopped else "all rounds"
+            if trials:
+                x = [trial.values[key] for trial in trials]
+                axes.plot(x, [trial.score for trial in trials], "o", color="tab:blue", label=label, **style)
+        best = result.winner
+        axes.plot(best.values[key], best.score, "*", color="tab:red", markersize=14, label=f"best: {best.values[key]}")
+        log = isinstance(space, Range) and space.log
+        if log:
+            axes.set_xscale("log")
+        if all(isinstance(trial.values[key], int) for trial in result.trials):
+            _set_whole_ticks(axes, log)
+        axes.set_xlabel(key)
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize="small")
+    panels[0].set_ylabel("validation accuracy")
+    figure.suptitle(f"{result.base.data}, {result.base.rounds} rounds", fontsize="medium")
+    return figure
+
+
+def _set_whole_ticks(axes: "Axes", log: bool) -> None:
+    """Put the ticks of the x axis at whole numbers only."""
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
+
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)) if log else MaxNLocator(integer=True, min_n_ticks=1))
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_locator(NullLocator())

@@ -1,0 +1,276 @@
+"""The search itself: an Optuna study whose trials are runs in the folder of the search."""
+
+import json
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from stableair.builder import build
+from stableair.errors import CorruptRunError, InputError, NonFiniteUpload, StableairError
+from stableair.experiment import Experiment
+from stableair.files import write_whole
+from stableair.literals import PluginChange
+from stableair.results.callbacks import Callback, CallbackList
+from stableair.results.checksums import EXPERIMENT, read_plain
+from stableair.results.lock import check_writable
+from stableair.results.plugins import may_reuse
+from stableair.results.run import Row, Run, load
+from stableair.runner import out_of_memory_as_error
+from stableair.searches.result import Result, Trial
+from stableair.searches.spaces import OneOf, Space, parse_spaces
+from stableair.streams import generator
+from stableair.sweeps.plans import over_seeds
+from stableair.sweeps.workers import run_unlocked
+from stableair.validation import as_path, integer, typed
+
+log = logging.getLogger("stableair")
+
+RESULT = "search.json"
+METRIC = "validation/accuracy"
+MAX_CHECKS = 16  # trials at the ends of the spaces that are built before the first one runs
+
+
+@typed
+def search(
+    base: Experiment,
+    spaces: Mapping[str, Space | str],
+    folder: str | Path | None = None,
+    *,
+    trials: int = 12,
+    seeds: int = 1,
+    plugin_changed: PluginChange = "refuse",
+    callbacks: Sequence[Callback] = (),
+) -> Result:
+    """Search settings of an experiment on a validation split; the function of the command `stableair search`.
+
+    The first half of the trials is spread evenly over the spaces, the second half is sampled by Optuna near good
+    values. A trial that is in the worst quarter after a third of its rounds is stopped. The same search with the same
+    folder continues where it was stopped; a finished one is not computed again.
+
+    Args:
+        base: The experiment. A trial runs for `base.rounds` rounds.
+        spaces: The space of each searched setting, such as {"receiver.C": "0.01:10:log", "local_epochs": "1,2,5"}.
+        folder: Where the runs and search.json go; by default a folder in runs named after the experiment.
+        trials: Number of values to try.
+        seeds: Number of seeds per trial: base.seed, base.seed + 1, ...
+        plugin_changed: What to do with results of a plug-in that has changed since: "refuse" raises an error, "keep"
+            uses them and records both versions, "recompute" starts such runs anew.
+        callbacks: Observers of the runs of all trials. `end` of a trial that was stopped early has its rounds so far.
+
+    Returns:
+        All trials and the best experiment.
+    """
+    integer("trials", trials, 1)
+    integer("seeds", seeds, 1)
+    folder = as_path("folder", f"runs/search-{base.name}" if folder is None else folder)
+    observer, base = CallbackList(callbacks), base.with_(evaluate="validation")
+    parsed = parse_spaces(base, spaces)
+    if is_new := not (folder / RESULT).exists():
+        check_writable(folder)
+    _check_extremes(base, parsed, built=is_new)
+    header = {"experiment": base.id(), "rounds": base.rounds, "trials": trials, "seeds": seeds}
+    header |= {key: str(one) for key, one in parsed.items()}
+    _prepare_folder(folder, header)
+    if choices := _choices(list(parsed.values())):
+        trials = min(trials, len(choices))  # further trials would repeat some
+    study = _study(base, parsed, trials)
+    finished = [_run_trial(study, base, parsed, seeds, folder, plugin_changed, observer) for _ in range(trials)]
+    if all(trial.failed for trial in finished):
+        raise InputError(f"every trial failed; the first: {finished[0].failed}", code="every-trial-failed")
+    result = Result(base.with_(evaluate="test"), parsed, finished, folder)
+    _write(folder, header, result)
+    for key in result.at_boundary:
+        log.warning("the best %s is at the end of %s; better values may lie beyond", key, parsed[key])
+    return result
+
+
+def _check_extremes(base: Experiment, spaces: dict[str, Space], built: bool) -> None:
+    """Refuse a search with an impossible trial, such as more participants than clients, before its first trial.
+
+    Args:
+        base: The experiment.
+        spaces: The space of each searched setting.
+        built: Whether to build each trial too: data, partition, model and device.
+
+    Raises:
+        InputError: A combination of the ends of the spaces is impossible.
+    """
+    for values in _extremes([one.ends() for one in spaces.values()]):
+        settings = dict(zip(spaces, values, strict=True))
+        try:
+            candidate = base.with_(**settings)
+            if built:
+                with out_of_memory_as_error():
+                    build(candidate)
+        except StableairError as error:
+            trial = " ".join(f"{key}={value}" for key, value in settings.items())
+            raise error.with_message(f"the trial {trial} is impossible: {error}") from error
+
+
+def _extremes(ends: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """All combinations of the ends if they are few, else combinations that contain each end at least once."""
+    if math.prod(map(len, ends)) <= MAX_CHECKS:
+        return list(product(*ends))
+    return [tuple(values[i % len(values)] for values in ends) for i in range(max(map(len, ends)))]
+
+
+def _prepare_folder(folder: Path, header: dict[str, Any]) -> None:
+    """Create the folder of a search, or check that it holds the same search."""
+    if (folder / RESULT).exists():
+        _check_same_search(folder, header)
+    else:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(folder / RESULT, (json.dumps({"search": header}, indent=2) + "\n").encode())
+
+
+def _check_same_search(folder: Path, header: dict[str, Any]) -> None:
+    path = folder / RESULT
+    try:
+        recorded = dict(json.loads(read_plain(path))["search"])
+    except StableairError:
+        raise
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        text = f"{path} is corrupted ({type(error).__name__}); delete it"
+        raise CorruptRunError(text, hint="folder", code="corrupt-search", path=path) from None
+    if different := [key for key in header | recorded if header.get(key) != recorded.get(key)]:
+        text = f"{folder} holds another search, with another {', '.join(different)}"
+        raise InputError(text, hint="folder", code="another-search", different=different)
+
+
+def _study(base: Experiment, spaces: dict[str, Space], trials: int) -> Any:
+    """Create the Optuna study: half of the trials are spread evenly, the others sampled near good values."""
+    optuna, even = _optuna(), trials - trials // 2
+    sampler = optuna.samplers.TPESampler(seed=base.seed, n_startup_trials=even)
+    pruner = optuna.pruners.PercentilePruner(75.0, n_startup_trials=3, n_warmup_steps=base.rounds // 3)
+    study = optuna.create_study(direction="maximize", sampler=sampler, pruner=pruner)
+    for point in _spread(list(spaces.values()), even):
+        study.enqueue_trial(dict(zip(spaces, point, strict=True)))
+    return study
+
+
+def _run_trial(
+    study: Any,
+    base: Experiment,
+    spaces: dict[str, Space],
+    seeds: int,
+    folder: Path,
+    plugin_changed: PluginChange,
+    observer: Callback,
+) -> Trial:
+    """Run the next trial of the study with each seed and report its score to the study."""
+    optuna, trial = _optuna(), study.ask()
+    values = {key: one.suggest(trial, key) for key, one in spaces.items()}
+    reporter = _TrialReporter(trial, base.rounds * seeds, folder, plugin_changed)
+    try:
+        for candidate in over_seeds(base.with_(**values), seeds):
+            reporter.start_seed(candidate)
+            _run_candidate(candidate, folder, reporter, observer)
+    except optuna.TrialPruned:
+        study.tell(trial, state=optuna.trial.TrialState.PRUNED)
+        observer.end(candidate, reporter.runs[-1])
+        return Trial(values, reporter.score, reporter.rounds, stopped=True)
+    except NonFiniteUpload as error:  # such as a learning rate that overflows; other values may work
+        study.tell(trial, 0.0)
+        return Trial(values, 0.0, reporter.rounds, failed=str(error))
+    study.tell(trial, reporter.score)
+    return Trial(values, reporter.score, reporter.rounds)
+
+
+def _run_candidate(experiment: Experiment, folder: Path, reporter: "_TrialReporter", observer: Callback) -> None:
+    """Run one seed of a trial. Another process with the same search may run it: then this one waits for it."""
+    reporter.read_recorded()  # the score so far may stop the trial
+    if reporter.is_complete(experiment):  # without a need for its checkpoint
+        observer.end(experiment, reporter.runs[-1])
+        return
+    for _, outcome in run_unlocked([experiment], folder, [observer, reporter], reporter.plugin_changed):
+        if isinstance(outcome, StableairError):
+            raise outcome
+        reporter.report(outcome.rounds)
+
+
+class _TrialReporter(Callback):
+    """Reports the score of a trial to Optuna after each round, one seed after the other, and stops poor trials.
+
+    Raises optuna.TrialPruned to stop the trial.
+    """
+
+    def __init__(self, trial: Any, rounds: int, folder: Path, plugin_changed: PluginChange):
+        self.trial, self.total, self.folder, self.plugin_changed = trial, rounds, folder, plugin_changed
+        self.runs: list[Run] = []  # one per seed, with the rounds reported so far
+        self.rounds = 0  # reported rounds of all seeds
+
+    def start_seed(self, experiment: Experiment) -> None:
+        """Add the run of the next seed."""
+        self.runs.append(Run(experiment.to_record(), [], self.folder / experiment.name))
+
+    def start(self, experiment: Experiment, engine: dict[str, Any]) -> None:
+        self.read_recorded()  # another process may have added some before this one got the lock
+
+    def round(self, experiment: Experiment, row: Row) -> None:
+        self.report([row])
+
+    def read_recorded(self) -> None:
+        """Report the recorded rounds of the current seed, unless a plug-in has changed and they are recomputed."""
+        run = self.runs[-1]
+        if run.folder and (run.folder / EXPERIMENT).exists():
+            recorded = load(run.folder)
+            if may_reuse(run.folder, run.experiment, recorded.environments, self.plugin_changed):
+                self.report(recorded.rounds[: run.settings["rounds"]])
+
+    def is_complete(self, experiment: Experiment) -> bool:
+        """Whether all rounds of the current seed were reported, or it diverged."""
+        run = self.runs[-1]
+        return len(run) >= experiment.rounds or run.diverged is not None
+
+    def report(self, rows: list[Row]) -> None:
+        """Report rounds of the current seed; rounds that were reported before are skipped."""
+        for row in rows:
+            if row["round"] >= len(self.runs[-1]):
+                self._report_round(row)
+
+    def _report_round(self, row: Row) -> None:
+        self.runs[-1].rounds.append(row)
+        self.trial.report(self.score, self.rounds)
+        self.rounds += 1
+        if self.rounds < self.total and self.trial.should_prune():
+            raise _optuna().TrialPruned
+
+    @property
+    def score(self) -> float:
+        """Mean over the seeds of the accuracy over the last rounds."""
+        scores = [one.settled(METRIC) for one in self.runs if one.rounds]
+        return sum(scores) / len(scores) if scores else math.nan
+
+
+def _choices(spaces: list[Space]) -> list[tuple[Any, ...]]:
+    """All combinations of values if every space is a list of values, else an empty list."""
+    values = [one.values for one in spaces if isinstance(one, OneOf)]
+    return list(product(*values)) if len(values) == len(spaces) else []
+
+
+def _spread(spaces: list[Space], n: int) -> list[tuple[Any, ...]]:
+    """The first trials: all combinations of listed values in random order, or n points spread evenly over ranges."""
+    if choices := _choices(spaces):
+        return [choices[i] for i in generator(0, "search").permutation(len(choices)).tolist()]
+    from scipy.stats import qmc  # takes a second to import
+
+    sequence = qmc.Halton(len(spaces), scramble=False)
+    sequence.fast_forward(1)  # its first point is a corner
+    shares = sequence.random(n)
+    return [tuple(one.at(share) for one, share in zip(spaces, point, strict=True)) for point in shares]
+
+
+def _write(folder: Path, header: dict[str, Any], result: Result) -> None:
+    rows = [trial._asdict() for trial in result.trials]
+    content = {"search": header, "trials": rows, "best": result.winner._asdict()}
+    write_whole(folder / RESULT, (json.dumps(content, indent=2) + "\n").encode())
+
+
+def _optuna() -> Any:
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    return optuna

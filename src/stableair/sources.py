@@ -1,0 +1,123 @@
+"""The source code of components that users define: its file, and a version that changes with the code."""
+
+import ast
+import functools
+import hashlib
+import inspect
+import secrets
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator
+from importlib.machinery import PathFinder
+from importlib.util import resolve_name
+from pathlib import Path
+from typing import Any, NamedTuple
+
+PACKAGE = Path(__file__).parent
+STANDARD_LIBRARY = Path(sysconfig.get_paths()["stdlib"])
+INSTALLED = {"site-packages", "dist-packages"}
+UNKNOWN = "unknown:"  # start of a version without source code
+
+
+class Source(NamedTuple):
+    """Where the code of a component is.
+
+    Args:
+        file: The file of the plug-in or the script; a name such as "<stdin>" for an interactive session.
+        version: "sha256:..." of the code. Without source code "unknown:..." and a random number: it differs from the
+            version of every other registration, so that results cannot be re-used from another process.
+    """
+
+    file: str
+    version: str
+
+
+def source_of(factory: Callable[..., Any]) -> Source | None:
+    """Find the source of a component; None for a component of this package.
+
+    The version of a component in a module covers the module's file and the local modules that it imports. The version
+    of a component in a script or notebook covers the code of the component.
+    """
+    function = inspect.unwrap(factory)
+    while isinstance(function, functools.partial):
+        function = inspect.unwrap(function.func)
+    if not hasattr(function, "__module__"):
+        function = type(function)
+    name = function.__module__ or ""
+    if name.partition(".")[0] == PACKAGE.name:
+        return None
+    module = sys.modules.get(name)
+    file = getattr(module, "__file__", None)
+    if file and name != "__main__" and Path(file).is_file():
+        return Source(str(file), _version(_local_files(Path(file), getattr(module, "__package__", None) or "")))
+    location = getattr(getattr(function, "__code__", None), "co_filename", name)
+    try:
+        return Source(location, _version({location: inspect.getsource(function)}))
+    except (OSError, TypeError):
+        return Source(location, UNKNOWN + secrets.token_hex(8))
+
+
+def _version(texts: dict[str, str]) -> str:
+    """The hash of some texts by name."""
+    return f"sha256:{hashlib.sha256(repr(sorted(texts.items())).encode(errors='surrogatepass')).hexdigest()}"
+
+
+def _local_files(file: Path, package: str) -> dict[str, str]:
+    """The hash of a Python file and of the local modules that it imports, directly or not, by file name."""
+    hashes: dict[Path, str] = {}
+    pending = [(file, package)]
+    while pending:
+        path, package = pending.pop()
+        if path in hashes:
+            continue
+        status = path.stat()
+        hashes[path], imports = _read(path, status.st_mtime_ns, status.st_size)
+        for name in _module_names(imports, package):
+            module_file, is_package = _module_file(name)
+            if module_file and _is_local(module_file):
+                pending.append((module_file, name if is_package else name.rpartition(".")[0]))
+    return {f"{path.name} {digest}": digest for path, digest in hashes.items()}
+
+
+@functools.lru_cache(1000)
+def _read(path: Path, changed: int, size: int) -> tuple[str, tuple[tuple[int, str], ...]]:
+    """The hash of a file, and its imports as (number of leading dots, name); `changed` and `size` key the cache."""
+    content = path.read_bytes()
+    imports = []
+    for node in ast.walk(ast.parse(content)):
+        if isinstance(node, ast.Import):
+            imports += [(0, alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            start = f"{node.module}." if node.module else ""
+            imports += [(node.level, start + alias.name) for alias in node.names]
+    return hashlib.sha256(content).hexdigest(), tuple(imports)
+
+
+def _module_names(imports: tuple[tuple[int, str], ...], package: str) -> Iterator[str]:
+    """The modules that imports may load: for a.b.c the names a, a.b and a.b.c."""
+    for level, name in imports:
+        try:
+            parts = resolve_name("." * level + name, package or None).split(".")
+        except ImportError:  # a relative import outside a package
+            continue
+        yield from (".".join(parts[: i + 1]) for i in range(len(parts)))
+
+
+def _module_file(name: str) -> tuple[Path | None, bool]:
+    """The file of a module, and whether it is a package; the module is not imported."""
+    if name in sys.modules:
+        module = sys.modules[name]
+        file = getattr(module, "__file__", None)
+        return (Path(file) if file else None), hasattr(module, "__path__")
+    parent = name.rpartition(".")[0]
+    path = getattr(sys.modules.get(parent), "__path__", None) if parent else sys.path
+    spec = PathFinder.find_spec(name, list(path)) if path is not None else None
+    is_package = bool(spec and spec.submodule_search_locations is not None)
+    return (Path(spec.origin) if spec and spec.origin else None), is_package
+
+
+def _is_local(file: Path) -> bool:
+    """Whether a module is the user's: neither of this package, nor installed, nor of the standard library."""
+    path = file.absolute()
+    is_known = path.is_relative_to(PACKAGE) or path.is_relative_to(STANDARD_LIBRARY) or INSTALLED & set(path.parts)
+    return path.suffix == ".py" and path.is_file() and not is_known

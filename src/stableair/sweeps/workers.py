@@ -1,0 +1,152 @@
+"""Worker processes that compute a list of experiments together, on one machine or on all that share a disk.
+
+There is no coordinator. Each process runs the next experiment that is neither finished nor locked, continues it from
+its last checkpoint, and polls the locked ones. When a process dies its lock is released and another process continues.
+"""
+
+import os
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+from stableair.data import hub
+from stableair.errors import RunBusyError, StableairError
+from stableair.experiment import Experiment
+from stableair.literals import PluginChange
+from stableair.results.callbacks import Callback
+from stableair.results.checksums import ROUNDS, unseal
+from stableair.results.lock import LOCK
+from stableair.results.run import Row, Run
+from stableair.runner import run
+from stableair.spec import PLUGINS, load_plugin
+from stableair.validation import pluralize
+
+POLLING_INTERVAL = 1.0  # seconds between two attempts to run the experiments that other processes have locked
+
+Outcome = Run | StableairError  # of an experiment: its run, or the error that stopped it
+
+
+class Job(NamedTuple):
+    """The input of a worker process; can be written as JSON."""
+
+    settings: list[dict[str, Any]]  # one entry per experiment
+    folder: str
+    plugins: list[str]
+    data: str  # the data folder
+    plugin_changed: PluginChange = "refuse"
+
+    @classmethod
+    def create(cls, experiments: Iterable[Experiment], folder: Path, plugin_changed: PluginChange = "refuse") -> Self:
+        settings = [one.to_dict() for one in experiments]
+        return cls(settings, str(folder.absolute()), list(PLUGINS), str(hub.folder()), plugin_changed)
+
+    def experiments(self) -> list[Experiment]:
+        """The experiments, after setting the data folder and loading the plug-ins of the process that created it."""
+        os.environ[hub.VARIABLE] = self.data
+        for file in self.plugins:
+            if file not in PLUGINS:
+                load_plugin(file)
+        return [Experiment(**settings) for settings in self.settings]
+
+    def __call__(self) -> None:
+        """Run the experiments until all are finished."""
+        for _ in run_unlocked(self.experiments(), Path(self.folder), plugin_changed=self.plugin_changed):
+            pass
+
+
+def run_unlocked(
+    experiments: Iterable[Experiment],
+    folder: Path,
+    callbacks: Sequence[Callback] = (),
+    plugin_changed: PluginChange = "refuse",
+) -> Iterator[tuple[Experiment, Outcome]]:
+    """Run the experiments that no other process has locked, then poll the locked ones until all are finished.
+
+    Yields:
+        Each experiment with its outcome, in the order in which they finish, whichever process computed them.
+    """
+    remaining = list(experiments)
+    while remaining:
+        locked = []
+        for one in remaining:
+            try:
+                run_folder = folder / one.name
+                finished = run(one, run_folder, resume=True, plugin_changed=plugin_changed, callbacks=callbacks)
+            except RunBusyError:
+                locked.append(one)
+            except StableairError as error:
+                yield one, error
+            else:
+                yield one, trim(finished, one)
+        remaining = locked
+        if remaining:
+            time.sleep(POLLING_INTERVAL)
+
+
+def trim(finished: Run, experiment: Experiment) -> Run:
+    """The run without rounds beyond those of the experiment, and without its model, which its folder holds."""
+    return replace(finished, rounds=finished.rounds[: experiment.rounds], final=None)
+
+
+def collect_runs(experiments: list[Experiment], outcomes: dict[str, Outcome]) -> list[Run]:
+    """The runs in the order of the experiments.
+
+    Raises:
+        StableairError: An experiment failed; the class is that of the first error.
+    """
+    failed = {name: outcome for name, outcome in outcomes.items() if isinstance(outcome, StableairError)}
+    if failed:
+        name, error = next(iter(failed.items()))
+        text = f"{len(failed)} of {pluralize(len(experiments), 'experiment')} failed; the first, {name}: {error}"
+        raise error.with_message(text)
+    return [outcome for one in experiments if isinstance(outcome := outcomes[one.name], Run)]
+
+
+class ExperimentProgress(NamedTuple):
+    """Progress of an experiment."""
+
+    experiment: Experiment
+    rounds: int = 0  # recorded rounds
+    row: Row = {}  # noqa: RUF012  the last recorded round
+    running: bool = False  # a process has locked its folder, or had when it was killed
+
+    @property
+    def finished(self) -> bool:
+        return self.rounds >= self.experiment.rounds or bool(self.row.get("diverged"))
+
+
+class SweepProgress:
+    """Progress of each experiment of a sweep, read from the run folders: any process may compute them."""
+
+    def __init__(self, experiments: list[Experiment], folder: Path):
+        self.progress = {folder / one.name: ExperimentProgress(one) for one in experiments}
+        self.versions: dict[Path, tuple[int, int]] = {}  # of rounds.jsonl when it was read: time of change, size
+
+    def refresh(self) -> list[ExperimentProgress]:
+        """Read the progress of all experiments; files that have not changed are not read again."""
+        for folder, before in self.progress.items():
+            if before.finished and not before.running:
+                continue
+            now = before._replace(running=(folder / LOCK).exists())
+            with suppress(OSError, ValueError):
+                file = os.stat(folder / ROUNDS)
+                if self.versions.get(folder) != (file.st_mtime_ns, file.st_size):
+                    self.versions[folder] = file.st_mtime_ns, file.st_size
+                    row = _last_row(folder / ROUNDS)
+                    now = now._replace(rounds=row["round"] + 1, row=row)
+            self.progress[folder] = now
+        return list(self.progress.values())
+
+
+def _last_row(path: Path) -> Row:
+    """The last complete line of rounds.jsonl."""
+    with open(path, "rb") as file:
+        file.seek(max(0, os.stat(path).st_size - 2**16))
+        line = file.read().rpartition(b"\n")[0].rpartition(b"\n")[2]
+    row, _ = unseal(line + b"\n")
+    if not isinstance(row, dict) or not isinstance(row.get("round"), int):
+        raise ValueError("the line is not a round")
+    return row

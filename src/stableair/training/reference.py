@@ -1,0 +1,129 @@
+"""The reference trainer: local training of one client after the other."""
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from stableair.contracts import Upload
+from stableair.errors import InputError
+from stableair.streams import generator
+from stableair.training.augmentation import crop_flip
+from stableair.training.local_training import LocalTraining
+from stableair.vector import ModelState, attach, moments
+
+CHUNK = 10  # default number of clients whose updates are in memory at once
+SMALL = 1_000_000  # entries; below, one thread is faster than two
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The plain trainer: one client after the other. Every other trainer is tested against it."""
+
+    work: LocalTraining
+    chunk: int = CHUNK
+
+    def client(self, state: ModelState, k: int, n: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Train client n from w_k: its payload, its norm buffers and its mean loss."""
+        work = self.work
+        images, y, _ = work.data.train.take(work.parts[n])
+        local = ModelState(state.w.clone(), state.stats.clone())
+        grad = torch.zeros_like(local.w)
+        attach(work.module, local, grad, work.norms)
+        losses = []
+        moves = work.moves(k, [n])
+        batch_moves = None if moves is None else work.batches(moves[0].to(images.device))
+        x = work.data.inputs(images).to(state.w.dtype) if batch_moves is None else None
+        for step, batch in enumerate(work.batches(work.orders(k, [n])[0].to(images.device))):
+            grad.zero_()
+            if x is not None:
+                inputs = x[batch]
+            elif batch_moves is not None:
+                inputs = work.data.inputs(crop_flip(images[batch], batch_moves[step])).to(state.w.dtype)
+            loss = F.cross_entropy(work.module(inputs), y[batch])
+            loss.backward()
+            local.w.sub_(grad, alpha=work.lr)
+            losses.append(loss.detach())
+        return (state.w - local.w).mul_(work.scale), local.stats, torch.stack(losses).mean()
+
+    def train(self, state: ModelState, k: int, clients: Tensor) -> Upload:
+        """The uploads of some clients in round k."""
+        work = self.work
+        fixed = [(b, b.clone()) for name, b in work.module.named_buffers() if name not in work.norms.names]
+        with threads_for(len(state.w)), restored_generators(state.w.device), float32_matmul():
+            work.module.train()
+            rows = []
+            for n in clients.tolist():
+                seed_generators(generator(work.seed, "dropout", k, n).key[0])
+                try:
+                    rows.append(self.client(state, k, n))
+                except ValueError as error:  # such as batch norm over a single value
+                    raise cannot_train(k, n, error) from error
+                finally:
+                    for buffer, value in fixed:  # counters and masks start anew with every client
+                        buffer.copy_(value)
+        update, stats, loss = (torch.stack(column) for column in zip(*rows, strict=True))
+        return Upload(clients, update, moments(stats, work.norms), loss)
+
+    def __call__(self, state: ModelState, k: int, clients: Tensor) -> Iterator[Upload]:
+        for some in clients.split(self.chunk) if len(clients) else ():
+            yield self.train(state, k, some)
+
+
+def cannot_train(k: int, client: int, error: Exception) -> InputError:
+    """The error for a client whose batches the model refuses, such as one value per channel for a batch norm."""
+    text = f"round {k}: client {client} cannot train: {str(error).strip().partition(chr(10))[0]}"
+    return InputError(text, code="client-cannot-train", round=k, client=client)
+
+
+@contextmanager
+def restored_generators(device: torch.device) -> Iterator[None]:
+    """Restore the states of the global generators of torch, Python and numpy afterwards."""
+    python, of_numpy = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(of_numpy)
+
+
+def seed_generators(seed: int) -> None:
+    """Seed the global generators, for models that draw in their forward pass."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+
+
+@contextmanager
+def float32_matmul(tf32: bool = False) -> Iterator[None]:
+    """Set the precision of float32 products on a GPU: float32, or TF32. torch's default is TF32 for convolutions."""
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+
+
+@contextmanager
+def threads_for(entries: int) -> Iterator[None]:
+    """Use one thread for small models: starting a second one takes longer than it saves."""
+    with threads(1 if entries < SMALL else None):
+        yield
+
+
+@contextmanager
+def threads(number: int | None) -> Iterator[None]:
+    """Set the number of threads; None leaves it. In large models it changes the last bits of a sum."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

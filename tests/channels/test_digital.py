@@ -1,0 +1,227 @@
+"""The digital reference: QSGD, aggregation of single updates, what it costs."""
+
+import math
+import re
+
+import pytest
+import torch
+from scipy.optimize import minimize
+
+from helpers.components import EXAMPLES
+from stableair.builder import build
+from stableair.channels import digital as module
+from stableair.channels.registries import aggregator, channel, quantizer
+from stableair.contracts import Upload
+from stableair.errors import InputError, ResourceError
+from stableair.streams import generator
+
+
+def made(spec, **others):
+    return channel.one(spec)()(**others)
+
+
+def superposed(link, update, clients=None, k=0):
+    clients = torch.arange(len(update)) if clients is None else torch.tensor(clients)
+    rows = Upload(clients, update, torch.zeros(len(update), 0), torch.ones(len(update)))
+    return link.superpose([rows], link.draw(50, clients, update.shape[1], seed=1, k=k))
+
+
+def values(spec, u, draws):
+    """What arrives of u, in many draws: (draws, d)."""
+    rule = quantizer.one(spec)()
+    messages = [rule.quantize(u, generator(i, "quantize", 0)) for i in range(draws)]
+    return torch.stack([m.levels.double() * m.scale for m in messages])
+
+
+@pytest.mark.parametrize(("d", "s"), [(10, 1), (200, 1), (200, 4), (50, 100)])
+def test_qsgd_is_unbiased_and_its_error_is_within_the_bound(d, s):
+    u = generator(d, "u").normal(d).float()
+    found = values(f"qsgd(s={s})", u, 3000)
+    step = u.double().norm() / s
+    share = (u.double().abs() / step) % 1
+    error = step * (share * (1 - share) / 3000).sqrt()
+    assert ((found.mean(0) - u).abs() < 5 * error + 5 * step / 3000).all()  # for rare steps up the law is skew
+    errors = (found - u).square().sum(1)
+    exact = (step**2 * share * (1 - share)).sum()  # of rounding up or down at random
+    assert abs(errors.mean() - exact) < 4.5 * errors.std() / 3000**0.5 + 1e-9
+    assert errors.mean() <= min(d / s**2, math.sqrt(d) / s) * u.double().norm() ** 2
+    assert torch.equal(found.sign() * u.sign(), (found != 0).double())  # no entry changes its sign
+
+
+@pytest.mark.parametrize(("s", "kind"), [(1, torch.int8), (127, torch.int8), (128, torch.int16), (32_767, torch.int16)])
+def test_levels_fit_into_what_they_are_kept_in(s, kind):
+    for u in (torch.tensor([-2.0, 0.0]), torch.tensor([0.0, 3e30]), torch.zeros(3)):
+        message = quantizer.one(f"qsgd(s={s})")().quantize(u, generator(0, "quantize", 0))
+        assert message.levels.dtype == kind
+        torch.testing.assert_close(message.levels.double() * message.scale, u.double())  # the norm itself is level s
+
+
+def gamma_code(number):
+    """Elias' gamma code: as many zeros as bits follow the first, and the number."""
+    return "0" * (number.bit_length() - 1) + f"{number:b}"
+
+
+@pytest.mark.parametrize("s", [1, 7, 300])
+def test_the_bits_are_those_of_the_code(s):
+    u = generator(0, "u").normal(1000).float()
+    plain = quantizer.one(f"qsgd(s={s})")().quantize(u, generator(0, "quantize", 0))
+    coded = quantizer.one(f"qsgd(s={s}, coding=elias)")().quantize(u, generator(0, "quantize", 0))
+    assert torch.equal(plain.levels, coded.levels)
+    assert plain.bits == 32 + 1000 * (1 + math.ceil(math.log2(s + 1)))
+    code = "".join(gamma_code(abs(level) + 1) + ("+-"[level < 0] if level else "") for level in coded.levels.tolist())
+    assert coded.bits == 32 + len(code)
+    assert quantizer.one("none()")().quantize(u, generator(0, "quantize", 0)).bits == 32_000
+
+
+def test_the_messages_of_all_clients_take_bits_over_rate_uses():
+    assert superposed(made("digital(quantize='qsgd(s=3)', rate=2)"), torch.ones(4, 10)).uses == 4 * (32 + 30) / 2
+
+
+ROWS = torch.tensor([[0, 4, 1], [1, 3, 1.1], [2, 2, 0.9], [3.5, 1, 1], [1.2, 2.7, 1.05], [90, -80, 70]])
+
+
+def geometric(rows):
+    def distances(z):
+        return (rows - torch.tensor(z)).norm(dim=1).sum().item()
+
+    options = {"xatol": 1e-8, "fatol": 1e-10, "maxiter": 5000}
+    return torch.tensor(minimize(distances, rows.median(0).values, method="Nelder-Mead", options=options).x)
+
+
+def krum(rows, f):
+    near = torch.cdist(rows, rows).square().sort(1).values[:, 1 : len(rows) - f - 1].sum(1)
+    return rows[near.argmin()]
+
+
+@pytest.mark.parametrize(
+    ("spec", "rule"),
+    [
+        ("mean", lambda rows: rows.mean(0)),
+        ("median", lambda rows: rows.sort(0).values[2:4].mean(0)),
+        ("trimmed_mean(f=1)", lambda rows: rows.sort(0).values[1:5].mean(0)),
+        ("krum(f=1)", lambda rows: krum(rows, 1)),
+        ("geometric_median(steps=1000)", geometric),
+    ],
+)
+def test_aggregators_against_the_slow_truth(spec, rule, monkeypatch):
+    monkeypatch.setattr(module, "SLICE", 2)
+    exact = rule(ROWS.double())
+    got = superposed(made(f"digital(aggregate='{spec}')"), ROWS)
+    torch.testing.assert_close(got.g.double(), exact.double(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(got.clean, ROWS.double().mean(0))
+    assert not got.noise.any()
+
+
+def test_the_best_of_krum_are_averaged():
+    squares = torch.cdist(ROWS.double(), ROWS.double()).square()
+    weights = aggregator.one("krum(f=1, keep=3)")().weights(squares)
+    assert sorted(weights.tolist()) == pytest.approx([0, 0, 0, 1 / 3, 1 / 3, 1 / 3])
+    assert weights[5] == 0
+
+
+@pytest.mark.parametrize("spec", [spec for spec in EXAMPLES["aggregators"] if spec != "mean()"])
+def test_one_false_client_of_nine_moves_a_robust_aggregate_little(spec):
+    update = 1 + 0.1 * generator(0, "u").normal(9, 40).float()
+    update[4] = -1e6
+    got = superposed(made(f"digital(aggregate='{spec}')"), update)
+    assert (got.g - 1).abs().max() < 0.5
+
+
+@pytest.mark.parametrize("spec", EXAMPLES["aggregators"])
+def test_equal_updates_are_their_own_aggregate(spec):
+    got = superposed(made(f"digital(aggregate='{spec}')"), torch.arange(6.0).repeat(7, 1))
+    torch.testing.assert_close(got.g, torch.arange(6.0))
+
+
+def test_rounding_does_not_depend_on_who_else_takes_part_nor_on_the_aggregator():
+    update = torch.randn(6, 30)
+    of_one = [superposed(made("digital(quantize='qsgd(s=2)')"), update[i : i + 1], [i]).g for i in range(6)]
+    together = superposed(made("digital(quantize='qsgd(s=2)')"), update[[4, 1]], [4, 1]).g
+    torch.testing.assert_close(together, (of_one[4] + of_one[1]) / 2)
+    middle = superposed(made("digital(quantize='qsgd(s=2)', aggregate=median)"), update[:3]).g
+    torch.testing.assert_close(middle, torch.stack(of_one[:3]).median(0).values)
+    later = superposed(made("digital(quantize='qsgd(s=2)')"), update[:1], [0], k=1).g
+    assert not torch.equal(later, of_one[0])
+
+
+def test_uploads_may_be_written_over_once_they_are_heard():
+    """As an engine does that has one buffer for all chunks."""
+    buffer = torch.empty(1, 4)
+
+    def chunks():
+        for client in range(3):
+            yield Upload(torch.tensor([client]), buffer.fill_(client), torch.zeros(1, 0), torch.ones(1))
+
+    link = made("digital(aggregate=median)")
+    assert link.superpose(chunks(), link.draw(3, torch.arange(3), 4, 0, 0)).g.tolist() == [1] * 4
+
+
+@pytest.mark.parametrize(("spec", "least"), [("krum(f=2)", 7), ("trimmed_mean(f=2)", 5)])
+def test_too_few_clients_are_one_line_before_they_train(spec, least):
+    link = made(f"digital(aggregate='{spec}')")
+    with pytest.raises(InputError) as error:
+        link.draw(least - 1, torch.arange(least - 1), 5, 0, 0)
+    assert (error.value.code, error.value.fields) == ("too-few-clients", {"clients": least - 1, "low": least})
+    assert len(link.draw(least, torch.arange(least), 5, 0, 0).clients) == least
+
+
+@pytest.mark.parametrize(("spec", "least"), [("krum(f=2)", 7), ("trimmed_mean(f=2)", 5)])
+def test_a_round_with_too_few_of_the_clients_is_empty(spec, least, caplog):
+    link, few = made(f"digital(aggregate='{spec}')"), torch.arange(least - 1)
+    draw = link.draw(9, few, 5, 0, 3)
+    assert re.search(rf"round 3: the aggregator needs at least {least} clients .*, and {least - 1} sent", caplog.text)
+    upload = Upload(few, torch.ones(len(few), 5), torch.zeros(len(few), 0), torch.ones(len(few)))
+    got = link.superpose([upload], draw)
+    assert (got.senders, got.uses, got.g.tolist()) == (0, 0, [0.0] * 5)
+
+
+def test_what_does_not_fit_into_memory_is_one_line(monkeypatch):
+    assert module.free_memory(torch.device("cpu")) > 2**20
+    monkeypatch.setattr(module, "free_memory", lambda device: 2**30)
+    whole, few = torch.arange(50), 10_000_000
+    with pytest.raises(ResourceError) as error:
+        made("digital(aggregate=median)").draw(50, whole, few, 0, 0)
+    assert (error.value.code, error.value.fields["needed"]) == ("out-of-memory", 50 * few * 4)
+    made("digital(aggregate=median, quantize='qsgd(s=100)')").draw(50, whole, few, 0, 0)  # 0.5 GiB
+    made("digital()").draw(50, whole, few, 0, 0)  # nothing is kept
+
+
+def test_a_divisor_needs_the_mean():
+    with pytest.raises(InputError) as error:
+        made("digital(aggregate=median)", divisor=4.0)
+    assert error.value.code == "divisor-without-mean"
+
+
+def test_a_stated_divisor_divides_the_sum():
+    got = superposed(made("digital()", divisor=4.0), torch.ones(2, 3))
+    assert (got.g.tolist(), got.divisor) == ([0.5] * 3, 4)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("digital(quantize=qsgd)", ("wrong-arguments", None)),
+        ("digital(quantize='qsgd(s=0)')", ("out-of-range", "s")),
+        ("digital(quantize='qsgd(s=40000)')", ("out-of-range", "s")),
+        ("digital(quantize='qsgd(s=4, coding=huffman)')", ("unknown-value", "coding")),
+        ("digital(aggregate='krum(f=-1)')", ("out-of-range", "f")),
+        ("digital(aggregate=meen)", ("unknown-component", "meen")),
+        ("digital(rate=0)", ("out-of-range", "rate")),
+    ],
+)
+def test_bad_specs_are_one_line(text, expected):
+    with pytest.raises(InputError) as error:
+        channel.one(text)()
+    assert (error.value.code, error.value.fields.get("name")) == expected
+    assert "\n" not in str(error.value)
+
+
+def test_the_default_fading_and_noise_are_refused_with_the_values_to_set(tiny):
+    with pytest.raises(InputError) as error:
+        build(tiny.with_(channel="digital()"))
+    assert error.value.code == "unused-setting"
+    assert error.value.fields == {
+        "channel": "digital",
+        "unused": {"fading": tiny.fading, "noise": tiny.noise},
+    }
+    build(tiny.with_(channel="digital()", fading="unit", noise="none"))

@@ -1,0 +1,130 @@
+"""Bursts, interferers in a field, and interference that changes its state: the limits in which their laws are known."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import special, stats
+
+from helpers.channels import SIGMAS, assert_mean, assert_stable, interference
+from stableair.channels.flat import Flat
+from stableair.channels.noise import NEAREST, field_law
+from stableair.channels.registries import fading, noise
+from stableair.streams import generator
+
+
+@pytest.mark.parametrize(("alpha", "length"), [(0.5, 1), (1, 7), (1.5, 1), (1.5, 40), (1.95, 3), (2, 5)])
+def test_an_entry_of_a_burst_is_stable_whatever_the_length(alpha, length):
+    xi = interference(f"bursts(alpha={alpha}, tau=0.3, length={length})", 40_000 * length)
+    assert_stable(xi[length // 2 :: length], alpha, 0.3)  # one of each burst: they are independent
+
+
+@pytest.mark.parametrize("alpha", [0.8, 1.5, 2])
+def test_the_entries_of_a_burst_share_their_strength_and_bursts_do_not(alpha):
+    tau, length = 0.5, 4
+    x = interference(f"bursts(alpha={alpha}, tau={tau}, length={length})", 800_000).double().reshape(-1, length)
+    for t in ([1.0, 1, 1, 1], [2, 0, -1, 0.5], [0, 3, 0, 3]):
+        t = torch.tensor(t).double()
+        assert_mean((x @ t).cos(), math.exp(-(tau**alpha) * t.square().sum() ** (alpha / 2)))
+    across = x[:-1:2, -1] + x[1::2, 0]  # the last of one burst and the first of the next: two independent entries
+    assert_mean(across.cos(), math.exp(-2 * tau**alpha))
+
+
+def test_a_burst_that_is_longer_than_the_vector_is_one_gaussian_vector():
+    x = interference("bursts(alpha=1.2, length=10_000_000)", 50_000).double()
+    assert stats.kstest((x / x.std()).numpy(), stats.norm.cdf).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("spec", ["bursts(length=3)", "field(density=0.1, hold=2)"])
+def test_a_vector_drawn_in_pieces_is_the_one_drawn_at_once(spec, monkeypatch):
+    whole = interference(spec, 10_000)
+    monkeypatch.setattr("stableair.streams._PIECE", 1000)
+    assert torch.equal(interference(spec, 10_000), whole)
+
+
+@pytest.mark.parametrize("exponent", [2.2, 3, 4, 5, 8])
+def test_a_field_is_stable_with_the_parameters_it_says(exponent):
+    alpha, tau = field_law(density=0.2, exponent=exponent, power=2)
+    assert alpha == 4 / exponent
+    assert_stable(interference(f"field(density=0.2, exponent={exponent}, power=2)", 200_000), alpha, tau)
+
+
+@pytest.mark.parametrize("exponent", [4, 6])
+def test_the_law_of_a_field_is_that_of_points_thrown_into_the_plane(exponent):
+    """The slow truth: a disc with 300 interferers on average, each with a normal amplitude."""
+    rng, density, fields, mean = np.random.default_rng(0), 0.1, 20_000, 300
+    far = math.sqrt(mean / (math.pi * density))
+    count = rng.poisson(mean, fields)
+    there = np.arange(count.max()) < count[:, None]
+    r = far * np.sqrt(rng.uniform(size=there.shape))
+    xi = (there * r ** (-exponent / 2) * rng.normal(size=there.shape)).sum(1)
+    assert_stable(torch.from_numpy(xi), *field_law(density, exponent))
+
+
+@pytest.mark.parametrize("alpha", [0.5, 0.8, 1, 1.3, 1.6, 1.8, 1.95])
+def test_the_gaussian_remainder_of_a_field_moves_its_characteristic_function_by_less_than_one_in_ten_thousand(alpha):
+    """Given the arrival y of the last interferer that is summed, those before it are uniform on (0, y)."""
+    b, law = alpha / 2, stats.gamma(NEAREST)
+    y = np.geomspace(*law.ppf([1e-12, 1 - 1e-12]), 4001)
+    weight = law.pdf(y) * y * math.log(y[1] / y[0])
+    errors = []
+    for exact in np.exp(-np.geomspace(1e-3, 20, 60)):  # what the characteristic function is to be
+        s = (-math.log(exact) / special.gamma(1 - b)) ** (1 / b) * y ** (-1 / b)
+        before = np.exp(-s) - s**b * special.gamma(1 - b) * special.gammaincc(1 - b, s)  # E exp(-s u^(-1/b))
+        ours = weight * before.clip(1e-300) ** (NEAREST - 1) * np.exp(-s - s * y / (1 / b - 1))
+        errors.append(abs(ours.sum() - exact))
+    assert max(errors) < 1e-4
+
+
+def test_the_places_of_a_field_are_held_and_its_amplitudes_are_new():
+    """Within `hold` entries the field is a burst: the same joint law, and so the one of `bursts`."""
+    alpha, tau = field_law(density=0.1, exponent=3)
+    x = interference("field(density=0.1, exponent=3, hold=4)", 400_000).double().reshape(-1, 4) / tau
+    t = torch.tensor([1.0, -0.5, 0.5, 0.3]).double()
+    assert_mean((x @ t).cos(), math.exp(-(t.square().sum() ** (alpha / 2))))
+
+
+def test_a_field_of_more_power_or_density_is_louder():
+    one = interference("field(density=0.1)", 1000)
+    torch.testing.assert_close(interference("field(density=0.1, power=9)", 1000), 3 * one)
+    torch.testing.assert_close(interference("field(density=0.2)", 1000), 2 * one)  # tau ~ density^(1/alpha), alpha = 1
+
+
+def bad_rounds(p, q, rounds, seed=0):
+    chain = noise.one(f"markov(good='none()', bad='gaussian(std=1)', p={p}, q={q})")()
+    return np.array([bool(chain(2, generator(seed, "noise", k)).any()) for k in range(rounds)])
+
+
+@pytest.mark.parametrize(("p", "q"), [(0.1, 0.3), (0.02, 0.03), (0.9, 0.8), (1, 1), (0.5, 0.5), (1, 0.2), (0, 0.5)])
+def test_looking_back_gives_what_walking_from_round_zero_does(p, q):
+    u = [generator(3, "markov", k).uniform(1).item() for k in range(150)]
+    walked = [u[0] < p / (p + q)]
+    for x in u[1:]:
+        walked.append(x < (1 - q if walked[-1] else p))
+    assert bad_rounds(p, q, 150, seed=3).tolist() == walked
+
+
+def test_the_chain_is_stationary_and_its_runs_have_the_lengths_it_says():
+    p, q, rounds = 0.1, 0.3, 3000
+    bad = bad_rounds(p, q, rounds)
+    share, kept = p / (p + q), 1 - p - q
+    error = math.sqrt(share * (1 - share) / rounds * (1 + kept) / (1 - kept))
+    assert abs(bad.mean() - share) < SIGMAS * error
+    turns = np.flatnonzero(np.diff(bad.astype(int))) + 1
+    lengths, first = np.diff(turns), bad[turns[0]]
+    for run_lengths, leaving in ((lengths[::2], q if first else p), (lengths[1::2], p if first else q)):
+        error = math.sqrt(1 - leaving) / leaving / len(run_lengths) ** 0.5  # of the mean of a geometric law
+        assert abs(run_lengths.mean() - 1 / leaving) < SIGMAS * error
+    begun = np.array([bad_rounds(p, q, 1, seed)[0] for seed in range(500)])  # round 0 is as any other
+    assert abs(begun.mean() - share) < SIGMAS * math.sqrt(share * (1 - share) / 500)
+
+
+def test_pilots_are_sent_in_the_state_of_their_round_and_a_state_is_its_noise_bit_for_bit():
+    chain = "markov(good='sas(tau=0.1)', bad='gaussian(std=1)', p=0.4, q=0.4)"
+    channel = Flat(fading.one("unit()")(), noise.one(chain)(), pilots=5)
+    for k in range(6):
+        draw = channel.draw(1, torch.arange(1), 8, seed=0, k=k)
+        state = "gaussian(std=1)" if torch.equal(draw.xi, interference("gaussian(std=1)", 8, k)) else "sas(tau=0.1)"
+        assert torch.equal(draw.xi, interference(state, 8, k))
+        assert torch.equal(draw.pilot, interference(state, 5, k, "pilot"))

@@ -1,0 +1,228 @@
+"""Transmit power: limits, channel inversion, and imperfect knowledge of the channel."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from scipy import special, stats
+
+from helpers.channels import SIGMAS, assert_mean, entry_gains, gains, over, received
+from stableair.algorithm import simulate
+from stableair.builder import build
+from stableair.channels.power import mean_inverse_square, rotating_gain
+from stableair.channels.registries import fading, power
+from stableair.contracts import Upload
+from stableair.errors import InputError
+from stableair.runner import run
+
+
+def test_limit_is_its_formula():
+    update = torch.randn(5, 40)
+    got, draw = received(over("limit(P=3)", "rayleigh()", pilots=7), update)
+    p = 3 * 40 / update.double().norm(dim=1).max() ** 2
+    exact = (draw.h[:, None] * update.double()).mean(0) + draw.xi.double() / (5 * p.sqrt())
+    torch.testing.assert_close(got.g, exact.float())
+    torch.testing.assert_close(got.pilot, (draw.pilot / (5 * p.sqrt())).float())
+
+
+def test_under_a_limit_the_sum_scales_as_the_payloads_and_nothing_else():
+    update, channel = torch.randn(4, 30), over("limit(P=0.1)", "rayleigh()", "sas()", pilots=9)
+    one, other = received(channel, update)[0], received(channel, 1000 * update)[0]
+    torch.testing.assert_close(other.g, 1000 * one.g, rtol=1e-5, atol=1e-3)
+    torch.testing.assert_close(other.pilot, 1000 * one.pilot)
+    free, louder = received(replace(channel, power=power.one("none()")()), update)[0], received(channel, update)[0]
+    assert not torch.allclose(free.g, louder.g)
+
+
+@pytest.mark.parametrize("rule", ["limit(P=1e30)", "inversion(P=1e30, threshold=0.1)"])
+def test_power_without_bound_is_noiseless(rule):
+    update = torch.randn(6, 30)
+    loud, silent = (received(over(rule, "rayleigh()", xi), update)[0] for xi in ("sas(tau=3)", "none()"))
+    torch.testing.assert_close(loud.g, silent.g)
+
+
+@pytest.mark.parametrize("receiver", ["none()", "mac(C=auto)"])
+@pytest.mark.parametrize("rule", ["limit(P=1)", "inversion(P=1, threshold=0.05)"])
+def test_at_equal_power_gradient_and_delta_are_one(tiny, rule, receiver):
+    base = tiny.with_(power=rule, channel="flat(noise_on=sum)", receiver=receiver, noise="sas(tau=0.5)")
+
+    def rounds(**changes):
+        sim = build(base.with_(**changes))
+        return list(simulate(sim, sim.start, 4))
+
+    for a, b in zip(rounds(payload="gradient"), rounds(payload="delta"), strict=True):
+        torch.testing.assert_close(a.state.model.w, b.state.model.w, rtol=1e-3, atol=1e-4)
+        assert a.metrics["channel/snr_db"] == pytest.approx(b.metrics["channel/snr_db"], abs=1e-3)
+    gradient, delta = (rounds(payload=payload, power="none()")[-1].state.model.w for payload in ("gradient", "delta"))
+    assert not torch.allclose(gradient, delta, rtol=1e-2, atol=1e-2)  # without a rule they are not
+
+
+@pytest.mark.parametrize("rule", ["limit(P=1)", "inversion(P=1, threshold=0.1)"])
+def test_interference_on_the_mean_is_refused(tiny, rule):
+    with pytest.raises(InputError) as error:
+        build(tiny.with_(power=rule))
+    assert error.value.code == "noise-not-on-sum"
+
+
+def test_inversion_is_its_formula():
+    """A client of h^2 < t is left out of everything; the others arrive unfaded; the noise has the power it must."""
+    update, t, P = torch.randn(30, 40), 0.5, 2.0
+    update[:15] *= 10
+    got, draw = received(over(f"inversion(P={P}, threshold={t})", "rayleigh(power=1)", pilots=7), update)
+    active = draw.h.square() >= t
+    assert 5 < active.sum() < 28
+    scale = update[active].double().norm(dim=1).max() / 40**0.5 / math.sqrt(P / special.exp1(t)) / active.sum()
+    torch.testing.assert_close(got.g, (update[active].double().mean(0) + scale * draw.xi).float())
+    torch.testing.assert_close(got.pilot, (scale * draw.pilot).float())
+    torch.testing.assert_close(got.clean, update[active].double().mean(0))
+    assert got.senders == got.divisor == active.sum()
+
+
+@pytest.mark.parametrize("t", [0.01, 0.3, 2.0])
+def test_what_inversion_takes_is_known_for_rayleigh_fading(t):
+    """In closed form, by the mean of 10^6 draws, and for both ways to say how strong the fading is."""
+    known = {"rayleigh(power=1)": special.exp1(t), "rayleigh()": math.pi / 4 * special.exp1(math.pi * t / 4)}
+    for spec, expected in known.items():
+        assert mean_inverse_square(fading.one(spec)(), t) == pytest.approx(expected, rel=1e-12)
+        drawn = mean_inverse_square(fading.one(spec)().draw, t)  # its draws alone
+        assert drawn == pytest.approx(expected, abs=SIGMAS * (special.expn(2, t) / t / 1e6) ** 0.5 * 1.3)
+
+
+@pytest.mark.parametrize(("spec", "t"), [("nakagami(m=2, mean=2)", 0.8), ("unit()", 0.9), ("unit()", 1.1)])
+def test_other_closed_forms_agree_with_draws(spec, t):
+    law = fading.one(spec)()
+    assert mean_inverse_square(law, t) == pytest.approx(mean_inverse_square(law.draw, t), rel=5e-3)
+
+
+def test_an_estimate_of_another_law_than_the_channel_is_averaged_over():
+    """Without fading h_hat is csi + sqrt(1 - csi^2) e on a circle, and the mean of 1/h_hat^2 is 1 / |2 csi^2 - 1|."""
+    assert mean_inverse_square(fading.one("unit()")(), 1e-3, csi=0.95) == pytest.approx(1 / (2 * 0.95**2 - 1), rel=0.01)
+    same = mean_inverse_square(fading.one("rayleigh(power=1)")().draw, 0.2, csi=0.6)
+    assert same == pytest.approx(special.exp1(0.2), rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("rule", "fades"),
+    [
+        ("inversion(P=1, threshold=0)", "rayleigh()"),
+        ("inversion(P=1, threshold=0)", "rician(K=3)"),
+        ("inversion(P=1, threshold=0)", "nakagami(m=1)"),
+        ("inversion(P=1, threshold=0)", "ar(a=0.5)"),
+        ("inversion(P=1, threshold=0)", "block(rounds=2)"),
+        ("inversion(P=1, threshold=0, csi=0.9)", "unit()"),
+    ],
+)
+def test_inverting_every_channel_is_refused_where_it_takes_power_without_bound(tiny, rule, fades):
+    with pytest.raises(InputError) as error:
+        build(tiny.with_(power=rule, fading=fades, channel="flat(noise_on=sum)"))
+    assert error.value.code == "unbounded-power"
+
+
+@pytest.mark.parametrize("fades", ["unit()", "nakagami(m=2)", "block(of='nakagami(m=2)', rounds=3)"])
+def test_inverting_every_channel_is_allowed_where_it_does_not(fades):
+    assert len(received(over("inversion(P=1, threshold=0)", fades), torch.ones(9, 5))[1].gains) == 9
+
+
+@pytest.mark.parametrize(("csi", "t"), [(0.9, 0.2), (0.5, 0.5), (0, 1.0), (1, 0.3)])
+def test_who_knows_its_channel_by_csi_is_heard_with_csi(csi, t):
+    n = 100_000
+    active, found = gains(f"inversion(P=1, threshold={t}, csi={csi})", n=n)
+    assert abs(len(active) / n - math.exp(-t)) < SIGMAS * math.sqrt(math.exp(-t) * (1 - math.exp(-t)) / n)
+    everybody = torch.zeros(n, dtype=torch.float64)
+    everybody[active] = found
+    assert_mean(everybody, csi * math.exp(-t))
+    if csi == 1:
+        torch.testing.assert_close(found, torch.ones_like(found))
+    else:
+        assert_mean(found, csi)
+        var = (1 - csi**2) / 2 * math.exp(t) * special.exp1(t)  # of Re(e / h_hat), given that it is active
+        assert found.var().item() == pytest.approx(var, rel=0.03)
+
+
+@pytest.mark.parametrize("phase", [0.3, 1.5, 4.0])
+def test_a_phase_error_costs_what_it_says(phase):
+    law = math.sin(phase) / phase, math.exp(-(phase**2) / 2)
+    for phase_law, factor in zip(("uniform", "gaussian"), law, strict=True):
+        for csi in (1, 0.8):
+            rule = f"inversion(P=1, threshold=0.5, csi={csi}, phase={phase}, phase_law={phase_law})"
+            assert_mean(gains(rule)[1], csi * factor)
+
+
+def test_a_carrier_offset_turns_from_entry_to_entry():
+    """Each client by itself: its first entry as without it, and then Re(c exp(2 pi j eps i))."""
+    rule, d = "inversion(P=1, threshold=0.1, csi=0.8, phase=1, cfo={})", 50
+    still, turned = (entry_gains(over(rule.format(cfo), "rayleigh()", "none()"), 20, d) for cfo in (0, 0.02))
+    torch.testing.assert_close(turned[:, 0], still[:, 0])
+    loud = still.any(1)
+    torch.testing.assert_close(turned.any(1), loud)
+    sums = turned[loud][:, 2:] + turned[loud][:, :-2]  # cos(x + e) + cos(x - e) = 2 cos(e) cos(x)
+    turn = (sums / (2 * turned[loud][:, 1:-1])).median(1).values.acos() / (2 * math.pi)
+    assert (turn <= 0.02).all()
+    assert turn.std() > 0.002
+    torch.testing.assert_close(sums, 2 * (2 * math.pi * turn[:, None]).cos() * turned[loud][:, 1:-1])
+
+
+def test_phase_errors_and_carrier_offsets_go_either_way():
+    """Their mean cosine would be the same on one side alone; what two impairments do together would not."""
+    channel = over("inversion(P=1, threshold=0, phase=1, cfo=0.01)", "unit()", "none()")
+    found = channel.draw(4000, torch.arange(4000), 1, seed=0, k=0).gains
+    _, phases, turns = torch.tensor([gain.args for gain in found.values()]).T
+    for drawn, most in ((phases, 1), (turns, 0.01)):
+        assert stats.kstest(drawn.numpy(), stats.uniform(-most, 2 * most).cdf).pvalue > 1e-3
+
+
+def test_far_along_a_long_vector_a_carrier_still_turns_exactly():
+    found = rotating_gain(2.0, 0.3, 0.25, 11_000_001, torch.device("cpu"))[-4:]
+    i = np.arange(11_000_001 - 4, 11_000_001) % 4
+    np.testing.assert_allclose(found.numpy(), 2 * np.cos(0.3 + np.pi / 2 * i), atol=1e-7)
+
+
+def test_a_gain_does_not_depend_on_who_else_takes_part_nor_on_the_other_impairments():
+    n = 30
+    channel = over("inversion(P=1, threshold=0.2, csi=0.9, phase=0.5)", "rayleigh()", "none()")
+    everybody = channel.draw(n, torch.arange(n), 5, seed=0, k=3).gains
+    some = channel.draw(n, torch.tensor([7, 2, 21]), 5, seed=0, k=3).gains
+    assert some == {client: everybody[client] for client in (7, 2, 21) if client in everybody}
+    rule = "inversion(P=1, threshold=0.1, csi={}, phase=0.5)"
+    (_, unsure), (_, sure) = (gains(rule.format(csi), "unit()", n) for csi in (0.999, 1))
+    torch.testing.assert_close(unsure, sure, rtol=0, atol=0.1)  # the phases are the same
+
+
+def test_everybody_silenced_is_an_empty_round(tiny, caplog):
+    e = tiny.with_(power="inversion(P=1, threshold=100)", channel="flat(noise_on=sum)", receiver="mac(C=auto)")
+    result = run(e.with_(rounds=2))
+    assert [record.args for record in caplog.records if record.name == "stableair"] == [(0,), (1,)], "one note a round"
+    assert [r["channel/senders"] for r in result.rounds] == [0, 0]
+    assert result.rounds[0]["test/loss"] == result.rounds[1]["test/loss"]
+
+
+@pytest.mark.parametrize("rule", ["limit(P=1)", "inversion(P=1, threshold=100)"])
+def test_infinite_interference_beside_nothing_sent_is_none(rule):
+    channel, clients = over(rule, "rayleigh()"), torch.arange(3)
+    draw = channel.draw(3, clients, 4, 0, 0)._replace(xi=torch.tensor([math.inf, -math.inf, 1.0, 0.0]))
+    nothing = Upload(clients, torch.zeros(3, 4), torch.zeros(3, 0), torch.zeros(3))
+    assert channel.superpose([nothing], draw).g.tolist() == [0.0] * 4
+
+
+def test_inversion_needs_one_amplitude_a_client(tiny):
+    e = tiny.with_(power="inversion(P=1, threshold=1)", channel="flat(noise_on=sum)", fading="block(entries=5)")
+    with pytest.raises(InputError) as error:
+        build(e)
+    assert error.value.code == "unsupported-fading"
+
+
+def test_limit_goes_with_fading_along_the_vector():
+    update = torch.randn(3, 20)
+    channel = over("limit(P=1)", "block(entries=4)")
+    got, draw = received(channel, update)
+    p = 20 / update.double().norm(dim=1).max() ** 2
+    exact = (entry_gains(channel, 3, 20) * update).mean(0) + draw.xi / (3 * p.sqrt())
+    torch.testing.assert_close(got.g, exact.float())
+
+
+def test_without_fading_an_imperfect_estimate_makes_the_mean_gain_larger():
+    """E[1 / (csi + sqrt(1 - csi^2) e)] over the circle is 1 / csi: that the mean gain is csi is Rayleigh's alone."""
+    found = gains("inversion(P=1, threshold=0.01, csi=0.9)", "unit()")[1]
+    assert_mean(found, 1 / 0.9)

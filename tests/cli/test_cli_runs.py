@@ -1,0 +1,76 @@
+"""`stableair run`."""
+
+import re
+
+import stableair as sa
+from helpers.words import but
+
+
+def test_run_records_and_says_how_it_went(command, small, tmp_path):
+    code, out, errors = command("run", *small, "--out", "a")
+    assert (code, errors) == (0, "")
+    lines = out.splitlines()
+    assert lines.pop(0) == "engine stacked, fp32, 5 clients at a time: a small model, the clients' models stacked"
+    assert lines[0].startswith("seed 0  1/4  test accuracy 0.")
+    assert re.search(r" dB  \S+ s per round, \S+ s left$", lines[0])
+    assert re.search(r" dB  \S+ s per round$", lines[3])
+    assert lines[-1].startswith("a: 4 rounds, test accuracy")
+    assert len(sa.load("a")) == 4
+
+
+def test_resume_and_refusal(command, small):
+    command("run", *but(small, "rounds=2"), "--out", "a")
+    code, _, errors = command("run", *small, "--out", "a")
+    assert code == 2
+    assert errors.startswith("error: a already holds this run; add --resume")
+    code, out, _ = command("run", *small, "--out", "a", "--resume")
+    assert code == 0
+    assert [line[:10] for line in out.splitlines()[1:-1]] == ["seed 0  3/", "seed 0  4/"]
+    code, out, _ = command("run", *small, "--out", "a", "--resume")
+    assert (code, len(out.splitlines())) == (0, 1), "a finished run is not computed again"
+
+
+def test_seeds_have_folders_of_their_own(command, small, tmp_path):
+    code, _, _ = command("run", *but(small, "seed=4"), "--seeds", 3, "--out", "a")
+    assert code == 0
+    assert {sa.load(p).experiment.seed: p.name for p in (tmp_path / "a").iterdir()} == {
+        4: "seed4",
+        5: "seed5",
+        6: "seed6",
+    }
+    code, out, _ = command("plot", "a", "-o", "a.png")
+    assert (code, out) == (0, "a.png\n")
+    assert (tmp_path / "a.png").stat().st_size > 1000
+
+
+def test_without_out_the_folder_is_named_after_the_run(command, small, tiny, tmp_path):
+    assert command("run", *small)[0] == 0
+    assert [p.name for p in (tmp_path / "runs").iterdir()] == [f"synthetic-mac-seed0-{tiny.id()}"]
+
+
+def test_a_plugin_and_a_file(command, small, tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "import stableair as sa\n@sa.receiver('twice')\ndef twice():\n    '''Double.'''\n    return lambda g: 2 * g\n"
+    )
+    (tmp_path / "e.toml").write_text('receiver = "twice()"\nrounds = 1\n')
+    code, _, errors = command(
+        "run", "e.toml", *[w for w in small if w[:5] not in ("recei", "round")], "--plugin", "mine.py"
+    )
+    assert (code, errors) == (0, "")
+
+
+def test_a_diverged_run_exits_0_and_says_so(command, small):
+    code, out, _ = command("run", *but(small, "receiver=none()", "noise=sas(alpha=0.5, tau=1e37)"), "--out", "a")
+    assert code == 0
+    assert out.splitlines()[-1].startswith("a: diverged at round ")
+    assert out.splitlines()[-2].endswith("diverged")
+    command("run", *small, "--out", "b")
+    assert command("plot", "a", "b")[0] == 0
+
+
+def test_one_refused_seed_refuses_all(command, small, tmp_path):
+    command("run", *but(small, "seed=1"), "--out", "a/seed1")
+    code, out, errors = command("run", *small, "--seeds", 2, "--out", "a")
+    assert (code, out) == (2, "")
+    assert "a/seed1 already holds this run" in errors
+    assert [p.name for p in (tmp_path / "a").iterdir()] == ["seed1"]

@@ -1,0 +1,67 @@
+"""Progress as lines and as a live line."""
+
+import sys
+
+import pytest
+
+import stableair as sa
+from stableair.cli.display import EngineDisplay, ProgressDisplay, describe_round
+from stableair.cli.runs import SeedDisplay
+
+ROW = {"round": 1, "test/accuracy": 0.5, "test/loss": 1.0, "train/loss": 2.0, "channel/snr_db": -41.26}
+
+
+def test_a_round_in_words():
+    assert describe_round(ROW) == "test accuracy 0.5000  train loss 2  SNR -41.3 dB"
+    assert describe_round(ROW | {"channel/snr_db": None}).endswith("SNR none")
+    assert describe_round(ROW | {"diverged": True, "test/accuracy": None}) == "diverged"
+
+
+ENGINE = {"engine": "stacked", "precision": "fp32", "chunk": 5, "why": "a small model", "ranks": 1}
+ENGINE_LINE = "engine stacked, fp32, 5 clients at a time: a small model\n"
+
+
+@pytest.mark.parametrize(("every_round", "shown"), [(True, f"seed 7  2/3  {describe_round(ROW)}\n"), (False, "")])
+def test_piped_output_has_a_line_a_round_or_none(capsys, every_round, shown):
+    with SeedDisplay(every_round) as display:
+        display.round(sa.Experiment(seed=7, rounds=3), ROW)
+    assert capsys.readouterr().out == shown
+
+
+def test_a_round_shows_the_time_per_round_and_the_time_left(capsys):
+    e = sa.Experiment(rounds=100)
+    with ProgressDisplay(every_round=True) as display:
+        for k in range(30):
+            display.round(e, ROW | {"round": k, "seconds": 120.0 if k >= 20 else 1.0})
+    first, *_, last = capsys.readouterr().out.splitlines()
+    assert first.endswith("  1 s per round, 1 min 39 s left")
+    assert last.endswith("  2 min per round, 2 h 20 min left"), "of the last rounds: the first ones may compile"
+
+
+def test_the_engine_and_the_projected_time_are_printed_at_the_start(capsys):
+    display, e = EngineDisplay(), sa.Experiment(rounds=100)
+    display.start(e, ENGINE)
+    display.start(e, ENGINE)
+    assert capsys.readouterr().out == ENGINE_LINE, "once for runs that are computed alike"
+    display.start(e, ENGINE | {"projected_seconds": 12_000})
+    assert capsys.readouterr().out == "about 3 h 20 min for 100 rounds, measured on the first local steps\n"
+    display.start(e, ENGINE | {"ranks": 2, "engine": "reference"})
+    assert capsys.readouterr().out == "engine reference, fp32, 2 ranks: a small model\n"
+
+
+def test_a_terminal_has_one_live_line(capsys, monkeypatch):
+    monkeypatch.setattr("rich._console", None)  # the one that is shared was made for what it saw first
+    monkeypatch.setenv("COLUMNS", "150")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    with SeedDisplay(every_round=True) as display:
+        for seed, accuracy in ((7, 0.25), (8, 0.5)):
+            e = sa.Experiment(seed=seed, rounds=3)
+            display.start(e, ENGINE)
+            display.round(e, ROW | {"test/accuracy": accuracy})
+    erase = "\x1b[2K"
+    shown = capsys.readouterr().out.rpartition(erase)[2]  # what stays on the screen
+    assert "seed 8" in shown
+    assert "2/3" in shown
+    assert "test accuracy 0.5000" in shown
+    assert "seed 7" not in shown

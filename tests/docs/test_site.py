@@ -1,0 +1,127 @@
+"""The built site: complete, and read from a file path without a network, in a real browser."""
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+import stableair as sa
+from helpers import ROOT
+from stableair.experiment import COMPONENT_SETTINGS, registry
+
+pytestmark = pytest.mark.slow  # it builds the whole site
+
+OPENED = (
+    "index",
+    "theory",
+    "choices",
+    "reproduction",
+    "auto",
+    "extending",
+    "figures/fig4a",
+    "reference/receivers",
+    "reference/channels",
+)
+PICTURES = "return [...document.images].every(image => image.complete && image.naturalWidth > 0)"
+OVERHANG = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("site")
+    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def anchors(site):
+    """Where the reference can be linked to."""
+    return {id for page in (site / "reference").glob("*.html") for id in re.findall(r'id="([\w.]+)"', page.read_text())}
+
+
+def test_every_public_name_is_in_the_reference(anchors):
+    for name, home in sa._public().items():
+        found = getattr(sa, name)
+        if home == "stableair":
+            assert any(f"{anchor}.".startswith(f"stableair.{name}.") for anchor in anchors), name
+            continue
+        defined = f"{getattr(found, '__module__', '')}.{getattr(found, '__qualname__', '')}"
+        assert {f"{home}.{name}", defined} & anchors, name
+
+
+def test_every_component_is_in_the_reference(anchors):
+    for field in COMPONENT_SETTINGS:
+        for entry in registry(field):
+            if entry.factory.__module__.startswith("stableair.") and "plugin" not in entry.factory.__module__:
+                assert f"{entry.factory.__module__}.{entry.factory.__qualname__}" in anchors, entry.name
+
+
+def test_all_pages_and_what_they_link_to_are_there(site):
+    for page in site.rglob("*.html"):
+        if page.name == "404.html":  # for servers: its links begin at the root
+            continue
+        for link in re.findall(r'(?:href|src)="([^"#:?]+)["#?]', page.read_text()):
+            assert (page.parent / link).exists(), (page.name, link)
+
+
+def test_nothing_is_loaded_from_elsewhere(site):
+    for page in site.rglob("*.html"):
+        text = page.read_text()
+        loaded = re.findall(r"<(?:script|img|iframe|source)\b[^>]*\bsrc=[\"']?([^\"'\s>]+)", text)
+        loaded += re.findall(r"<link\b[^>]*\bhref=[\"']?([^\"'\s>]+)", text)
+        assert not [url for url in loaded if re.match(r"(?:https?:)?//", url)], page.name
+    for style in site.rglob("*.css"):
+        assert not re.search(r"(?:url\([\"']?|@import [\"']?)(?:https?:)?//", style.read_text()), style.name
+
+
+def test_the_search_shows_no_source_of_formulas(site):
+    index = (site / "search/search_index.js").read_text()
+    assert "alpha = 1.5" in index
+    assert not re.search(r"\\\\[(\[]", index)
+    assert json.loads(index.partition("=")[2])["docs"]
+
+
+def test_what_is_kept_of_others_is_small_and_has_its_licence():
+    kept = [path for path in (ROOT / "docs/assets").rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in kept) < 1_000_000
+    for folder in ("katex", "iframe-worker"):
+        assert "Permission is hereby granted" in (ROOT / "docs/assets" / folder / "LICENSE").read_text()
+
+
+def test_in_a_real_browser(browser, site):
+    """From a file path, without network: formulas are typeset, search finds, nothing is complained of or asked for."""
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    browser.execute_cdp_cmd("Network.enable", {})
+    offline = {"offline": True, "latency": 0, "downloadThroughput": 0, "uploadThroughput": 0}
+    browser.execute_cdp_cmd("Network.emulateNetworkConditions", offline)
+    wait = WebDriverWait(browser, 30)
+    for name in OPENED:
+        browser.get((site / f"{name}.html").as_uri())
+        marked = browser.find_elements(By.CSS_SELECTOR, ".arithmatex")
+        typeset = browser.find_elements(By.CSS_SELECTOR, ".arithmatex .katex .katex-html")
+        assert len(marked) == len(typeset) > 0, name
+        assert all(formula.size["width"] > 3 and formula.size["height"] > 3 for formula in typeset), name
+        assert browser.execute_script("return document.fonts.check('16px KaTeX_Math')"), name
+        wait.until(lambda b: b.execute_script(PICTURES))
+        assert browser.execute_script(OVERHANG) <= 0, f"{name} is wider than the window"
+
+    browser.get((site / "index.html").as_uri())
+    browser.find_element(By.CSS_SELECTOR, "input.md-search__input").send_keys("nakagami")
+    results = "article.md-search-result__article"
+    wait.until(lambda b: b.find_elements(By.CSS_SELECTOR, results))
+    found = [result.text.lower() for result in browser.find_elements(By.CSS_SELECTOR, results)]
+    assert any("nakagami" in text for text in found), found
+    links = browser.find_elements(By.CSS_SELECTOR, "a.md-search-result__link")
+    assert any("channels.html" in link.get_attribute("href") for link in links)
+
+    assert [entry for entry in browser.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")] == []
+    events = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+    asked = [e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent"]
+    assert any(url.endswith("katex.min.js") for url in asked)
+    assert all(url.startswith(("file:", "data:", "blob:", "about:")) for url in asked), asked

@@ -1,0 +1,178 @@
+"""The check that a fast program computes what the reference does."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import stableair.engine
+from helpers.engine import Reused, agree, around, reference, uploads
+from stableair.data.datasets import synthetic
+from stableair.engine import accelerate, choose
+from stableair.engine.equivalence import Trial, checked_program
+from stableair.engine.selection import vmapped_program
+from stableair.engine.stacked import Stacked, Tap, Unsupported
+from stableair.engine.vmapped import Vmapped
+from stableair.errors import InputError
+from stableair.models import model
+
+
+def test_the_trial_taps_what_the_steps_will(monkeypatch):
+    sim = around(Reused().double(), (9, 4, 7))
+    monkeypatch.setattr(stableair.engine.worker, "taps_dense", lambda device: True)
+    assert choose(sim, "auto").engine == "stacked"
+    monkeypatch.setattr(stableair.engine.stacked, "Tap", lambda weight, x, output: Tap(weight, 2 * x, output))
+    assert choose(sim, "auto").engine == "vmapped", "what is tapped is wrong"
+
+
+class Odd(nn.Module):
+    """Control flow that depends on the data."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(192, 3)
+
+    def forward(self, x):
+        return self.fc(x.flatten(1)) if x.sum() > 0 else self.fc(-x.flatten(1))
+
+
+class Tricky(nn.Module):
+    """A network that is not what its outputs at the start make of it."""
+
+    def __init__(self, trick):
+        super().__init__()
+        self.first, self.fc, self.trick = nn.Linear(192, 5), nn.Linear(5, 3), trick
+        self.share, self.scale = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.tensor(2.0))
+        self.register_buffer("calls", torch.tensor(0))
+
+    def forward(self, x):
+        if self.trick == "blocked":
+            with torch.no_grad():
+                h = self.first(x.flatten(1))
+        else:
+            h = self.first(x.flatten(1))
+        if self.trick == "mixed later":
+            h = h + self.share * h.mean(0)
+        if self.trick == "mixed in full batches" and len(h) >= 4:
+            h = h - h.mean(0)
+        if self.trick == "counted":
+            self.calls += 1
+        return self.fc(torch.tanh(h)) * self.scale
+
+
+@pytest.mark.parametrize(
+    ("trick", "engine"),
+    [("none", "vmapped"), ("blocked", "vmapped"), ("hooked", "reference"), ("hooked later", "reference"),
+     ("mixed later", "vmapped"), ("mixed in full batches", "vmapped"), ("counted", "vmapped")],
+)  # fmt: skip
+def test_a_trial_sees_more_than_the_outputs_at_the_start(trick, engine):
+    module = Tricky(trick).double()
+    if trick == "hooked":
+        module.first.weight.register_hook(lambda grad: -grad)
+    if trick == "hooked later":
+        module.first.weight.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", -p.grad))
+    sim = around(module, (9, 4, 7))
+    choice = choose(sim, "auto")
+    assert choice.engine == engine
+    assert module.calls == 0, "and leaves no trace"
+    agree(sim.train, accelerate(sim, choice).train, sim.start.model)
+
+
+def test_a_blocked_gradient_is_not_stacked():
+    class Blocked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.fc = nn.Linear(192, 5), nn.Linear(5, 3)
+
+        def forward(self, x):
+            with torch.no_grad():
+                h = self.first(x.flatten(1)).relu()
+            return self.fc(h)
+
+    sim = around(Blocked().double(), (9, 4, 7))
+    choice = choose(sim, "auto")
+    assert choice.engine == "vmapped"
+    fast = accelerate(sim, choice).train
+    agree(sim.train, fast, sim.start.model)
+    assert not uploads(fast, sim.start.model)[0][:, : 192 * 5].any()
+
+
+@pytest.mark.parametrize(
+    ("module", "stacking", "vmapping"),
+    [
+        (nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(192, 3)), "", "pass draws from torch"),
+        (
+            nn.Sequential(nn.BatchNorm2d(3, momentum=None), nn.Flatten(), nn.Linear(192, 3)),
+            "layer 0 is a BatchNorm2d with momentum=None",
+            "vmapped: it fails",
+        ),
+        (Odd(), "its code cannot be traced", "data-dependent control flow"),
+        (nn.Sequential(nn.Flatten(2), nn.TransformerEncoderLayer(64, 2, 8, 0.0, batch_first=True), nn.Flatten(),
+                       nn.Linear(192, 3)), "layer 1 is a Transf|other axes", "vmapped: it fails"),
+    ],
+    ids=["dropout", "momentum", "control flow", "no batching rule"],
+)  # fmt: skip
+def test_what_cannot_be_trained_side_by_side_is_named(module, stacking, vmapping):
+    sim = around(module)
+    with pytest.raises(InputError, match=f"engine fast cannot take this model: .*({stacking}).*{vmapping}") as error:
+        choose(sim, "fast")
+    assert error.value.code == "no-fast-engine"
+    choice = choose(sim, "auto")
+    assert choice.engine == "reference"
+    assert vmapping in choice.why, "and it says why"
+
+
+def test_what_stacked_gives_something_else_is_not_stacked():
+    module = nn.Sequential(nn.Flatten(), nn.Linear(192, 3)).double()
+    module[1].register_forward_hook(lambda layer, inputs, output: 2 * output)  # which a traced program does not see
+    sim = around(module, (9, 4, 7))
+    choice = choose(sim, "auto")
+    assert choice.engine == "vmapped"
+    agree(sim.train, accelerate(sim, choice).train, sim.start.model)
+
+
+MODEL_SPECS = ["logistic()", "mlp()", "cnn(width=64)", "resnet18()", "resnet34()", "resnet18(norm=group)"]
+
+
+def seeded_work(spec, seed, data):
+    torch.manual_seed(seed)
+    return reference(model.one(spec)()((3, 8, 8), 10), data, [3, 3], batch_size=3).work
+
+
+@pytest.mark.parametrize("seeds", [2, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("spec", MODEL_SPECS)
+def test_the_trial_is_the_same_for_every_seed(spec, seeds):
+    data = synthetic(samples=6, classes=10, shape=(3, 8, 8))
+    first = Trial(seeded_work(spec, 0, data), torch.float32)
+    for seed in range(1, seeds):
+        trial = Trial(seeded_work(spec, seed, data), torch.float32)
+        assert torch.equal(trial.state.w, first.state.w)
+        assert torch.equal(trial.work.data.train.x, first.work.data.train.x)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spec", MODEL_SPECS)
+def test_every_built_in_model_is_stacked(spec):
+    """Float32 gradients of a deep network differ by some per cent through rounding; float64 tells right from wrong."""
+    work = seeded_work(spec, 0, synthetic(samples=6, classes=10, shape=(3, 8, 8)))
+    assert isinstance(checked_program(Stacked, work), Stacked)
+
+
+def test_a_module_that_casts_to_float32_is_judged_by_its_own_rounding():
+    class Casting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.fc = nn.Linear(192, 5), nn.Linear(5, 3)
+
+        def forward(self, x):
+            return F.linear(self.first(x.flatten(1)).float(), self.fc.weight.float(), self.fc.bias.float()).tanh()
+
+    work = around(Casting(), (9, 4, 7)).train.work
+    assert isinstance(vmapped_program(work), Vmapped)
+
+
+def test_a_small_effect_of_a_hook_is_seen():
+    module = nn.Sequential(nn.Flatten(), nn.Linear(192, 3))
+    module[1].register_forward_hook(lambda layer, inputs, output: 1.00001 * output)
+    with pytest.raises(Unsupported):
+        checked_program(Stacked, around(module).train.work)

@@ -1,0 +1,165 @@
+"""Which engine is chosen, for a new run and for a resumed one."""
+
+from dataclasses import replace
+from typing import get_args
+
+import pytest
+import torch
+from torch import nn
+
+import stableair as sa
+import stableair.engine
+from helpers.callbacks import Hooks
+from helpers.engine import agree, built, recorded_engines, uploads
+from stableair.builder import build
+from stableair.engine import EngineChoice, accelerate, choose
+from stableair.engine.selection import has_kernels
+from stableair.engine.stacked import Stacked
+from stableair.engine.vmapped import Vmapped
+from stableair.errors import InputError
+from stableair.literals import Precision
+from stableair.training.reference import Reference
+
+
+def test_which_networks_have_convolutions_for_the_kernels():
+    pytest.importorskip("triton", reason="Triton is not installed")
+    grouped = nn.Sequential(nn.Conv2d(3, 3, 3, groups=3), nn.Flatten(), nn.Linear(108, 3))
+    expected = {"cnn(width=7)": True, "batch": True, "group": True, "mlp(width=5)": False, "logistic()": False}
+    assert {spec: has_kernels(Stacked(built(spec))) for spec in expected} == expected
+    assert not has_kernels(Stacked(grouped))
+    assert not has_kernels(Vmapped(built("cnn(width=7)"))), "which is not stacked"
+
+
+def test_what_is_chosen_on_a_cpu(tiny, monkeypatch):
+    monkeypatch.setattr("stableair.engine.selection._cores", lambda: 2)
+    sim = build(tiny.with_(batch_size=1))  # twelve samples and five epochs a client: sixty steps
+    assert choose(sim, "auto")[:3] == ("stacked", "fp32", 5)
+    assert choose(sim, "fast", chunk=2)[:3] == ("stacked", "fp32", 2)
+
+    def with_entries(d):
+        return sim.start._replace(model=sim.start.model._replace(w=torch.empty(d)))
+
+    middle = replace(sim, start=with_entries(6_600_000))
+    assert choose(middle, "auto", rounds=1).engine == "reference", "not worth the start of the processes"
+    assert choose(middle, "auto", rounds=1000).engine == "processes"
+    quick = replace(middle, train=Reference(replace(sim.train.work, epochs=1, batch_size=6)))
+    assert choose(quick, "auto", rounds=10**6).engine == "reference", "too few steps to hand an update over for"
+    large = replace(sim, start=with_entries(11_000_000))
+    assert choose(large, "auto", rounds=1000).engine == "reference"
+    assert choose(large, "fast").engine == "processes"
+    dropping = nn.Sequential(nn.Dropout(0.5), sim.train.work.module)
+    noisy = replace(middle, train=Reference(replace(sim.train.work, module=dropping)))
+    assert choose(noisy, "fast").engine == "processes", "which take any module"
+    monkeypatch.setattr("stableair.engine.selection._cores", lambda: 1)
+    assert choose(middle, "auto", rounds=1000).engine == "reference"
+    with pytest.raises(InputError) as error:
+        choose(middle, "fast")
+    assert error.value.code == "no-fast-engine"
+
+
+def test_what_is_refused(tiny):
+    sim = build(tiny)
+    for engine in ("auto", "fast"):
+        with pytest.raises(InputError) as error:
+            choose(sim, engine, "bf16")
+        assert (error.value.code, error.value.fields["value"]) == ("unsupported-precision", "bf16")
+    for known in ({}, {"chunk": 2}, {"work": sim.train.work}, {"work": 1, "chunk": 2}):
+        plain = lambda state, k, clients: iter(())  # noqa: E731
+        plain.__dict__.update(known)
+        for engine in (accelerate, lambda sim: choose(sim, "auto")):
+            with pytest.raises(InputError) as error:
+                engine(replace(sim, train=plain))
+            assert (error.value.code, error.value.fields["name"]) == ("wrong-type", "train")
+    with pytest.raises(InputError) as error:
+        accelerate(sim, EngineChoice("stackd", "fp32", 5, ""))
+    assert (error.value.code, error.value.fields["name"]) == ("unknown-value", "engine")
+    for loop in ("reference", "processes"):
+        with pytest.raises(InputError) as error:
+            accelerate(sim, EngineChoice(loop, "tf32", 5, ""))
+        assert (error.value.code, error.value.fields["value"]) == ("unsupported-precision", "tf32")
+    with pytest.raises(InputError) as error:
+        sa.run(tiny.with_(engine="reference", precision="bf16"))
+    assert (error.value.code, error.value.fields["name"]) == ("unsupported-precision", "precision")
+    with pytest.raises(
+        InputError, match="engine kernels cannot take this model: it has no convolution that our kernels compute"
+    ):
+        accelerate(sim, EngineChoice("kernels", "bf16", 5, ""))
+    with pytest.raises(InputError) as error:
+        accelerate(sim, EngineChoice("kernels", "tf32", 5, ""))
+    assert (error.value.code, error.value.fields["value"]) == ("unsupported-precision", "tf32")
+
+
+def test_the_evaluation_rounds_as_the_training_does(tiny):
+    sim = build(tiny)
+    for precision in get_args(Precision):
+        assert accelerate(sim, EngineChoice("stacked", precision, 5, "")).evaluate.precision == precision
+
+
+def test_an_accelerated_simulation_is_accelerated_anew(tiny):
+    """The work says what is computed, whoever computed it so far."""
+    sim = build(tiny)
+    low = accelerate(sim, EngineChoice("stacked", "bf16", 2, ""))
+    for kind in ("reference", "stacked", "processes"):
+        again, once = (accelerate(s, EngineChoice(kind, "fp32", 3, "")) for s in (low, sim))
+        assert type(again.train) is type(once.train)
+        assert (again.train.chunk, again.evaluate.precision) == (3, "fp32")
+        if kind == "processes":  # they compute what the reference does, which has a test
+            continue
+        for a, b in zip(uploads(again.train, sim.start.model), uploads(once.train, sim.start.model), strict=True):
+            assert torch.equal(a, b)
+
+
+def test_a_trainer_of_ones_own_is_accelerated(tiny):
+    class Trainer:
+        work, chunk = build(tiny).train.work, 2
+
+        def __call__(self, state, k, clients):
+            yield from Reference(self.work, self.chunk)(state, k, clients)
+
+    sim = replace(build(tiny), train=Trainer())
+    agree(sim.train, accelerate(sim).train, sim.start.model, 1e-5)
+
+
+def test_a_simulation_with_an_evaluation_of_its_own_is_accelerated(tiny):
+    own = lambda model, averaged: {"test/loss": 1.0}  # noqa: E731
+    assert accelerate(replace(build(tiny), evaluate=own)).evaluate is own
+
+
+@pytest.mark.parametrize("asked", [{"engine": "fast"}, {"precision": "fp32"}, {"engine": "auto"}])
+def test_a_resumed_run_goes_on_as_it_began_whatever_fits_now(tiny, tmp_path, monkeypatch, asked):
+    sa.run(tiny.with_(rounds=2, **asked), tmp_path / "a")
+    monkeypatch.setattr(stableair.engine.selection, "CPU_CHUNK", 2)
+    told = []
+    sa.run(tiny.with_(**asked), tmp_path / "a", resume=True, callbacks=[Hooks(start=told.append)])
+    assert told[0]["chunk"] == 5
+    sa.run(tiny.with_(rounds=5, chunk=3, **asked), tmp_path / "a", resume=True, callbacks=[Hooks(start=told.append)])
+    assert (told[1]["chunk"], told[1]["engine"]) == (3, "stacked"), "unless it is asked for something else"
+
+
+def test_another_chunk_is_no_other_engine(tiny, tmp_path):
+    told = []
+    sa.run(tiny.with_(rounds=1, engine="reference"), tmp_path / "a")
+    sa.run(tiny.with_(chunk=3), tmp_path / "a", resume=True, callbacks=[Hooks(start=told.append)])
+    assert (told[0]["engine"], told[0]["chunk"]) == ("reference", 3)
+
+
+def test_a_run_says_how_it_is_computed_and_a_resumed_one_goes_on_so(tiny, tmp_path):
+    told = []
+    slow = tiny.with_(engine="reference", chunk=2)
+    sa.run(slow.with_(rounds=2), tmp_path / "a", callbacks=[Hooks(start=told.append)])
+    resumed = sa.run(
+        tiny, tmp_path / "a", resume=True, callbacks=[Hooks(start=told.append)]
+    )  # engine=auto would be another one here
+    assert [(how["engine"], how["chunk"]) for how in told] == [("reference", 2)] * 2
+    whole = sa.run(slow)
+    assert torch.equal(resumed.state.model.w, whole.state.model.w)
+    assert resumed["test/loss"] == whole["test/loss"]
+    assert [e["engine"] for e in recorded_engines(tmp_path / "a")] == ["reference", "reference"]
+
+
+def test_a_slow_run_projects_its_duration(tiny):
+    seen = []
+    sa.run(tiny.with_(engine="reference", rounds=2), callbacks=[Hooks(start=seen.append)])
+    assert 0 < seen[0]["projected_seconds"] < 600
+    sa.run(tiny.with_(rounds=2), callbacks=[Hooks(start=seen.append)])
+    assert "projected_seconds" not in seen[1], "a fast engine has none"

@@ -1,0 +1,66 @@
+"""Dotted keys and words of the command line."""
+
+import pytest
+
+from helpers.errors import refused
+from stableair.experiment import (
+    Experiment,
+    from_words,
+)
+
+
+def test_a_dotted_key_changes_one_argument():
+    e = Experiment(receiver="mac(C=1) | gnc(max_norm=3)").with_(**{"receiver.C": 0.3, "noise.alpha": 1.2})
+    assert (e.receiver, e.noise) == ("mac(C=0.3) | gnc(max_norm=3)", "sas(alpha=1.2, tau=0.1)")
+    assert e.with_(**{"receiver.blocks": "layer"}).receiver == "mac(C=0.3) | gnc(max_norm=3, blocks=layer)"
+    error = refused("unknown-argument", e.with_, **{"receiver.c": 1})
+    assert str(error).endswith("has no argument 'c'; did you mean 'C'? allowed: C, gain, pilot, max_norm, blocks")
+    assert (error.fields["name"], "C" in error.fields["allowed"]) == ("c", True)
+    assert refused("unknown-value", e.with_, **{"reciever.C": 1}).fields["value"] == "reciever"
+
+
+def test_words_of_a_command_line(tmp_path):
+    (tmp_path / "mine.toml").write_text("clients = 3")
+    e = from_words([str(tmp_path / "mine.toml"), "rounds=5", "lr=1e-2", "receiver=mac(C=0.5)", "noise.tau=0.2"])
+    assert e == Experiment(clients=3, rounds=5, lr=0.01, receiver="mac(C=0.5)", noise="sas(tau=0.2, alpha=1.5)")
+    assert from_words([]) == Experiment()
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["digts"], "unknown-preset"),
+        (["missing.toml"], "unreadable-file"),
+        (["digits", "demo"], "not-a-setting"),
+        (["rounds=many"], "wrong-type"),
+        (["rounds=2.5"], "wrong-type"),
+        (["lr=fast"], "wrong-type"),
+        (["round=3"], "unknown-setting"),
+        (["receiver.C=0"], "out-of-range"),
+        (["=3"], "unknown-setting"),
+        (["model.width=3"], "unknown-argument"),
+        (["lr=" + "1" * 400], "out-of-range"),
+        (["clients=5", "clients=6"], "duplicate-setting"),
+        (["noise=none", "noise.tau=3"], "unknown-argument"),
+        (["noise=gaussian"], "wrong-arguments"),
+        (["noise_on=sum"], "unknown-setting"),
+    ],
+)
+def test_invalid_words(words, code):
+    refused(code, from_words, words)
+
+
+def test_the_text_of_errors_in_words():
+    assert str(refused("unknown-preset", from_words, ["digts"])).startswith(
+        "'digts' is not a preset, a file or key=value; did you mean 'digits'? allowed: digits, "
+    )
+    text = "setting model.width: auto has no argument 'width'; it takes none; set model= first"
+    assert str(refused("unknown-argument", from_words, ["model.width=3"])) == text
+
+
+def test_a_bare_name_takes_its_arguments_from_dotted_keys():
+    e = Experiment().with_(noise="gaussian", **{"noise.std": 1.5})
+    assert e.noise == "gaussian(std=1.5)"
+    e = from_words(["receiver=gnc", "receiver.max_norm=3", "receiver.blocks=tensor", "data=cifar10", "data.train=50"])
+    assert (e.receiver, e.data) == ("gnc(max_norm=3, blocks=tensor)", "cifar10(train=50)")
+    assert from_words(["noise=sas(tau=2)", "noise.alpha=1.2"]).noise == "sas(alpha=1.2, tau=2)"

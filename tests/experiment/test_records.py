@@ -1,0 +1,276 @@
+"""Experiments written to TOML and JSON, read again, and their ids."""
+
+import inspect
+import json
+import tomllib
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import stableair as sa
+from helpers.errors import refused
+from stableair.channels.registries import noise
+from stableair.experiment import (
+    COMPONENT_SETTINGS,
+    NESTED_COMPONENTS,
+    PRESETS,
+    TYPES,
+    Experiment,
+    baseline,
+    registry,
+)
+from stableair.paper import published_runs
+from stableair.receivers import receiver
+
+CHANGES = {
+    "data": "synthetic(samples=100)", "partition": "dirichlet(beta=0.3)", "model": "logistic()", "clients": 7,
+    "rounds": 3,
+    "seed": 9, "local_epochs": 2, "batch_size": 4, "lr": 0.5, "payload": "delta", "blocks": "layer",
+    "fading": "unit()", "augment": "crop_flip",
+    "noise": "none()", "channel": "flat(noise_on=sum)", "receiver": "gnc(max_norm=3) | mac(C=0.1)",
+    "server": "momentum(beta=0.5)",
+    "participation": "sample(m=3)",
+    "evaluate": "validation", "norm_stats": "batch", "average": 0.8, "snr_blocks": "layer",
+    "device": "cpu", "engine": "reference", "precision": "bf16", "chunk": 3,
+}  # fmt: skip
+# Ids of version 0.2.0, at commit 56dc272: if one of them changes, existing runs belong to no experiment.
+PRESET_IDS = {
+    "digits": "b4b8bf78e9ad", "digits-noniid": "5af018280153", "demo": "928bc3c8e7e8", "cifar10": "de7e9b290092",
+    "cifar10-noniid": "01946a5088c7", "cifar100": "88edc0b268a6", "femnist": "5acc1013b054",
+}  # fmt: skip
+PUBLISHED_IDS = {
+    "choices": {
+        "choice-delta-seed0": "128fbf156478",
+        "choice-rayleigh-power-1-seed0": "36ae67a0fc38",
+        "choice-resnet18-norm-group-seed0": "7f4d76ff905f",
+        "cifar10-noniid-tau0.1-seed0": "01946a5088c7",
+    },
+    "fig3a": {
+        "cifar10-auto-seed0": "e3ec353e5c7f",
+        "cifar10-gnc-seed0": "d161ddb6c4e1",
+        "cifar10-ideal-seed0": "58076925ff56",
+        "cifar10-ideal-seed1": "82a8eb322fea",
+        "cifar10-mac-seed0": "a7558ace4983",
+        "cifar10-mac-seed1": "1e9a6668bfd3",
+        "cifar10-noisy-seed0": "cdd0f8c34bac",
+    },
+    "fig3c": {
+        "femnist-auto-seed0": "3f55d2cf6075",
+        "femnist-gnc-seed0": "46792c5f738b",
+        "femnist-ideal-seed0": "4d1a6ad1cf9f",
+        "femnist-mac-seed0": "49e2f9bf9096",
+        "femnist-noisy-seed0": "45b5709ddc27",
+    },
+    "fig4a": {
+        "cifar10-noniid-alpha1.1-seed0": "35d1c2fefb7c",
+        "cifar10-noniid-tau0.1-seed0": "01946a5088c7",
+    },
+    "fig4b": {
+        "cifar10-noniid-tau0.05-seed0": "959d96e64bd2",
+        "cifar10-noniid-tau0.1-seed0": "01946a5088c7",
+        "cifar10-noniid-tau0.2-seed0": "c587b0b35f7f",
+        "cifar10-noniid-tau0.3-seed0": "ca26678b55cf",
+    },
+}
+
+
+def test_the_changes_cover_every_field():
+    assert CHANGES.keys() | {"power"} == TYPES.keys()  # of that kind there is one member
+
+
+@pytest.mark.parametrize("key", CHANGES)
+def test_the_id_is_what_the_experiment_is(key):
+    changed = Experiment().with_(**{key: CHANGES[key]})
+    assert getattr(changed, key) == CHANGES[key] != getattr(Experiment(), key)
+    assert (changed.id() == Experiment().id()) == (key in ("rounds", "device", "engine", "precision", "chunk"))
+
+
+def test_one_experiment_written_differently_has_one_id():
+    base = Experiment().id()
+    assert Experiment(fading="rayleigh()", noise="sas(1.5, 0.1)", receiver="mac(1.0)", data="digits()").id() == base
+    assert Experiment(lr=3e-2, server="sgd(lr=None)").id() == base
+    assert len(base) == 12
+
+
+@given(st.fixed_dictionaries({}, optional={key: st.just(value) for key, value in CHANGES.items()}))
+def test_toml_and_json_give_back_what_was_written(settings):
+    e = Experiment(**settings)
+    assert Experiment.from_toml(e.to_toml()) == Experiment.from_json(e.to_json()) == e
+    assert tomllib.loads(e.to_toml()) == json.loads(e.to_json()) == e.to_dict()
+
+
+def test_reading_files(tmp_path):
+    (tmp_path / "a.toml").write_text('clients = 3\nreceiver = "mac(0.2)"\n')
+    (tmp_path / "a.json").write_text('{"clients": 3, "receiver": "mac(0.2)"}')
+    assert (
+        Experiment.read(tmp_path / "a.toml")
+        == Experiment.read(tmp_path / "a.json")
+        == Experiment(clients=3, receiver="mac(0.2)")
+    )
+    (tmp_path / "dotted.toml").write_text('noise.tau = 0.3\n"receiver.C" = 2\n')
+    assert Experiment.read(tmp_path / "dotted.toml") == Experiment(noise="sas(alpha=1.5, tau=0.3)", receiver="mac(C=2)")
+    for name, text, code in [
+        ("bad.toml", "clients = ", "not-toml"), ("bad.json", "{", "not-json"), ("list.json", "[]", "wrong-type"),
+        ("key.toml", "client = 3", "unknown-setting"), ("range.toml", "clients = 0", "out-of-range"),
+    ]:  # fmt: skip
+        (tmp_path / name).write_text(text)
+        assert str(refused(code, Experiment.read, tmp_path / name)).startswith(str(tmp_path / name))
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe")
+    for name in ("missing.toml", "binary.toml"):
+        assert refused("unreadable-file", Experiment.read, tmp_path / name).fields["path"] == tmp_path / name
+
+
+def test_a_new_setting_or_argument_moves_no_id(monkeypatch, registries):
+    """What enters the baseline with the value that means "as before" is in no id."""
+    before = {spec: Experiment(receiver=spec).id() for spec in ("mac(C=1)", "mac(C=2)")}
+    mac = receiver.entries["mac"]
+
+    def wider(C: float, gain: bool | None = None, pilot: int = 0, sharpness: float = 1.0):
+        return mac.factory(C, gain, pilot)
+
+    monkeypatch.setitem(receiver.entries, "mac", replace(mac, factory=wider))
+    assert Experiment().id() != before["mac(C=1)"], "an argument that no table knows is a difference"
+    monkeypatch.setitem(baseline.BASELINE_ARGUMENTS["receiver"]["mac"], "sharpness", 1.0)
+    assert {spec: Experiment(receiver=spec).id() for spec in before} == before
+    assert Experiment(receiver="mac(C=1, sharpness=2)").id() != before["mac(C=1)"]
+
+
+def test_a_default_that_changes_moves_the_id_and_old_records_keep_theirs(monkeypatch, registries):
+    old = Experiment(receiver="mac(C=1)")
+    record, before = old.to_record(), old.id()
+    mac = receiver.entries["mac"]
+
+    def changed(C: float, gain: bool | None = True, pilot: int = 0):
+        return mac.factory(C, gain, pilot)
+
+    monkeypatch.setitem(receiver.entries, "mac", replace(mac, factory=changed))
+    assert Experiment(receiver="mac(C=1)").id() != before
+    again = Experiment.from_record(record)
+    assert (again.id(), again.receiver) == (before, "mac(C=1, gain=None)"), "what it was called with is written out"
+
+
+def test_a_default_within_a_spec_moves_the_id_and_old_records_keep_theirs(monkeypatch, registries):
+    given, plain = (Experiment(noise=text) for text in ("markov(good='sas(tau=1)')", "markov()"))
+    sas = noise.entries["sas"]
+
+    def changed(alpha: float = 1.7, tau: float = 0.1):
+        return sas.factory(alpha, tau)
+
+    old = [(e.to_record(), e.id(), e.noise) for e in (given, plain)]
+    assert given.noise == "markov(good='sas(alpha=1.5, tau=1)')", "whoever reads it sees what it is"
+    assert [Experiment.from_record(record) for record, *_ in old] == [given, plain]
+    monkeypatch.setitem(noise.entries, "sas", replace(sas, factory=changed))
+    for record, before, text in old:
+        assert Experiment.from_record(record).id() == before != Experiment(noise="markov()").id()
+        assert "alpha=1.5" in Experiment.from_record(record).noise, text
+
+
+def test_a_new_argument_within_a_spec_moves_no_id(monkeypatch, registries):
+    before, sas = Experiment(noise="markov(p=0.2)").id(), noise.entries["sas"]
+
+    def wider(alpha: float = 1.5, tau: float = 0.1, sharpness: float = 1.0):
+        return sas.factory(alpha, tau)
+
+    monkeypatch.setitem(noise.entries, "sas", replace(sas, factory=wider))
+    monkeypatch.setitem(baseline.BASELINE_ARGUMENTS["noise"]["sas"], "sharpness", 1.0)
+    assert Experiment(noise="markov(p=0.2)").id() == before
+
+
+def test_the_baseline_names_every_setting_and_argument():
+    """Whoever adds a setting, a component or an argument adds it to the table; nobody changes what stands there."""
+    assert baseline.BASELINE_SETTINGS.keys() == TYPES.keys()
+    for field in COMPONENT_SETTINGS | NESTED_COMPONENTS:
+        for entry in registry(field):
+            if entry.factory.__module__.startswith("stableair."):
+                known = baseline.BASELINE_ARGUMENTS[field][entry.name]
+                parameters = inspect.signature(entry.factory).parameters.values()
+                assert {p.name for p in parameters if p.default is not p.empty} == known.keys(), (field, entry.name)
+
+
+def test_no_id_has_moved():
+    assert {name: Experiment(**settings).id() for name, settings in PRESETS.items()} == PRESET_IDS
+    assert Experiment().id() == PRESET_IDS["digits"]
+    chained = Experiment(receiver="mac(C=auto) | gnc(2)", channel="flat(noise_on=sum)", server="momentum()")
+    assert chained.id() == "fedcf6776880"
+
+
+@pytest.mark.parametrize("name", PUBLISHED_IDS)
+def test_no_id_of_a_published_run_has_moved(name):
+    runs = json.loads((published_runs.FOLDER / f"{name}.json").read_text())["runs"]
+    experiments = {title: Experiment.from_record(run["experiment"]) for title, run in runs.items()}
+    ids = {title.removeprefix("version-0.2/"): e.id() for title, e in experiments.items()}
+    assert {title: ids[title] for title in PUBLISHED_IDS[name]} == PUBLISHED_IDS[name], "runs of 0.2; newer ones follow"
+    assert [Experiment.from_record(e.to_record()) for e in experiments.values()] == list(experiments.values())
+
+
+def published_by_0_1():
+    """The records of the published runs that version 0.1.0 computed."""
+    for path in published_runs.FOLDER.glob("*.csv"):
+        for run in json.loads(path.with_suffix(".json").read_text())["runs"].values():
+            if run["environment"][0]["stableair"] == "0.1.0":
+                yield run["experiment"]
+
+
+def test_the_published_runs_of_0_1_are_read():
+    """They have noise_on=mean as a setting, no recorded arguments and fewer settings."""
+    found = list(published_by_0_1())
+    assert len(found) == 2
+    for record in found:
+        assert record["noise_on"] == "mean"
+        assert not {"channel", "arguments"} & record.keys()
+        assert Experiment.from_record(record).channel == "flat()"
+        other = record | {"noise_on": "sum"}
+        assert refused("unknown-setting", Experiment.from_record, other).fields["name"] == "noise_on"
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ({"clients": "5"}, "wrong-type"),
+        ({"lr": [1]}, "wrong-type"),
+        ({"colour": "red"}, "unknown-setting"),
+        ({"arguments": {"noise": [{}, {}]}}, "contradictory-record"),
+        ({"arguments": 3}, "contradictory-record"),
+    ],
+)
+def test_an_invalid_record(change, code):
+    record = Experiment().to_record()
+    refused(code, Experiment.from_record, record | change)
+    del record["data"]
+    assert refused("missing-setting", Experiment.from_record, record).fields["names"] == ["data"]
+    refused("wrong-type", Experiment.from_record, 3)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"receiver": "mac(C=1)"}, {"receiver": "mac(C=1.0, pilot=0)"}),
+        ({"data": "digits"}, {"data": "digits()"}),
+        ({"model": "mlp()"}, {"model": "mlp(200, depth=1)"}),
+        ({"rounds": 3, "device": "cpu", "chunk": 2}, {}),
+        ({"noise": "markov()"}, {"noise": "markov(bad='sas(1.5, tau=3.0)')"}),
+        ({"fading": "ar(0.5)"}, {"fading": "ar(of=rayleigh, a=0.5)"}),
+        ({"channel": "waveform()"}, {"channel": "waveform(basis='ofdm(prefix=16)')"}),
+    ],
+)
+def test_the_same_thing_said_otherwise_has_the_same_id(one, other):
+    assert Experiment(**one).id() == Experiment(**other).id()
+
+
+def test_a_record_writes_every_argument_out_and_comes_back():
+    e = Experiment(receiver="mac(C=2) | gnc(3)", noise="sas(tau=0.3)", data="synthetic(samples=70)", model="auto")
+    record = json.loads(json.dumps(e.to_record()))
+    assert record["arguments"]["receiver"] == [{"C": 2, "gain": None, "pilot": 0}, {"max_norm": 3, "blocks": "model"}]
+    assert record["arguments"]["noise"] == [{"alpha": 1.5, "tau": 0.3}]
+    assert Experiment.from_record(record) == e
+    assert Experiment.from_json(json.dumps(record)) == e
+    record["arguments"]["noise"][0]["tau"] = 0.4
+    assert refused("contradictory-record", Experiment.from_record, record).fields["name"] == "noise"
+
+
+def test_an_infinite_argument_is_recorded_and_read_again(tiny, tmp_path):
+    endless = tiny.with_(receiver="mac(C=inf)", rounds=1)
+    assert sa.run(endless, tmp_path / "a").experiment == sa.load(tmp_path / "a").experiment == endless
+    assert "Infinity" not in (tmp_path / "a" / "experiment.json").read_text()

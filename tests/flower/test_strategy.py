@@ -1,0 +1,207 @@
+"""The strategy OverTheAir: replies as the uploads of Algorithm 1, and the strategies that it wraps."""
+
+import importlib
+import itertools
+import sys
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, Message, RecordDict
+from flwr.serverapp.strategy import (
+    Bulyan,
+    DifferentialPrivacyServerSideFixedClipping,
+    FedAdagrad,
+    FedAdam,
+    FedAvg,
+    FedAvgM,
+    FedMedian,
+    FedProx,
+    FedTrimmedAvg,
+    FedYogi,
+    Krum,
+    MultiKrum,
+    QFedAvg,
+)
+
+import stableair as sa
+from helpers.flower import NODES, Nodes, air, averaging, bits, reply, samples, start_arrays
+from stableair.algorithm import Simulation, simulate
+from stableair.builder import receiving_side, start_state
+from stableair.contracts import Upload
+from stableair.errors import InputError, MissingExtraError
+from stableair.flower import OverTheAir
+from stableair.flower.arrays import flat, layouts
+from stableair.vector import ModelState, moments
+
+
+def algorithm_1(e, rounds, heard=(0, 1, 2, 3)):
+    """What simulate() makes of the same payloads, added up by falling samples and then by number."""
+    arrays = start_arrays()
+    layout, norms = layouts(arrays)
+    order = sorted(heard, key=lambda n: (-samples(sorted(NODES)[n]), n))
+    assert order != sorted(order), "else the order would not be seen"
+
+    def train(state, k, who):
+        given = dict(arrays)
+        for part, v in ((layout, state.w), (norms, state.stats)):
+            for name, shape, block in zip(part.names, part.shapes, part.split(v), strict=True):
+                given[name] = Array(block.reshape(shape).numpy())
+        for n in who.tolist():
+            content = RecordDict({"arrays": ArrayRecord(given)})
+            message = Message(content, dst_node_id=sorted(NODES)[n], message_type="train")
+            back = reply(message).content
+            u = (state.w - flat(back["arrays"], layout)) * (1 / 0.1)
+            loss = torch.tensor([back["metrics"]["train_loss"]])
+            yield Upload(torch.tensor([n]), u[None], moments(flat(back["arrays"], norms), norms)[None], loss)
+
+    side, who = receiving_side(e, layout, norms), torch.tensor(order)
+    begin = start_state(ModelState(flat(arrays, layout), flat(arrays, norms)), side)
+    sim = Simulation(
+        4, 0, begin, layout, train, **side._asdict(), evaluate=lambda model, averaged: {}, participants=lambda k: who
+    )
+    return list(simulate(sim, begin, rounds)), layout, norms
+
+
+def test_the_replies_are_the_uploads_of_algorithm_1():
+    over, found = air(rounds=3)
+    rounds, layout, norms = algorithm_1(over.experiment.with_(clients=4), 3)
+    assert torch.equal(flat(found.arrays, layout), rounds[-1].state.model.w)
+    assert torch.equal(flat(found.arrays, norms), rounds[-1].state.model.stats)
+    for k, round_ in enumerate(rounds, 1):
+        told = found.train_metrics_clientapp[k]
+        assert {name: told[name] for name in round_.metrics if round_.metrics[name] is not None} == {
+            name: value for name, value in round_.metrics.items() if value is not None
+        }
+
+
+SILENT = {"noise": "none()", "fading": "unit()"}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"channel": "waveform(basis=hadamard, antennas=3)"}, {"channel": "digital(aggregate=median)"} | SILENT],
+    ids=lambda settings: settings.get("channel", "flat"),
+)
+def test_only_those_that_replied_are_on_the_air(settings):
+    over, found = air(lambda m: None if m.metadata.dst_node_id == 44 else reply(m), **settings)
+    rounds, layout, _ = algorithm_1(over.experiment.with_(clients=4), 2, heard=(0, 2, 3))
+    assert torch.equal(flat(found.arrays, layout), rounds[-1].state.model.w)
+
+
+@pytest.mark.parametrize("aggregate", ["krum(f=0)", "trimmed_mean(f=1)"])
+def test_with_fewer_replies_than_the_aggregator_needs_the_model_stays(aggregate, tmp_path, caplog):
+    def answer(message):
+        late = message.content["config"]["server-round"] == 2 and message.metadata.dst_node_id in (17, 44)
+        return None if late else reply(message)
+
+    settings = SILENT | {"channel": f"digital(aggregate={aggregate!r})"}
+    _, found = air(answer, rounds=2, folder=tmp_path, **settings)
+    assert [r.args for r in caplog.records if r.levelname == "WARNING" and "no client was received" in r.msg] == [(1,)]
+    assert bits(found.arrays) == bits(air(rounds=1, **settings)[1].arrays)
+    _, found = air(answer, rounds=3, folder=tmp_path, **settings)
+    assert bits(found.arrays) == bits(air(rounds=2, **settings)[1].arrays)
+    assert sa.load(tmp_path)["channel/senders"] == [4, 0, 4]
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(4)))[5::7])
+def test_the_order_of_arrival_changes_nothing(order):
+    grid = Nodes(reply, nodes=[NODES[i] for i in order], arrival=lambda replies: [replies[i] for i in order if replies])
+    assert bits(air(grid=grid)[1].arrays) == bits(air()[1].arrays)
+
+
+@pytest.mark.parametrize("kind", [FedMedian, FedTrimmedAvg, Krum, MultiKrum, Bulyan, QFedAvg])
+def test_a_strategy_that_compares_replies_is_refused(kind):
+    strategy = kind(client_learning_rate=0.1) if kind is QFedAvg else kind()
+    with pytest.raises(InputError) as error:
+        OverTheAir(strategy)
+    assert error.value.code == "needs-replies"
+
+
+def test_so_is_one_that_clips_replies_and_one_that_is_none():
+    with pytest.raises(InputError) as error:
+        OverTheAir(DifferentialPrivacyServerSideFixedClipping(averaging(), 1.0, 1.0, 2))
+    assert error.value.code == "needs-replies"
+    with pytest.raises(InputError) as error:
+        OverTheAir("FedAvg")
+    assert error.value.code == "wrong-type"
+
+
+def test_a_strategy_of_ones_own_says_that_one_reply_will_do():
+    class Own(FedAvg):
+        def aggregate_train(self, server_round, replies):
+            return super().aggregate_train(server_round, replies)
+
+    with pytest.raises(InputError) as error:
+        OverTheAir(averaging(Own))
+    assert error.value.code == "needs-replies"
+    Own.over_the_air = True
+    assert bits(air(strategy=averaging(Own))[1].arrays) == bits(air()[1].arrays)
+
+
+@pytest.mark.parametrize("kind", [FedAdagrad, FedAdam, FedYogi, FedAvgM])
+def test_a_strategy_that_steps_itself_keeps_types_and_norm_buffers(kind):
+    options = {"server_learning_rate": 0.5, "server_momentum": 0.9} if kind is FedAvgM else {"eta": 0.5}
+    found, plain = air(strategy=averaging(kind, **options))[1].arrays, air()[1].arrays
+    assert [array.dtype for array in found.values()] == [array.dtype for array in start_arrays().values()]
+    assert bits(found)["0.weight"] != bits(plain)["0.weight"]
+    once = air(strategy=averaging(kind, **options), rounds=1)[1].arrays
+    assert bits(once)["1.running_var"] == bits(air(rounds=1)[1].arrays)["1.running_var"], "they are no weights"
+    assert bits(once)["1.num_batches_tracked"] == bits(start_arrays())["1.num_batches_tracked"]
+
+
+def test_fedprox_asks_in_its_own_way():
+    seen = []
+
+    def answer(message):
+        seen.append(message.content["config"]["proximal-mu"])
+        return reply(message)
+
+    air(answer, strategy=averaging(FedProx, proximal_mu=0.25), rounds=1)
+    assert seen == [0.25] * 4
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"noize": "none()"}, ("unknown-value", "setting")),
+        ({"local_epochs": 3}, ("unknown-value", "setting")),
+        ({"receiver": "mac(D=1)"}, ("unknown-argument", "D")),
+        ({"enough": 0}, ("out-of-range", "enough")),
+        ({"power": "limit(P=1)"}, ("noise-not-on-sum", None)),
+    ],
+)
+def test_settings_are_checked(settings, expected):
+    with pytest.raises(InputError) as error:
+        OverTheAir(averaging(), **settings)
+    assert (error.value.code, error.value.fields.get("name")) == expected
+
+
+def test_who_takes_part_is_the_strategys_to_say(small, registries):
+    @sa.participation("nobody")
+    def nobody():
+        return lambda n, source: torch.arange(0)
+
+    with pytest.raises(InputError) as error:
+        OverTheAir(averaging(), small.with_(participation="nobody()"))
+    assert error.value.code == "unsupported-participation"
+
+
+def test_a_stock_run_needs_a_model():
+    over = OverTheAir(averaging())
+    with pytest.raises(InputError) as error:
+        over.start(Nodes(reply))
+    assert (error.value.code, error.value.fields["name"]) == ("missing-model", "initial_arrays")
+    with pytest.raises(InputError) as error:
+        over.start(Nodes(reply), ArrayRecord({"counter": Array(np.ones(2, np.int64))}))
+    assert (error.value.code, error.value.fields["name"]) == ("missing-model", "initial_arrays")
+
+
+@pytest.mark.parametrize("missing", ["flwr", "flwr.serverapp.strategy"])  # none at all; one of before
+def test_without_the_extra_the_import_raises(missing, monkeypatch):
+    for name in [name for name in sys.modules if name.startswith(("stableair.flower", f"{missing}."))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(MissingExtraError) as error:
+        importlib.import_module("stableair.flower")
+    assert error.value.fields["extra"] == "flower"

@@ -1,0 +1,48 @@
+"""Runs compared, stopped, and started in other processes."""
+
+import os
+import subprocess
+import sys
+from contextlib import contextmanager
+
+import torch
+
+
+def numbers(result):
+    """Every recorded number but the seconds."""
+    return [{k: v for k, v in row.items() if k != "seconds"} for row in result.rounds]
+
+
+def same(one, other):
+    return numbers(one) == numbers(other) and torch.equal(one.state.model.w, other.state.model.w)
+
+
+class Stop(Exception):
+    pass
+
+
+def stop_after(k):
+    def on_round(row):
+        if row["round"] == k:
+            raise Stop
+
+    return on_round
+
+
+@contextmanager
+def started(code, *words):
+    """A Python process that ends with the test, whatever happens in it."""
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", code, *map(str, words)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes, text=True, env=env) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def flipped(raw, bit):
+    damaged = bytearray(raw)
+    damaged[bit // 8] ^= 1 << bit % 8
+    return bytes(damaged)

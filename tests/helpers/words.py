@@ -1,0 +1,7 @@
+"""Words of the command line."""
+
+
+def but(words, *others):
+    """The words with some of their settings changed: a setting may be given once."""
+    changed = [other.partition("=")[0] for other in others]
+    return [*(word for word in words if word.partition("=")[0] not in changed), *others]

@@ -1,0 +1,65 @@
+"""Damage to the text files of a run is noticed."""
+
+import shutil
+
+import pytest
+
+from helpers.runs import flipped
+from stableair.errors import CorruptRunError, StableairError
+from stableair.results.checksums import CLIENTS, ENVIRONMENT, EXPERIMENT, ROUNDS
+from stableair.results.run import load
+from stableair.runner import run
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        (EXPERIMENT, b"{"),
+        (EXPERIMENT, b'{"cliets": 3}'),
+        (EXPERIMENT, b"[1]"),
+        (ROUNDS, b""),
+        (ROUNDS, b'{"round": 0}\n{"round": 7}\n'),
+        (ROUNDS, b"nonsense\n"),
+        (ENVIRONMENT, b"{"),
+    ],
+)
+def test_a_corrupted_folder_is_named_and_left_as_it_is(tiny, tmp_path, name, content):
+    folder = run(tiny, tmp_path / "a").folder
+    whole = (folder / name).read_bytes()
+    (folder / name).write_bytes(whole[: len(whole) // 2] if content is None else content)
+    before = {p.name: p.read_bytes() for p in folder.iterdir()}
+    with pytest.raises(StableairError) as error:
+        run(tiny.with_(rounds=5), folder, resume=True)
+    assert error.value.code == "corrupt-run"
+    assert name in str(error.value)
+    assert {p.name: p.read_bytes() for p in folder.iterdir()} == before
+
+
+@pytest.mark.parametrize("name", [EXPERIMENT, ENVIRONMENT, CLIENTS, ROUNDS])
+def test_every_flipped_bit_of_a_text_file_is_one_line(finished, tmp_path, name):
+    """In a sample over the file, and all of the bytes at its end, where the checksum is."""
+    folder = shutil.copytree(finished[1].folder, tmp_path / "a")
+    raw = (folder / name).read_bytes()
+    bits = [*range(0, 8 * len(raw), 41), *range(8 * (len(raw) - 60), 8 * len(raw))]
+    unnoticed = []
+    for bit in bits:
+        (folder / name).write_bytes(flipped(raw, bit))
+        try:
+            load(folder)
+            unnoticed.append(bit)
+        except StableairError as error:
+            assert "\n" not in str(error)
+            assert name in str(error)
+    assert not unnoticed, [flipped(raw, bit)[bit // 8 - 10 : bit // 8 + 10] for bit in unnoticed]
+
+
+def test_a_minus_that_becomes_a_line_break_is_found(finished, tmp_path):
+    """One bit turns - into a carriage return, at which a line does not end."""
+    folder = shutil.copytree(finished[1].folder, tmp_path / "a")
+    raw = (folder / ROUNDS).read_bytes()
+    assert b"-" in raw
+    (folder / ROUNDS).write_bytes(raw.replace(b"-", b"\r", 1))
+    with pytest.raises(CorruptRunError) as error:
+        load(folder)
+    assert error.value.fields["path"] == folder / ROUNDS
+    assert error.value.fields["line"] >= 1

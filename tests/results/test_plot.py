@@ -1,0 +1,171 @@
+import math
+
+import numpy as np
+import pytest
+
+import stableair as sa
+from stableair.results import plot
+from stableair.results.run import Run, find, group, linear_mean, runs_from, snrs, with_metric
+
+
+def made(accuracy, **settings):
+    rows = [{"round": k, "test/accuracy": a} for k, a in enumerate(accuracy)]
+    return Run(sa.Experiment(**settings).to_dict(), rows)
+
+
+def texts(figure):
+    return [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+
+
+def test_runs_that_differ_in_the_seed_alone_are_one_line_with_a_band():
+    groups = group([made([0.1, 0.2], seed=0), made([0.3, 0.4], seed=1, rounds=7), made([0.5], receiver="none()")])
+    assert {name: len(runs) for name, runs in groups.items()} == {"mac(C=1)": 2, "none()": 1}
+    axes = plot.curves(groups).axes[0]
+    np.testing.assert_allclose(axes.lines[0].get_ydata(), [0.2, 0.3])
+    assert list(axes.lines[0].get_xdata()) == [1, 2], "the first round is 1"
+    (band,) = axes.collections
+    low, high = band.get_paths()[0].vertices[:, 1].min(), band.get_paths()[0].vertices[:, 1].max()
+    assert (low, high) == (pytest.approx(0.2 - 0.02**0.5), pytest.approx(0.3 + 0.02**0.5))  # one standard deviation
+    assert texts(axes.figure) == ["mac(C=1) (2 seeds)", "none()"]
+
+
+@pytest.mark.parametrize("caption", ["", "What it shows."], ids=["alone", "with a caption"])
+def test_a_legend_lies_on_no_line(caption):
+    calm, wild = ([0.5] * 40, [0.0, 1.0] * 20)  # the second leaves no room anywhere
+    runs = {name: [made(accuracy)] for name, accuracy in (("calm", calm), ("wild", wild))}
+    assert plot.curves({"calm": runs["calm"]}, caption=caption).axes[0].get_legend()
+    crowded = plot.curves(runs, caption=caption)
+    assert crowded.axes[0].get_legend() is None
+    (beside,) = crowded.legends
+    assert [text.get_text() for text in beside.get_texts()] == ["calm", "wild"]
+
+
+def test_labels_contain_the_settings_that_differ():
+    ideal = {"fading": "unit()", "noise": "none()", "receiver": "none()"}
+    groups = group([made([1], **ideal), made([1], receiver="mac(C=2)"), made([1], clients=5, receiver="mac(C=2)")])
+    assert list(groups) == ["ideal", "clients=50", "clients=5"]
+    both = [made([1], clients=n, **more) for n in (5, 50) for more in (ideal, {})]
+    assert list(group(both)) == ["ideal, clients=5", "clients=5", "ideal, clients=50", "clients=50"]
+    assert list(group([made([1])])) == ["mac(C=1)"]
+    assert list(group([made([1], **ideal, participation="sample(5)"), made([1])])) == ["ideal, sample(m=5)", "mac(C=1)"]
+
+
+def test_only_the_plain_flat_channel_is_ideal():
+    free = {"fading": "unit", "noise": "none()", "receiver": "none()"}
+    krum = "digital(quantize='qsgd(s=4, coding=plain)', aggregate='krum(f=2, keep=1)')"
+    runs = [made([1], **free), made([1], **free, channel=krum), made([1], **free, power="limit(P=1)"), made([1])]
+    assert list(group(runs)) == ["ideal", krum, "ideal, limit(P=1)", "mac(C=1)"]
+    assert list(group(runs[1:2])) == [krum]
+
+
+def test_ambiguous_values_are_labelled_with_their_setting():
+    runs = [made([1], receiver="none()"), made([1], power="limit(P=1)"), made([1], augment="crop_flip")]
+    assert list(group([*runs[:1], made([1])])) == ["none()", "mac(C=1)"], "one setting alone needs no name"
+    assert list(group(runs)) == [
+        "augment=none, power=none(), receiver=none()",
+        "augment=none, limit(P=1), mac(C=1)",
+        "crop_flip, power=none(), mac(C=1)",
+    ]
+
+
+def test_runs_that_differ_only_in_a_default_are_separate_groups():
+    records = [sa.Experiment(receiver="mac(C=auto)").to_record() for _ in range(3)]
+    for number, record in enumerate(records):
+        record["arguments"]["receiver"] = [{"C": "auto", "gain": None, "pilot": number}]
+    assert list(group([Run(record, []) for record in records]))[1:] == ["mac(C=auto) (2)", "mac(C=auto) (3)"]
+
+
+def test_a_diverged_run_ends_with_a_cross_and_a_note_in_the_legend():
+    run = made([0.1, 0.2, math.nan])
+    run.rounds[-1] |= {"test/accuracy": None, "diverged": True}
+    axes = plot.curves({"noisy": [run]}).axes[0]
+    assert texts(axes.figure) == ["noisy, diverged at round 3"]
+    line, cross = axes.lines
+    assert np.isnan(line.get_ydata()[2])
+    assert (cross.get_xdata()[0], cross.get_ydata()[0]) == (2, 0.2), "at the last round that counts"
+
+
+def test_runs_of_different_length_are_averaged_over_the_rounds_that_exist():
+    axes = plot.curves({"a": [made([0.2, 0.4, 0.6]), made([0.4], seed=1)]}).axes[0]
+    assert texts(plot.curves({"a": [made([1]), made([1], chunk=3)]})) == ["a"], "one seed twice is not two seeds"
+    np.testing.assert_allclose(axes.lines[0].get_ydata(), [0.3, 0.4, 0.6])
+
+
+def test_runs_are_found_below_a_folder_and_pictures_written(tiny, tmp_path):
+    for seed in (0, 1):
+        sa.run(tiny.with_(seed=seed), tmp_path / "runs" / f"seed{seed}")
+    found, unreadable = find([tmp_path / "runs", tmp_path / "runs" / "seed0"])
+    assert (len(found), unreadable) == (2, []), "each once"
+    figure = plot.curves(group(found), "channel/snr_db")
+    assert figure.axes[0].get_ylabel() == "SNR in dB"
+    for name in ("a.png", "below/a.pdf"):
+        assert plot.save(figure, tmp_path / name).stat().st_size > 1000
+
+
+def code_of(call, *args):
+    """The code of the InputError that a call raises."""
+    with pytest.raises(sa.InputError) as error:
+        call(*args)
+    return error.value.code
+
+
+def test_bad_input(tmp_path):
+    (tmp_path / "empty").mkdir()
+    assert code_of(find, [tmp_path / "missing"]) == code_of(find, [tmp_path / "empty"]) == "no-run"
+    assert code_of(find, []) == "no-run"
+    with pytest.raises(sa.InputError) as error:
+        with_metric([made([1])], "accuracy")
+    assert error.value.code == "unknown-metric"
+    assert (error.value.code, error.value.fields["recorded"]) == ("unknown-metric", ["round", "test/accuracy"])
+    assert code_of(with_metric, [made([])], "test/accuracy") == "unknown-metric"
+    assert code_of(plot.curves, {"a": [made([])]}) == "no-rounds"
+    assert code_of(runs_from, [3]) == code_of(runs_from, 3) == "wrong-type"
+    figure = plot.curves({"a": [made([1])]})
+    assert code_of(plot.save, figure, tmp_path / "picture") == "unknown-format"
+    assert code_of(plot.save, figure, tmp_path / "a.docx") == "unknown-format"
+    (tmp_path / "file").write_text("")
+    assert code_of(plot.save, figure, tmp_path / "file" / "a.png") == "cannot-write"
+
+
+def test_curves_differ_in_colour_and_line_style():
+    axes = plot.curves({str(n): [made([0.1, 0.2])] for n in range(20)}).axes[0]
+    looks = {(line.get_color(), line._unscaled_dash_pattern[1] or line.get_linestyle()) for line in axes.lines}
+    assert len(looks) == 20
+    assert len({dash for _, dash in looks}) == len(plot.LINES)
+    assert axes.get_xlim()[0] > 0, "there is no round 0"
+
+
+def test_the_mean_snr_in_db_and_of_the_linear_mean():
+    run = made([0.1, 0.2, 0.3])
+    for row, db in zip(run.rounds, (-10.0, -30.0, None), strict=True):
+        row["channel/snr_db"] = db
+    assert snrs([run]) == [-10, -30]
+    assert snrs([run, run], 1) == [-10, -10]
+    assert linear_mean([-10, -30]) == pytest.approx(10 * math.log10(0.0505))
+
+
+def test_runs_without_the_metric_are_returned_separately():
+    runs = [made([0.5]), made([])]
+    assert with_metric(runs, "test/accuracy") == (runs[:1], runs[1:])
+
+
+def test_a_large_loss_makes_the_axis_logarithmic_and_many_lines_put_the_legend_below():
+    runs = [made([1.0], clients=n) for n in range(1, 9)]
+    for run in runs:
+        run.rounds[0]["test/loss"] = 10.0 ** run.settings["clients"]
+    figure = plot.curves(group(runs), "test/loss")
+    assert figure.axes[0].get_yscale() == "log"
+    assert figure.axes[0].get_legend() is None
+    assert len(figure.legends[0].get_texts()) == 8
+
+
+def test_long_names_put_the_legend_below_in_wrapped_lines():
+    name = ", ".join(f"setting{i}=value{i}" for i in range(12))
+    figure = plot.curves({"short": [made([0.1, 0.2])], name: [made([0.2, 0.3], clients=5)]})
+    assert figure.axes[0].get_legend() is None
+    _, long = (text.get_text() for text in figure.legends[0].get_texts())
+    assert " ".join(long.split()) == name
+    assert max(map(len, long.splitlines())) <= plot.LEGEND_WIDTH
+    figure.draw_without_rendering()
+    assert figure.legends[0].get_window_extent().y1 < figure.axes[0].get_window_extent().y0
+    assert figure.axes[0].get_window_extent().width > 0.8 * figure.bbox.width

@@ -1,0 +1,216 @@
+"""A stopped, killed or crashed run goes on to the same bits."""
+
+import json
+import os
+import random
+import signal
+
+import pytest
+import torch
+
+import stableair as sa
+from helpers.callbacks import Hooks
+from helpers.runs import Stop, numbers, same, started, stop_after
+from stableair.results import lock
+from stableair.results.checkpoint import read_checkpoint
+from stableair.results.checksums import ENVIRONMENT, EXPERIMENT, ROUNDS
+from stableair.results.run import load
+from stableair.runner import run
+
+
+@pytest.mark.parametrize("server", [pytest.param("sgd()", marks=pytest.mark.slow), "momentum()"])
+@pytest.mark.parametrize("every", [1, 3, 100])
+@pytest.mark.parametrize("k", [0, 1, 2])
+def test_stopped_and_resumed_equals_uninterrupted(tiny, tmp_path, server, every, k):
+    tiny = tiny.with_(server=server)
+    with pytest.raises(Stop):
+        run(tiny, tmp_path / "a", checkpoint_every=every, callbacks=[Hooks(round=stop_after(k))])
+    computed = []
+    resumed = run(
+        tiny,
+        tmp_path / "a",
+        resume=True,
+        checkpoint_every=every,
+        callbacks=[Hooks(round=lambda row: computed.append(row["round"]))],
+    )
+    assert computed[0] == k + 1, "what has been told of is complete, and nothing is computed again"
+    assert same(resumed, run(tiny))
+    assert same(load(tmp_path / "a"), run(tiny))
+    assert [e["first_round"] for e in json.loads((tmp_path / "a" / ENVIRONMENT).read_text())] == [0, k + 1]
+
+
+@pytest.mark.gpu
+def test_resumed_on_a_gpu(tiny, tmp_path, cuda):
+    tiny = tiny.with_(server="momentum()", device=cuda)
+    with pytest.raises(Stop):
+        run(tiny, tmp_path / "a", callbacks=[Hooks(round=stop_after(2))])
+    resumed, whole = run(tiny, tmp_path / "a", resume=True), run(tiny)
+    assert numbers(resumed) == numbers(whole)
+    assert torch.equal(resumed.state.model.w, whole.state.model.w)
+
+
+class FadingOut:
+    """A receiver with memory: it halves its output every round."""
+
+    interrupted_at = None
+
+    def init(self, like):
+        return {"scale": like.new_ones(1)}
+
+    def apply(self, received, memory):
+        scale = memory["scale"] * 0.5
+        if scale.item() == FadingOut.interrupted_at:
+            raise Stop
+        return received.g * scale, {"scale": scale}, {"scale": scale.item()}
+
+
+@pytest.mark.parametrize("every", [1, 100])
+def test_the_memory_of_a_receiver_is_resumed(tiny, tmp_path, registries, monkeypatch, every):
+    sa.receiver("fading_out")(FadingOut)
+    tiny = tiny.with_(receiver="fading_out()")
+    monkeypatch.setattr(FadingOut, "interrupted_at", 0.125)  # in round 2
+    with pytest.raises(Stop):
+        run(tiny, tmp_path / "a", checkpoint_every=every)
+    monkeypatch.undo()
+    resumed = run(tiny, tmp_path / "a", resume=True)
+    assert resumed["receiver/scale"] == [0.5, 0.25, 0.125, 0.0625]
+    assert same(resumed, run(tiny))
+
+
+def test_resume_starts_where_there_is_nothing(tiny, tmp_path):
+    (tmp_path / "empty").mkdir()
+    begun = tmp_path / "begun"  # a run that ended before its first round was complete
+    begun.mkdir()
+    (begun / EXPERIMENT).write_text(tiny.to_json())
+    (begun / ROUNDS).write_text('{"round": 0, "test/accu')
+    whole = run(tiny)
+    for folder in (tmp_path / "missing", tmp_path / "empty", begun):
+        assert same(run(tiny, folder, resume=True), whole)
+
+
+def test_a_finished_run_is_not_computed_again_but_extended(tiny, tmp_path):
+    run(tiny, tmp_path / "a")
+    before = {p.name: p.stat().st_mtime_ns for p in (tmp_path / "a").iterdir()}
+    for rounds in (4, 2):
+        again = run(
+            tiny.with_(rounds=rounds),
+            tmp_path / "a",
+            resume=True,
+            callbacks=[Hooks(round=lambda row: pytest.fail("computed"))],
+        )
+        assert len(again) == 4
+    assert {p.name: p.stat().st_mtime_ns for p in (tmp_path / "a").iterdir()} == before
+    longer = tiny.with_(rounds=6)
+    assert same(run(longer, tmp_path / "a", resume=True), run(longer))
+    assert load(tmp_path / "a").experiment == longer
+
+
+def test_a_folder_that_holds_a_run_is_refused(tiny, tmp_path):
+    run(tiny, tmp_path / "a")
+    before = {p.name: p.read_bytes() for p in (tmp_path / "a").iterdir()}
+    with pytest.raises(sa.InputError) as error:
+        run(tiny, tmp_path / "a")
+    assert (error.value.code, error.value.hint) == ("run-exists", "resume")
+    for resume in (True, False):
+        with pytest.raises(sa.InputError) as error:
+            run(tiny.with_(receiver="mac(C=9)", clients=4), tmp_path / "a", resume=resume)
+        assert error.value.code == "other-experiment"
+        assert error.value.fields["settings"] == ["clients", "receiver"]
+    assert {p.name: p.read_bytes() for p in (tmp_path / "a").iterdir()} == before
+
+
+def test_lines_beyond_the_checkpoint_are_computed_again(tiny, tmp_path):
+    run(tiny, tmp_path / "a")
+    earlier = run(tiny.with_(rounds=2), tmp_path / "b")
+    lines = (tmp_path / "a" / ROUNDS).read_text()
+    (earlier.folder / ROUNDS).write_text(lines[: lines.rindex("{") + 20])  # killed within round 3, its line cut short
+    assert same(run(tiny, earlier.folder, resume=True), load(tmp_path / "a"))
+
+
+CHILD = """
+import sys
+import stableair as sa
+class Printed(sa.Callback):
+    def round(self, experiment, row):
+        print(row["round"], flush=True)
+sa.run(sa.Experiment.read(sys.argv[1]), sys.argv[2], resume=True, callbacks=[Printed()])
+"""
+CLI = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # where the tests run in the background it is ignored
+from stableair.cli.main import main
+main()
+"""
+
+
+@pytest.mark.parametrize("kills", [1, pytest.param(3, marks=pytest.mark.slow)])
+def test_killed_at_random_and_resumed_equals_uninterrupted(tiny, tmp_path, kills):
+    tiny = tiny.with_(rounds=60, server="momentum()")
+    (tmp_path / "e.json").write_text(tiny.to_json())
+    chance = random.Random(0)
+    for patience in (chance.randint(1, 15) for _ in range(kills)):
+        with started(CHILD, tmp_path / "e.json", tmp_path / "killed") as process:
+            for _ in range(patience):
+                assert process.stdout.readline(), process.stderr.read()
+            spin = chance.randint(0, 20_000)  # and then a little further, to a point within a round
+            while spin and process.poll() is None:
+                spin -= 1
+            process.send_signal(signal.SIGKILL)
+            assert process.wait() == -signal.SIGKILL, "it was killed at work"
+    assert 0 < len(load(tmp_path / "killed")) < 60
+    assert same(run(tiny, tmp_path / "killed", resume=True), run(tiny))
+
+
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_ctrl_c_and_sigterm_end_after_a_consistent_write(tiny, tmp_path, sent, code):
+    settings = [f"{k}={v}" for k, v in tiny.with_(rounds=100_000).to_dict().items()]
+    words = ["run", *settings, "--out", str(tmp_path / "a"), "--checkpoint-every", "1000"]
+    with started(CLI, *words) as process:
+        for _ in range(6):  # the engine, and five rounds
+            assert process.stdout.readline(), process.stderr.read()
+        process.send_signal(sent)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == code
+    assert "continue with --resume" in errors
+    assert "Traceback" not in errors
+    done = read_checkpoint(tmp_path / "a").rounds
+    assert done >= 4, "no complete round is lost, however rare the checkpoints"
+    longer = tiny.with_(rounds=done + 2)
+    assert same(run(longer, tmp_path / "a", resume=True), run(longer))
+
+
+@pytest.mark.parametrize("after", range(12))
+def test_a_crash_at_any_write_can_be_resumed(tiny, tmp_path, monkeypatch, after):
+    """The process ends at the n-th write, append or rename of a run: what is there is never in the way."""
+    tiny = tiny.with_(rounds=3, server="momentum()")
+    left = after
+
+    def crashing(real):
+        def call(*args, **kwargs):
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise KeyboardInterrupt  # from here on nothing is written: neither by this call nor by a later one
+            return real(*args, **kwargs)
+
+        return call
+
+    for module, name in ((os, "replace"), (lock.LockedFolder, "append")):
+        monkeypatch.setattr(module, name, crashing(getattr(module, name)))
+    with pytest.raises(KeyboardInterrupt):
+        run(tiny, tmp_path / "a")
+    monkeypatch.undo()
+    assert same(run(tiny, tmp_path / "a", resume=True), run(tiny))
+
+
+def test_a_resumed_run_takes_as_many_threads_as_it_began_with(tiny, tmp_path):
+    """Their number changes the last bits of sums in a large model."""
+    before, seen = torch.get_num_threads(), []
+    try:
+        torch.set_num_threads(2)
+        run(tiny.with_(rounds=1), tmp_path / "a")
+        torch.set_num_threads(1)
+        run(tiny, tmp_path / "a", resume=True, callbacks=[Hooks(start=lambda _: seen.append(torch.get_num_threads()))])
+        assert (seen, torch.get_num_threads()) == ([2], 1)
+    finally:
+        torch.set_num_threads(before)

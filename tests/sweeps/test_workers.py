@@ -1,0 +1,228 @@
+"""Processes that share the work of a sweep and may be killed."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import stableair as sa
+from helpers.callbacks import Hooks
+from helpers.runs import numbers
+from helpers.sweeps import PLAN, SETTINGS, SRC, WORDS, alive, begun, children, rounds, until
+from stableair.cli.sweeps import ADVICE
+from stableair.errors import NonFiniteUpload
+from stableair.experiment import Experiment
+from stableair.results import lock as folders
+from stableair.results.lock import LOCK, locked
+from stableair.results.run import load
+from stableair.sweeps import processes, workers
+from stableair.sweeps.plans import expand_plan, parse_plan
+from stableair.sweeps.workers import Job
+
+
+@pytest.mark.parametrize("parallel", [1, 2])
+def test_a_sweep_is_the_plain_runs_bit_for_bit(parallel, tmp_path):
+    ended = []
+    runs = sa.sweep(
+        PLAN, tmp_path / "s", parallel=parallel, callbacks=[Hooks(end=lambda one, _: ended.append(one.name))]
+    )
+    assert sorted(ended) == sorted(path.name for path in (tmp_path / "s").iterdir())
+    for run, experiment in zip(runs, expand_plan(PLAN), strict=True):
+        plain = sa.run(experiment)
+        assert run.experiment == experiment
+        assert numbers(run) == numbers(plain)
+        assert torch.equal(run.state.model.w, plain.state.model.w)
+
+
+@pytest.mark.slow
+def test_three_sweeps_share_the_work_and_what_a_killed_one_left_is_taken_over(tmp_path):
+    """Three processes on one folder. The one that has the first experiment is killed in the middle of it."""
+    words = ["sweep", *WORDS, "rounds=12", "--seeds", "2", "--out", tmp_path / "s"]
+    experiments = expand_plan(parse_plan(WORDS) | {"rounds": 12, "seeds": 2})
+    first, *rest = (tmp_path / "s" / one.name for one in experiments)
+    victim = begun(*words)
+    until(lambda: rounds(first) > 3)
+    victim.send_signal(signal.SIGSTOP)  # it keeps its lock, and goes no further
+    left_at = rounds(first)
+    others = [begun(*words) for _ in range(2)]
+    until(lambda: sum(rounds(folder) > 0 for folder in rest) >= 2)
+    assert rounds(first) == left_at < 12, "nobody else touches what is locked"
+    victim.kill()
+    victim.communicate()
+    for other in others:
+        out, errors = other.communicate(timeout=120)
+        assert (other.returncode, errors) == (0, "")
+        assert len(re.findall(r"^\d/4  ", out, re.MULTILINE)) == len(experiments), "each sees all of them finished"
+    for experiment in experiments:
+        found, plain = load(tmp_path / "s" / experiment.name), sa.run(experiment)
+        assert numbers(found) == numbers(plain)
+        assert torch.equal(found.state.model.w, plain.state.model.w)
+    started = [[at["first_round"] for at in load(folder).environments] for folder in (first, *rest)]
+    assert len(started[0]) == 2, "the killed one's was resumed"
+    assert 0 < started[0][1] <= left_at + 1
+    assert started[1:] == [[0]] * len(rest), "and nothing else was computed twice"
+    assert not list(tmp_path.rglob(LOCK))
+
+
+@pytest.mark.slow
+def test_helpers_end_with_the_process_that_started_them(tmp_path):
+    parent = begun("sweep", *WORDS, "rounds=100000", "--parallel", 2, "--out", tmp_path / "s")
+    until(lambda: len(list((tmp_path / "s").rglob(LOCK))) == 2 if (tmp_path / "s").exists() else False)
+    (helper,) = children(parent.pid)
+    parent.kill()
+    parent.communicate()
+    until(lambda: not alive(helper))
+    assert [len(load(path)) > 0 for path in (tmp_path / "s").iterdir() if rounds(path)], "what they did can be read"
+
+
+@pytest.mark.slow
+def test_stopped_in_order_it_says_how_to_go_on_and_leaves_no_process(tmp_path):
+    parent = begun("sweep", *WORDS, "rounds=100000", "--parallel", 2, "--out", tmp_path / "s")
+    until(lambda: sum(rounds(path) > 1 for path in (tmp_path / "s").glob("*")) == 2)
+    (helper,) = children(parent.pid)
+    parent.send_signal(signal.SIGTERM)
+    _, errors = parent.communicate(timeout=60)
+    assert (parent.returncode, errors) == (143, f"stopped; {ADVICE}\n")
+    assert not alive(helper)
+    assert not list(tmp_path.rglob(LOCK))
+
+
+def test_a_locked_experiment_is_waited_for_and_the_others_come_first(tmp_path, monkeypatch):
+    experiments = expand_plan(PLAN)
+    lock = locked(tmp_path / experiments[0].name)
+    lock.__enter__()
+    monkeypatch.setattr(workers.time, "sleep", lambda seconds: lock.__exit__(None, None, None))
+    ended = [one.name for one, _ in workers.run_unlocked(experiments, tmp_path)]
+    assert ended == [experiments[1].name, experiments[0].name]
+
+
+def test_every_outcome_is_reported_once_and_a_locked_experiment_is_not_a_failure(tmp_path, monkeypatch):
+    plan = PLAN | {"lr": [1e30, 0.03], "receiver": "mac(C=1)"}
+    bad, good = expand_plan(plan)
+    lock = locked(tmp_path / good.name)
+    lock.__enter__()
+    monkeypatch.setattr(workers.time, "sleep", lambda seconds: lock.__exit__(None, None, None))
+    events = []
+    hooks = Hooks(
+        start=lambda engine: events.append(engine["engine"]),
+        round=lambda row: events.append(row["round"]),
+        end=lambda one, outcome: events.append((one.name, type(outcome).__name__)),
+    )
+    with pytest.raises(NonFiniteUpload) as error:
+        sa.sweep(plan, tmp_path, callbacks=[hooks])
+    assert error.value.code == "non-finite-upload"
+    ends = [event for event in events if isinstance(event, tuple)]
+    assert ends == [(bad.name, "NonFiniteUpload"), (good.name, "Run")]
+    assert events[-4:-1] == [0, 1, 2]
+    events.clear()
+    sa.sweep([good], tmp_path, callbacks=[hooks])
+    assert events == [(good.name, "Run")], "a finished run has neither start nor rounds"
+
+
+def test_one_that_fails_keeps_no_other_from_being_computed(tmp_path):
+    plan = PLAN | {"lr": [1e30, 0.03], "receiver": "mac(C=1)"}
+    with pytest.raises(sa.InputError) as error:
+        sa.sweep(plan, tmp_path / "s")
+    assert error.value.code == "non-finite-upload"
+    assert [path.name for path in (tmp_path / "s").iterdir()] == [expand_plan(plan)[1].name]
+    with pytest.raises(sa.InputError) as error:
+        sa.sweep(plan | {"lr": 1e30}, tmp_path / "t")
+    assert error.value.code == "non-finite-upload"
+    assert not (tmp_path / "t").exists()
+
+
+def test_a_longer_run_that_is_there_is_cut(tmp_path):
+    (experiment,) = expand_plan(SETTINGS)
+    sa.run(experiment.with_(rounds=4), tmp_path / experiment.name)
+    (run,) = sa.sweep([experiment.with_(rounds=2)], tmp_path)
+    assert len(run) == 2
+
+
+@pytest.mark.parametrize("folder", ["/proc/x", "/proc"])
+def test_a_folder_in_which_nothing_can_be_made_is_refused_at_once(folder):
+    with pytest.raises(sa.InputError) as error, locked(Path(folder)):
+        pass
+    assert error.value.code == "not-writable"
+
+
+def test_without_locks_there_is_one_process(tmp_path, monkeypatch, caplog):
+    def refuse(*_):
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr(folders.fcntl, "flock", refuse)
+    with pytest.raises(sa.InputError) as error:
+        sa.sweep(PLAN, tmp_path / "s", parallel=2)
+    assert error.value.code == "no-file-locks"
+    assert not list(tmp_path.iterdir())
+    assert len(sa.sweep(PLAN, tmp_path / "s")) == 2
+    assert "disk without file locks" in caplog.text
+
+
+def test_torchrun_and_helpers_are_not_mixed(tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(sa.InputError) as error:
+        sa.sweep(PLAN, tmp_path / "s", parallel=2)
+    assert error.value.code == "parallel-and-torchrun"
+    assert not list(tmp_path.iterdir())
+
+
+def test_helpers_have_gpus_of_their_own_unless_one_is_named(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert [processes.assign_gpu(i, [Experiment()]).get("CUDA_VISIBLE_DEVICES") for i in range(1, 5)] == [
+        "1",
+        "2",
+        "0",
+        "1",
+    ]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,6,7")
+    assert processes.assign_gpu(1, [Experiment()]) == {"CUDA_VISIBLE_DEVICES": "6"}
+    assert processes.assign_gpu(1, [Experiment(), Experiment(device="cuda:1")]) == {}
+
+
+def test_another_process_is_told_all_that_it_needs(tmp_path, registries):
+    plugin = tmp_path / "mine.py"
+    plugin.write_text("import stableair as sa\n@sa.receiver('twice')\ndef twice(): return lambda g: 2 * g\n")
+    sa.load_plugin(plugin)
+    (experiment,) = expand_plan(SETTINGS | {"rounds": 2, "receiver": "twice()"})
+    job = json.dumps(Job.create([experiment], tmp_path / "s"))
+    code = "import json, sys; from stableair.sweeps.workers import Job; Job(*json.loads(sys.argv[1]))()"
+    subprocess.run([sys.executable, "-c", code, job], check=True, env=os.environ | {"PYTHONPATH": str(SRC)})
+    assert numbers(load(tmp_path / "s" / experiment.name)) == numbers(sa.run(experiment))
+
+
+def without_engine(out):
+    """What a command prints, but for how it computes the runs that another process leaves to it."""
+    return [line for line in out.splitlines() if not line.startswith("engine ")]
+
+
+@pytest.mark.slow
+def test_a_search_that_is_started_twice_is_shared_and_finds_the_same(tmp_path):
+    words = ["search", *WORDS[:-1], "rounds=8", "receiver.C=0.001:10:log", "--trials", 4, "--seeds", 2]
+    both = [begun(*words, "--out", tmp_path / "s") for _ in range(2)]
+    said = [process.communicate(timeout=120) for process in both]
+    assert [process.returncode for process in both] == [0, 0], said
+    assert without_engine(said[0][0]) == without_engine(said[1][0])
+    found = sa.search(
+        Experiment(**SETTINGS, rounds=8), {"receiver.C": "0.001:10:log"}, tmp_path / "t", trials=4, seeds=2
+    )
+    there = json.loads((tmp_path / "s" / "search.json").read_text())["trials"]
+    assert there == [trial._asdict() for trial in found.trials]
+    begun_once = [len(load(path.parent).environments) for path in (tmp_path / "s").rglob("experiment.json")]
+    assert begun_once == [1] * 8, "no round is computed twice"
+
+
+@pytest.mark.slow
+def test_a_figure_that_is_made_twice_at_once_is_shared(tmp_path):
+    words = ["figure", "fig4c", "--smoke", "--seeds", 2, "model=logistic()", "--out", tmp_path / "s"]
+    both = [begun(*words) for _ in range(2)]
+    said = [process.communicate(timeout=120) for process in both]
+    assert [process.returncode for process in both] == [0, 0], said
+    assert sorted(without_engine(said[0][0])) == sorted(without_engine(said[1][0])), "in the order in which they ended"
+    assert [len(load(path.parent).environments) for path in (tmp_path / "s").rglob("experiment.json")] == [1] * 8

@@ -1,0 +1,78 @@
+"""The simulation that is built from an experiment."""
+
+import pytest
+import torch
+
+import stableair as sa
+from helpers.errors import refused
+from stableair.builder import build
+from stableair.errors import ResourceError
+from stableair.experiment import (
+    Experiment,
+)
+
+
+def test_more_clients_than_samples_is_seen_when_it_is_built():
+    error = refused("out-of-range", build, Experiment(clients=1438))
+    assert (error.fields["name"], error.fields["value"], error.fields["high"]) == ("clients", 1438, 1437)
+
+
+@pytest.mark.parametrize("name", ["cuda:99", "cdua", "tpu", "meta"])
+def test_a_device_that_is_not_there(name):
+    with pytest.raises(sa.InputError) as error:
+        build(Experiment(device=name))
+    assert (error.value.code, error.value.fields["value"]) == ("unknown-device", name)
+    assert error.value.fields["allowed"][:2] == ["auto", "cpu"]
+
+
+def test_build_follows_the_settings():
+    sim = build(
+        Experiment(data="synthetic(samples=40, shape=(1, 2, 2))", model="logistic()", clients=4, blocks="model")
+    )
+    assert sim.n == 4
+    assert len(sim.start.model.w) == 5 * 10
+    assert sim.layout.names == ("1.weight", "1.bias")
+    same, other = (build(Experiment(model="mlp(3)", seed=seed)).start.model.w for seed in (0, 1))
+    assert torch.equal(same, build(Experiment(model="mlp(3)")).start.model.w)
+    assert not torch.equal(same, other)
+
+
+@pytest.mark.parametrize(
+    ("payload", "server", "step"), [("gradient", "sgd()", 0.03), ("delta", "sgd()", 1.0), ("delta", "sgd(lr=0.5)", 0.5)]
+)
+def test_the_servers_step(payload, server, step):
+    rule = build(Experiment(payload=payload, server=server)).server
+    torch.testing.assert_close(rule(torch.zeros(2), torch.ones(2)), torch.full((2,), -step))
+
+
+def test_a_servers_own_default_stands(registries):
+    sa.server("slow")(lambda lr=0.001: lambda w, g: w - lr * g)
+    rule = build(Experiment(server="slow()")).server
+    torch.testing.assert_close(rule(torch.zeros(2), torch.ones(2)), torch.full((2,), -0.001))
+
+
+def test_blocks_reach_the_receiver_and_the_seed_the_partition():
+    rules = [build(Experiment(blocks=blocks)).receiver.parts[0] for blocks in ("tensor", "layer", "model")]
+    assert [len(rule.blocks.names) for rule in rules] == [4, 2, 1]
+    # One step too small to matter over all of a client's data: its loss tells which samples it holds.
+    one_look = Experiment(partition="shards(2)", lr=1e-12, local_epochs=1, batch_size=1000, chunk=50)
+    start = build(one_look).start.model
+    sims = [build(one_look.with_(seed=seed)) for seed in (0, 0, 1)]
+    (first,), (same,), (other,) = (sim.train(start, 0, torch.arange(50)) for sim in sims)
+    assert torch.equal(first.loss, same.loss)
+    assert not torch.allclose(first.loss, other.loss, rtol=1e-3)
+
+
+def test_building_leaves_torchs_generator_alone():
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    build(Experiment(model="mlp(3)"))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("size", [{"model": "mlp(99999999999999)"}, {"data": "synthetic(samples=99999999999999)"}])
+def test_what_does_not_fit_into_memory_is_one_line_and_leaves_nothing(size, tmp_path):
+    with pytest.raises(ResourceError) as error:
+        sa.run(Experiment(rounds=1, device="cpu", **size), tmp_path / "a")
+    assert error.value.code == "out-of-memory"
+    assert not (tmp_path / "a").exists()

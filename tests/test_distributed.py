@@ -1,0 +1,201 @@
+"""One simulation in several processes of torchrun: the results are those of one process, bit for bit."""
+
+import json
+import os
+import pickle
+import re
+import socket
+import subprocess
+import sys
+from datetime import timedelta
+
+import pytest
+import torch
+
+import stableair as sa
+from helpers import ROOT
+from helpers.isolation import forgotten
+from helpers.ranked import digest, experiments
+from stableair import distributed
+from stableair.distributed import ProcessGroup
+from stableair.errors import NonFiniteUpload, ResourceError
+from stableair.experiment import from_words
+from stableair.results.run import load
+
+SAME = [
+    "plain",
+    "unequal",
+    "buffers",
+    "coming and going",
+    "averaged",
+    "whole payloads",
+    "signals",
+    "digital",
+    "stacked",
+    "turning",
+    "in blocks",
+]
+
+
+def torchrun(ranks, *words, module=False, restarts=0, looks=0.1, **environment):
+    """What a command started with torchrun gives; it may not take long."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    command += [
+        f"--max-restarts={restarts}",
+        f"--monitor-interval={looks}",
+        *(["-m"] if module else []),
+        *map(str, words),
+    ]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"} | environment
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment, check=False)
+
+
+def ranked(ranks, what, folder, *words, **options):
+    return torchrun(ranks, RANKED, what, folder, *words, **options)
+
+
+RANKED = ROOT / "tests/helpers/ranked.py"
+
+
+@pytest.fixture(scope="module")
+def known():
+    with forgotten():
+        yield experiments()
+
+
+@pytest.fixture(scope="module")
+def alone(known):
+    return {name: digest(sa.run(known[name])) for name in SAME}
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)])
+def test_the_number_of_ranks_changes_no_bit(ranks, alone, tmp_path):
+    """The model, the norm buffers and every number of every round; seven clients divide evenly among none of them."""
+    done = ranked(ranks, "digests", tmp_path / "digests.json", *SAME)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "digests.json").read_text()) == alone
+    silent = re.findall(r"round \d+: no client was received", done.stderr)
+    assert silent
+    assert len(silent) == len(set(silent)), "only rank 0 logs"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("model", ["mlp(8)", "resnet18()"])
+def test_two_ranks_on_one_gpu_give_the_bits_of_one(model, cuda, tmp_path):
+    """NCCL wants a GPU for each rank, so these talk by gloo; the engine is the one that a GPU gets."""
+    words = "data=synthetic(samples=90,classes=3,shape=(3,32,32))", "clients=7", "rounds=2", "chunk=2", "engine=fast"
+    words += f"model={model}", f"device={cuda}"
+    plain = sa.run(from_words(list(words)))
+    done = torchrun(2, "stableair", "run", *words, "--out", tmp_path / "a", module=True)
+    assert done.returncode == 0, done.stderr
+    assert digest(load(tmp_path / "a")) == digest(plain)
+
+
+def test_the_command_reports_a_rank_that_is_alone(command, monkeypatch):
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(distributed, "CONNECT_TIMEOUT", 0.1)
+    code, _, errors = command("run", "rounds=1")
+    assert code == 2
+    assert re.match(r"error: the ranks could not connect: rank 0 does not answer at 127.0.0.1:1 .*\n$", errors)
+
+
+@pytest.mark.parametrize(
+    ("rank", "reason"), [("1", "rank 0 does not answer at 127.0.0.1:"), ("0", "1/2 clients joined")]
+)
+def test_ranks_that_are_alone_exit_with_one_line(rank, reason, monkeypatch):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    environment = {"RANK": rank, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(distributed, "CONNECT_TIMEOUT", 0.3)
+    monkeypatch.setattr(distributed, "JOIN_TIMEOUT", timedelta(seconds=1))
+    with pytest.raises(ResourceError) as error, distributed.join_process_group({}):
+        pass
+    assert error.value.code == "ranks-not-connected"
+    assert reason in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.slow
+def test_a_run_is_stopped_with_two_ranks_and_resumed_with_three_and_with_one(known, tmp_path):
+    whole = sa.run(known["mortal"].with_(rounds=8))
+    for size, rounds in ((2, 3), (3, 6), (1, 8)):
+        assert ranked(size, "rounds", tmp_path / "a", rounds).returncode == 0
+    assert digest(load(tmp_path / "a")) == digest(whole)
+    assert [e["ranks"] for e in load(tmp_path / "a").environments] == [2, 3, 1]
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_killed_is_started_again_and_the_run_goes_on(known, tmp_path):
+    done = ranked(2, "rounds", tmp_path / "a", 6, restarts=3, MORTAL="0")
+    assert done.returncode == 0, done.stderr
+    assert [e["first_round"] for e in load(tmp_path / "a").environments] == [0, 2]
+    assert digest(load(tmp_path / "a")) == digest(sa.run(known["mortal"].with_(rounds=6)))
+
+
+@pytest.mark.slow
+def test_when_a_rank_is_killed_the_others_report_it_in_one_line(tmp_path):
+    done = ranked(2, "rounds", tmp_path / "a", 6, MORTAL="0", looks=5)  # seconds, before torchrun ends the other
+    assert done.returncode != 0
+    assert "ResourceError: another rank has exited; resume the run to continue" in done.stderr
+    assert len(load(tmp_path / "a")) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        ("poisoned", "uploaded a non-finite"),
+        ("hungry", "rank 1: no room for more"),
+        ("picky", "rank 1: "),
+    ],
+)
+def test_an_error_on_one_rank_is_raised_on_all(model, reason, tmp_path):
+    done = ranked(3, model, tmp_path / "a")
+    assert done.returncode != 0
+    kinds = "InputError: ", "NonFiniteUpload: ", "ResourceError: "
+    lines = [line for line in done.stderr.splitlines() if reason in line]
+    messages = {line.partition(kind)[2] for line in lines for kind in kinds if kind in line}
+    assert len(messages) == 1, done.stderr
+    assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.slow
+def test_ranks_with_different_experiments_are_refused():
+    done = ranked(2, "disagree", "-")
+    assert done.returncode != 0
+    assert "the ranks disagree" in done.stderr
+
+
+@pytest.mark.slow
+def test_only_rank_0_prints(tmp_path):
+    words = "data=synthetic(samples=70,classes=3,shape=(1,2,2))", "model=mlp(4)", "clients=7", "rounds=2"
+    done = torchrun(3, "stableair", "run", *words, "--out", tmp_path / "a", module=True)
+    assert done.returncode == 0, done.stderr
+    assert "3 ranks" in done.stdout.splitlines()[0]
+    assert len(done.stdout.splitlines()) == 4
+    found = load(tmp_path / "a")
+    d, chunk = len(found.state.model.w), found.environments[0]["chunk"]
+    waves, entries = -(-7 // (3 * chunk)), -(-d // 3)  # in each: chunk clients' slices, and their loss and norm
+    sent = 2 * (waves * chunk * (4 * entries + 2 * 8) + 2 * 8 * entries)  # to two others; then two sums of float64
+    assert f"each of 3 ranks sent {sent / 1e6:,.3g} MB per round" in done.stderr
+    again = torchrun(3, "stableair", "run", *words, "--out", tmp_path / "a", module=True)
+    assert again.returncode != 0
+    assert [line for line in again.stderr.splitlines() if line.startswith("error:")] == [
+        f"error: {tmp_path / 'a'} already holds this run; add --resume or choose another --out"
+    ]
+    assert len(load(tmp_path / "a")) == 2
+
+
+@pytest.mark.parametrize(("size", "d"), [(1, 5), (2, 5), (3, 10), (4, 3)])
+def test_the_slices_of_all_ranks_are_the_vector(size, d):
+    slices = [ProcessGroup(rank, size, torch.device("cpu")).slice(d) for rank in range(size)]
+    assert torch.cat([torch.arange(d)[one] for one in slices]).tolist() == list(range(d))
+
+
+def test_an_error_about_an_upload_can_be_pickled():
+    error = pickle.loads(pickle.dumps(NonFiniteUpload(3, 5, "loss")))
+    assert (str(error), error.k, error.code) == (str(NonFiniteUpload(3, 5, "loss")), 3, "non-finite-upload")

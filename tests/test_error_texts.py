@@ -1,0 +1,59 @@
+"""The wording of a few errors; every other test asserts codes and fields."""
+
+import pytest
+
+import stableair as sa
+from stableair import builder
+from stableair.channels.registries import fading, noise
+from stableair.errors import NonFiniteUpload
+from stableair.models import model
+from stableair.receivers import receiver
+
+TEXTS = {
+    "out of range": (lambda: sa.mac(-1), "C must be positive: got -1"),
+    "wrong type": (lambda: sa.Experiment(clients=2.5), "clients must be a whole number: got 2.5"),
+    "unknown word": (
+        lambda: sa.Experiment(norm_stats="client"),
+        "norm_stats: 'client' is unknown; did you mean 'clients'? allowed: clients, recalibrated, batch",
+    ),
+    "unknown component": (
+        lambda: receiver.one("mack(C=1)"),
+        "receiver 'mack' is unknown; did you mean 'mac'? allowed: ",
+    ),
+    "unknown argument": (
+        lambda: receiver.one("mac(c=1)"),
+        "receiver 'mac(c=1)': mac has no argument 'c'; did you mean 'C'? allowed: C, gain, pilot; the signature is ",
+    ),
+    "nested spec": (
+        lambda: fading.one("block(of=rayleigh(power=1))"),
+        "fading 'block(of=rayleigh(power=1))': a nested spec must be quoted: write of='rayleigh(power=1)'",
+    ),
+    "factory": (
+        lambda: noise.one("sas(alpha=3)")(),
+        "noise sas(alpha=3): alpha must be in [0.5, 2]: got 3",
+    ),
+    "choice in a spec": (
+        lambda: model.one("resnet18(norm=layer)")(),
+        "model resnet18(norm=layer): norm: 'layer' is unknown; allowed: batch, group",
+    ),
+    "device": (lambda: builder.device("tpu"), "device 'tpu' is not there; "),
+    "too few samples": (
+        lambda: builder.build(sa.Experiment(data="synthetic(samples=20)", clients=300, device="cpu")),
+        "clients must be at most the number of training samples, ",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_the_text_of_an_error(name):
+    call, text = TEXTS[name]
+    with pytest.raises(sa.InputError) as error:
+        call()
+    assert str(error.value).startswith(text)
+    assert "\n" not in str(error.value)
+
+
+def test_the_text_of_a_non_finite_upload():
+    assert str(NonFiniteUpload(3, 7, "update")) == (
+        "round 3: client 7 uploaded a non-finite update: its data are not finite, or its local training overflowed"
+    )

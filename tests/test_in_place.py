@@ -1,0 +1,204 @@
+"""A component that changes its input in place is refused by name: the metrics and kept states share these tensors."""
+
+import gc
+import weakref
+from functools import partial
+
+import pytest
+import torch
+
+import stableair as sa
+from stableair.algorithm import Simulation, simulate
+from stableair.builder import build
+from stableair.channels.flat import Flat
+from stableair.channels.modulation import OFDM
+from stableair.channels.power import Power
+from stableair.channels.registries import aggregator, basis, channel, power, quantizer
+from stableair.channels.superposition import accumulate
+from stableair.contracts import FadingLaw, Message, Quantizer, Rule, Upload
+from stableair.errors import InputError
+from stableair.memory import unchanged_uploads
+
+ABSENT = {"fading": "unit()", "noise": "none()"}
+
+
+def refused(experiment):
+    with pytest.raises(InputError) as error:
+        sa.run(experiment)
+    assert error.value.code == "changed-in-place"
+    return error.value
+
+
+def test_a_receiver_that_changes_the_pilot_is_refused(tiny, registries):
+    @sa.receiver("hasty")
+    def hasty():
+        def apply(received, memory):
+            received.pilot.abs_()
+            return received.g, memory, {}
+
+        return Rule(apply, pilots=50)
+
+    assert refused(tiny.with_(receiver="hasty()")).setting == "receiver"
+
+
+def test_a_rule_of_a_chain_that_changes_the_memory_of_another_is_refused(tiny, registries):
+    """The first rule returns its memory as its output."""
+
+    @sa.receiver("smoothed")
+    def smoothed():
+        def apply(received, mean):
+            mean = mean.lerp(received.g, 0.5)
+            return mean, mean, {}
+
+        return Rule(apply, init=torch.zeros_like)
+
+    @sa.receiver("hasty")
+    def hasty():
+        return Rule(lambda received, memory: (received.g.clamp_(-1, 1), memory, {}))
+
+    assert refused(tiny.with_(receiver="smoothed() | hasty()")).setting == "receiver"
+
+
+class ChangedDraw(Flat):
+    def superpose(self, uploads, draw):
+        draw.xi.zero_()
+        return super().superpose(uploads, draw)
+
+
+class ChangedClients(Flat):
+    def draw(self, n, clients, d, seed, k, device="cpu"):
+        return super().draw(n, clients.copy_(clients.flip(0)), d, seed, k, device)
+
+
+class ChangedUpload(Flat):
+    def superpose(self, uploads, draw):
+        def doubled():
+            for upload in uploads:
+                upload.update.mul_(2)
+                yield upload
+
+        return super().superpose(doubled(), draw)
+
+
+@pytest.mark.parametrize("changing", [ChangedDraw, ChangedClients, ChangedUpload])
+def test_a_channel_that_changes_a_draw_or_an_upload_is_refused(tiny, registries, changing):
+    channel("hasty")(lambda: partial(changing))
+    assert refused(tiny.with_(channel="hasty()")).setting == "channel"
+
+
+class ChangedAmplitudes(Power):
+    def gains(self, h, clients, seed, k):
+        return super().gains(h.clamp_(max=1), clients, seed, k)
+
+
+class ChangedNoise(Power):
+    def noise(self, xi, total):
+        return xi.mul_(2)
+
+
+class ChangedSum(Power):
+    def noise(self, xi, total):
+        return xi * total.clean.abs_().max()
+
+
+@pytest.mark.parametrize("changing", [ChangedAmplitudes, ChangedNoise, ChangedSum])
+def test_a_power_rule_that_changes_its_input_is_refused(tiny, registries, changing):
+    power("hasty")(changing)
+    assert refused(tiny.with_(power="hasty()")).setting == "power"
+
+
+def test_a_noise_that_reuses_its_tensor_is_refused_where_that_matters(tiny, registries):
+    """The pilot would overwrite the interference of the payloads."""
+
+    @sa.noise("hasty")
+    def hasty():
+        buffer = torch.zeros(100)
+        return lambda d, source: buffer[:d].copy_(source.normal(d))
+
+    few = tiny.with_(noise="hasty()", model="logistic()", data="synthetic(samples=70, classes=3, shape=(1, 2, 2))")
+    assert refused(few.with_(receiver="mac(C=auto, pilot=50)")).setting == "noise"
+    sa.run(few.with_(receiver="mac(C=1)", rounds=2))
+
+
+def test_a_fading_that_reuses_its_tensor_gives_the_same_bits(tiny, registries):
+    """Inversion draws from the fading twice in a round: the amplitudes, and the error of their estimate."""
+    plain = FadingLaw(lambda n, source: 0.5 + source.uniform(n))
+    buffer = torch.zeros(1_000_000, dtype=torch.float64)
+
+    sa.fading("plain")(lambda: plain)
+    sa.fading("hasty")(lambda: FadingLaw(lambda n, source: buffer[:n].copy_(plain(n, source))))
+    base = tiny.with_(channel="flat(noise_on=sum)", power="inversion(P=1, threshold=0.1, csi=0.8)", rounds=2)
+    one, other = (sa.run(base.with_(fading=f"{name}()")).state.model.w for name in ("plain", "hasty"))
+    assert torch.equal(one, other)
+
+
+def test_the_channel_leaves_a_gain_of_the_power_rule_unchanged():
+    gain = torch.full((4,), 0.5, dtype=torch.float64)
+    upload = Upload(torch.arange(2), torch.full((2, 4), 3.0), torch.zeros(2, 0), torch.zeros(2))
+    total = accumulate([upload], {0: lambda d, device: gain, 1: lambda d, device: gain}, 4, 0, torch.device("cpu"))
+    assert total.faded.tolist() == [3.0] * 4
+    assert gain.tolist() == [0.5] * 4
+
+
+def test_a_quantizer_that_changes_the_payload_is_refused(tiny, registries):
+    quantizer("hasty")(lambda: Quantizer(lambda u, source: Message(1.0, u.sign_(), len(u)), torch.float32))
+    error = refused(tiny.with_(channel="digital(quantize='hasty()')", **ABSENT))
+    assert error.setting == "channel"
+    assert "the quantizer changes" in str(error)
+
+
+def test_a_basis_that_changes_the_received_samples_is_refused(tiny, registries):
+    class Hasty(OFDM):
+        def demodulate(self, r):
+            return super().demodulate(r.mul_(2))
+
+    basis("hasty")(lambda: Hasty(8, 8, 8, 0, 8))
+    error = refused(tiny.with_(channel="waveform(basis='hasty()')"))
+    assert error.setting == "channel"
+    assert "the basis changes" in str(error)
+
+
+def test_a_trainer_that_changes_the_model_is_refused(tiny):
+    sim = build(tiny)
+
+    def train(model, k, clients):
+        model.w.add_(1)
+        yield from sim.train(model, k, clients)
+
+    hasty = Simulation(**{**vars(sim), "train": train})
+    with pytest.raises(InputError) as error:
+        list(simulate(hasty, sim.start, 1))
+    assert (error.value.code, error.value.setting) == ("changed-in-place", "model")
+
+
+def test_a_change_of_the_last_upload_is_noticed():
+    upload = Upload(torch.arange(2), torch.ones(2, 3), torch.zeros(2, 0), torch.zeros(2))
+    with pytest.raises(InputError) as error:
+        for each in unchanged_uploads("channel", [upload]):
+            each.update.zero_()
+    assert error.value.code == "changed-in-place"
+
+
+def test_no_upload_is_kept_while_the_next_one_is_computed():
+    alive, most = weakref.WeakSet(), []
+
+    def uploads():
+        for n in range(3):
+            gc.collect()
+            most.append(len(alive))
+            payloads = torch.ones(1, 3)
+            alive.add(payloads)
+            yield Upload(torch.tensor([n]), payloads, torch.zeros(1, 0), torch.zeros(1))
+            del payloads
+
+    accumulate(unchanged_uploads("channel", uploads()), dict.fromkeys(range(3), 1.0), 3, 0, torch.device("cpu"))
+    assert most == [0, 0, 0]
+
+
+def test_an_aggregator_may_change_its_rows(tiny, registries):
+    """Its rows are made for it: nothing else reads them."""
+    aggregator("hasty")(lambda: sa.contracts.Aggregator(per_entry=lambda rows: rows.mul_(2).mean(0) / 2))
+    base = tiny.with_(rounds=1, **ABSENT)
+    one, other = (sa.run(base.with_(channel=f"digital(aggregate='{name}()')")) for name in ("hasty", "mean"))
+    assert torch.allclose(one.state.model.w, other.state.model.w)
+    assert one["gradient/norm"] == other["gradient/norm"]
