@@ -115,7 +115,7 @@ def searches(folder: Path, name: str) -> dict[str, Any]:
 
 
 def rewritten(page: Path) -> str:
-    """The text of a page with its marked sections generated anew from the published files."""
+    """The text of a page with its marked sections regenerated from the published files."""
     images = os.path.relpath(IMAGES, page.parent)
     return MARKED.sub(lambda mark: f"{mark[1]}{mark[2]}{section(mark[1], images)}\n", page.read_text())
 
@@ -245,7 +245,7 @@ def _source(name: str) -> str:
 
 
 def _snr_table(curves: Curves) -> str:
-    """The measured SNR of Fig. 4(b), in three averages and at its highest, beside the paper's."""
+    """The measured SNR of Fig. 4(b), three averages and the highest value, beside the paper's."""
 
     def averages(db: list[float]) -> list[str]:
         return [f"{value:.1f}" for value in (statistics.fmean(db), statistics.median(db), linear_mean(db))]
@@ -275,7 +275,7 @@ def _highest_snr(run: Run) -> float:
 
 
 def _choices_table(curves: Curves) -> str:
-    """Each modelling choice made the other way, beside the baseline at the same round."""
+    """Every alternative modelling choice beside the baseline at the same round."""
     baseline = curves.get("baseline", [])
     head = "alternative", "setting", "seed", "rounds", "test accuracy", "baseline", f"SNR, median of {FIRST}"
 

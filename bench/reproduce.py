@@ -177,7 +177,7 @@ def fig4(**settings: float | str) -> Job:
 
 
 def choices() -> Iterator[Job]:
-    """Short runs in which one modelling choice is made the other way; the first rounds of Fig. 4 are the baseline."""
+    """Short runs, each with one alternative modelling choice; the first rounds of Fig. 4 are the baseline."""
     base = Experiment(**PRESETS["cifar10-noniid"])
     for label, settings in CHOICES.items():
         rounds = SLOW_ROUNDS if "group" in label else SHORT_ROUNDS
