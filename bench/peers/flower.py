@@ -13,7 +13,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 from torch.nn import functional as F
-from work import network, read, print_result
+from work import network, print_result, read
 
 work = read()
 client_app, server_app = ClientApp(), ServerApp()

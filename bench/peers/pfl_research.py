@@ -16,7 +16,7 @@ from pfl.metrics import Metrics, Weighted
 from pfl.model.pytorch import PyTorchModel
 from torch import nn
 from torch.nn import functional as F
-from work import network, read, print_result
+from work import network, print_result, read
 
 work = read()
 torch.set_num_threads(1)

@@ -5,7 +5,7 @@ import time
 
 import torch
 from torch.nn import functional as F
-from work import network, read, print_result
+from work import network, print_result, read
 
 work = read()
 torch.set_num_threads(1)  # more threads are slower for such a small network
