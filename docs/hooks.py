@@ -61,7 +61,7 @@ def _reference(rooms: list[str], whole: list[str]) -> Iterator[str]:
         module, name = (COMPONENT_SETTINGS | NESTED_COMPONENTS)[field]
         if _within(module.removeprefix("stableair."), rooms):
             yield f"## All {kind.plural} {{ #{module}.{name} }}\n"
-            yield f"`@sa.{name}(name)` adds one of your own ([how](../extending.md)).\n"
+            yield f"`@sa.{name}(name)` registers a custom component ([guide](../extending.md)).\n"
             for entry in kind:
                 yield _entry(entry.factory.__module__, entry.factory.__qualname__, entry.name, 3)
     for name in whole:

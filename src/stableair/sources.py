@@ -25,7 +25,7 @@ class Source(NamedTuple):
     Args:
         file: The file of the plug-in or the script; a name such as "<stdin>" for an interactive session.
         version: "sha256:..." of the code. Without source code "unknown:..." and a random number: it differs from the
-            version of every other registration, so that results cannot be re-used from another process.
+            version of every other registration, so that results cannot be reused from another process.
     """
 
     file: str

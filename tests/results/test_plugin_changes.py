@@ -1,4 +1,4 @@
-"""Results of a plug-in that has changed are refused, kept or recomputed, but never silently re-used."""
+"""Results of a plug-in that has changed are refused, kept or recomputed, but never silently reused."""
 
 import functools
 import json
@@ -267,7 +267,7 @@ def test_inline_components_are_hashed_by_their_source(settings, tmp_path):
 def test_component_without_source_is_not_reused_from_another_process(settings, tmp_path):
     arguments = repr(settings | {"receiver": "inline()"}), tmp_path / "a"
     code = INLINE.format(extra="", factor=0.5)
-    assert python("-c", code, *arguments) == "2", "the same process may re-use it"
+    assert python("-c", code, *arguments) == "2", "the same process may reuse it"
     version = environments(tmp_path / "a")[0]["plugins"]["receiver inline"]["version"]
     assert version.startswith("unknown:")
     assert python("-c", code, *arguments) == "plugin-changed"
