@@ -240,8 +240,9 @@ def _source(name: str) -> str:
     published = published_runs.read(name, published_curves(name))
     base = catalogue.FIGURES[name].setup
     notes = [figures.describe_search(published_runs.search_result(one, base)) for one in published.searches.values()]
-    thresholds = f"Thresholds: {'; '.join(notes)}. " if notes else ""
-    return f"Data: {published.data}. {thresholds}C{published_runs.provenance(published)[1:]}."
+    computed = f"C{published_runs.provenance(published)[1:]}"
+    lines = [f"Data: {published.data}", *(f"Threshold: {note}" for note in notes), computed]
+    return "\n".join(f"- {line}." for line in lines)
 
 
 def _snr_table(curves: Curves) -> str:
