@@ -34,6 +34,7 @@ PROCESSES_MIN_WORK = 10_000_000_000  # entries times local steps of a run; below
 PROCESSES_MIN_STEPS = 50  # of a client in a round; below, sending its update takes longer than the steps
 
 CANNOT_ACCELERATE = "engine fast cannot take this model: {}; engine=auto takes the next best, in fp32"
+KERNELS_FAIL = "our kernels do not run on it: {}: {}"
 REASONS = {
     "kernels": "kernels of our own for its convolutions",
     "stacked": "the clients' models stacked",
@@ -112,7 +113,7 @@ def _choose_on_gpu(sim: Simulation, engine: str, precision: str, chunk: int) -> 
         try:
             program, kind = _tried_kernel_program(work, program), "kernels"
         except Exception as error:  # Triton and its compiler raise many kinds
-            failure = f"; our kernels do not run on it: {type(error).__name__}: {first_line(error)}"
+            failure = f"; {KERNELS_FAIL.format(type(error).__name__, first_line(error))}"
     chunk = min(chunk or _clients_that_fit(sim), sim.n)
     checked = CheckedEngine(kind, work, program)
     return EngineChoice(kind, precision, chunk, f"{REASONS[kind]}, on a GPU{failure}", checked)
@@ -187,7 +188,12 @@ def _build_program(engine: str, work: LocalTraining) -> Program:
         return program
     if not has_kernels(program):
         raise Unsupported("it has no convolution that our kernels compute, or Triton is not installed")
-    return _kernel_program(work, program)
+    try:
+        return _kernel_program(work, program)
+    except Unsupported:
+        raise
+    except Exception as error:  # Triton and its compiler raise many kinds
+        raise Unsupported(KERNELS_FAIL.format(type(error).__name__, first_line(error))) from error
 
 
 def _program_name(program: Program) -> str:
