@@ -4,7 +4,6 @@ Flower samples the nodes and collects their replies. `simulate` takes the replie
 strategy gets the model that the channel and the receiver leave of them as its only reply.
 """
 
-import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing
@@ -24,7 +23,7 @@ from torch import Tensor
 import stableair
 from stableair.algorithm import Simulation, simulate
 from stableair.builder import build, receiving_side, start_state
-from stableair.contracts import Memory, Metrics, Round, State, Upload
+from stableair.contracts import Metrics, Round, State, Upload
 from stableair.errors import InputError
 from stableair.experiment import Experiment
 from stableair.flower.arrays import flat, layouts, to_array_record, with_vectors
@@ -32,6 +31,7 @@ from stableair.flower.client_metrics import aggregate_metrics, common_metrics, e
 from stableair.flower.client_numbers import ClientNumbers, recorded_owners
 from stableair.flower.replies import DroppedNode, Reply, ReplyFormat, error_text, metric_record, one_line, read_reply
 from stableair.flower.server_rule import check_uses_mean, describe_strategy, server_step
+from stableair.memory import non_finite_parts
 from stableair.results.checksums import EXPERIMENT, read_environments
 from stableair.results.environment import environment
 from stableair.results.lock import locked
@@ -218,14 +218,14 @@ class OverTheAir(Strategy):
 
         If the state is non-finite with every choice of replies, the interference is the cause and all replies are used.
         """
-        before = _non_finite_parts(state)
+        before = non_finite_parts(state)
         by_norm = sorted(self.replies, key=lambda reply: torch.linalg.vector_norm(reply.update, dtype=torch.float64))
         for count in range(len(by_norm), 0, -1):
             self._select(by_norm[:count])
             if not self.received:  # fewer than `enough` replies: no single one is the cause
                 break
             new = self._attempt(sim, state, k)
-            if new and _non_finite_parts(new.state) <= before:
+            if new and non_finite_parts(new.state) <= before:
                 overflow = "its weights are too large: the model or a memory of the server would not be finite"
                 self.faults |= {reply.node: overflow for reply in by_norm[count:]}
                 return new.state, new.metrics
@@ -431,17 +431,3 @@ def _renumbered(result: Result, first: int, arrays: ArrayRecord) -> Result:
     kinds = "train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp"
     metrics = {kind: {first + k: value for k, value in getattr(result, kind).items()} for kind in kinds}
     return Result(arrays=arrays, **metrics)
-
-
-def _non_finite_parts(state: State) -> set[str]:
-    """The fields of a state that hold a non-finite tensor or a NaN."""
-    return {name for name, memory in state._asdict().items() if not _is_finite(memory)}
-
-
-def _is_finite(memory: Memory) -> bool:
-    """Whether all tensors of a tree are finite and none of its numbers is NaN; an infinite number can be a setting."""
-    if isinstance(memory, dict | tuple | list):
-        return all(map(_is_finite, memory.values() if isinstance(memory, dict) else memory))
-    if isinstance(memory, Tensor):
-        return bool(memory.isfinite().all())
-    return not (isinstance(memory, float) and math.isnan(memory))
