@@ -683,6 +683,7 @@ NOT_REPEATABLE = {  # their state in Python is in no checkpoint, and each rank h
     "private_numpy_generator",
     "private_python_generator",
     "private_torch_generator",
+    "queue_of_activations",
     "warm_up_counter",
 }
 REPEATABLE = sorted(ZOO.keys() - NOT_REPEATABLE)

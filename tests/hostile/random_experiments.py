@@ -149,7 +149,7 @@ def check_in_ranks(alone, folder):
             return
         for what, (engine, result) in in_ranks[number].items():
             if result != expected[engine]:
-                yield number, f"two ranks, {engine} {what}: {result} in place of {expected[engine]}"
+                yield number, f"two ranks, {what}: {result} in place of {expected[engine]}"
 
 
 def compute_in_ranks(folder):
@@ -160,7 +160,7 @@ def compute_in_ranks(folder):
             stopped = for_ranks(folder, number, engine)
             outcomes[f"{engine}, resumed"] = engine, outcome(drawn.experiment(engine), stopped, resume=True)
         engine = ENGINES[number % 2]
-        outcomes["whole"] = engine, outcome(drawn.experiment(engine).with_(chunk=chunk))
+        outcomes[f"{engine}, whole"] = engine, outcome(drawn.experiment(engine).with_(chunk=chunk))
         if RANK == 0:
             with (folder / "ranks.jsonl").open("a") as file:
                 print(json.dumps([number, outcomes]), file=file)
