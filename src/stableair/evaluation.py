@@ -23,7 +23,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from stableair.contracts import Average, Dataset, Memory, Metrics, normalised
 from stableair.literals import NormStats
 from stableair.streams import generator
-from stableair.training.reference import float32_matmul
+from stableair.training.reference import float32_matmul, restored_buffers, restored_generators, seed_generators
 from stableair.vector import Layout, ModelState, attach, buffers
 
 SAMPLES = 40  # samples per client for the recalibration
@@ -90,7 +90,8 @@ class Evaluate:
     def scores(self, state: ModelState, treatments: Sequence[str]) -> dict[str, tuple[float, float]]:
         """Accuracy and mean loss under each of these treatments."""
         scaling = self.data.scaling(state.w.device)
-        with torch.no_grad(), self._arithmetic(), _restored(self.module):
+        device = state.w.device
+        with torch.no_grad(), self._arithmetic(), _restored(self.module, self.norms), restored_generators(device):
             totals = torch.stack([self._score(state, treatment, scaling) for treatment in treatments])
         means = (totals / len(self.data.test.y)).tolist()  # the only synchronisation with the device
         return {treatment: (accuracy, loss) for treatment, (accuracy, loss) in zip(treatments, means, strict=True)}
@@ -101,6 +102,7 @@ class Evaluate:
         state = self._recalibrated(state, scaling) if recalibrated else state._replace(stats=state.stats.clone())
         attach(self.module, state, norms=self.norms)
         self.module.eval()
+        seed_generators(0)  # for models that draw in their evaluation, too
         if treatment == "batch":
             _train(norm_layers(self.module), 0.0)
         test = self.data.test
@@ -164,16 +166,14 @@ def _evenly(rows: Tensor, max_rows: int) -> tuple[Tensor, ...]:
 
 
 @contextmanager
-def _restored(module: nn.Module) -> Iterator[None]:
-    """Restore the momenta and counters of the norm layers on exit."""
+def _restored(module: nn.Module, norms: Layout) -> Iterator[None]:
+    """Restore the momenta of the norm layers, and all buffers but the norm statistics, on exit."""
     layers = norm_layers(module)
     momenta = [layer.momentum for layer in layers]
-    counters = [(c, c.clone()) for layer in layers if (c := layer.num_batches_tracked) is not None]
-    try:
-        yield
-    finally:
-        module.eval()
-        for layer, momentum in zip(layers, momenta, strict=True):
-            layer.momentum = momentum
-        for counter, before in counters:
-            counter.copy_(before)
+    with restored_buffers(module, norms):
+        try:
+            yield
+        finally:
+            module.eval()
+            for layer, momentum in zip(layers, momenta, strict=True):
+                layer.momentum = momentum
