@@ -25,9 +25,9 @@ Folders = Annotated[
 ]
 
 
-def out_option(help: str, *names: str) -> Any:
-    """The option --out. An empty path is rejected: Python would interpret it as the current folder."""
-    return typer.Option("--out", *names, parser=_path, metavar="PATH", help=help)
+def out_option(help: str) -> Any:
+    """The option -o, --out. An empty path is rejected: Python would interpret it as the current folder."""
+    return typer.Option("--out", "-o", parser=_path, metavar="PATH", help=help)
 
 
 def _path(text: str | Path) -> Path:

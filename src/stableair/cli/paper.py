@@ -37,7 +37,9 @@ def figure(
         Path | None,
         out_option("Folder of the pictures and runs (default: runs; runs/smoke or runs/published with these options)."),
     ] = None,
-    smoke: Annotated[bool, typer.Option("--smoke", help="Make a very small version, in about a minute.")] = False,
+    smoke: Annotated[
+        bool, typer.Option("--smoke", help="Make a small version on the embedded digits, in half a minute.")
+    ] = False,
     rounds: Annotated[int | None, typer.Option(min=1, help="Communication rounds.")] = None,
     seeds: Annotated[int, typer.Option(min=1, max=1000, help="Number of seeds; two or more give a band.")] = 1,
     trials: Annotated[int | None, typer.Option(min=1, help="Trials of each threshold search.")] = None,

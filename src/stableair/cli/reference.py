@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 # The component setting or nested component behind each word of `stableair list`.
 KINDS = {{"data": "data", "basis": "bases"}.get(k, f"{k}s"): k for k in COMPONENT_SETTINGS | NESTED_COMPONENTS}
+PLURALS = {singular: plural for plural, singular in KINDS.items()} | {"preset": "presets", "setting": "settings"}
 
 
 def list_components(
@@ -24,7 +25,7 @@ def list_components(
     """List components, presets and settings, each with its signature or type and a one-line description."""
     load_plugins(plugin)
     everything = [*KINDS, "presets", "settings"]
-    for each in everything if kind is None else [choice("kind", kind, everything)]:
+    for each in everything if kind is None else [choice("kind", PLURALS.get(kind, kind), everything)]:
         rows = component_rows(each)
         width = max(len(name) for name, _ in rows)
         print(each)
@@ -37,14 +38,27 @@ def component_rows(kind: str) -> list[tuple[str, str]]:
     if kind == "presets":
         return [(name, " ".join(f"{key}={v!r}" for key, v in settings.items())) for name, settings in PRESETS.items()]
     if kind == "settings":
-        return [(typed_setting(name), field.metadata["help"]) for name, field in SETTING_FIELDS.items()]
+        return [(typed_setting(name), describe_setting(name)) for name in SETTING_FIELDS]
     return [(entry.typed_signature, entry.summary) for entry in registry(KINDS[kind])]
 
 
 def typed_setting(name: str) -> str:
-    """A setting with its type or allowed values and its default: `payload: gradient | delta = gradient`."""
+    """A setting with its allowed values and its default: `payload: gradient | delta = gradient`."""
     field = SETTING_FIELDS[name]
-    return f"{name}: {'spec' if name in COMPONENT_SETTINGS else type_name(field.type)} = {field.default}"
+    kind = type_name(field.type)
+    if name in COMPONENT_SETTINGS:
+        kind = "spec"
+    elif numbers := field.metadata["allowed"]:
+        kind = f"{kind}, {numbers.words}"
+    return f"{name}: {kind} = {field.default}"
+
+
+def describe_setting(name: str) -> str:
+    """The description of a setting; for a component setting also the names of the components."""
+    help = str(SETTING_FIELDS[name].metadata["help"])
+    if name not in COMPONENT_SETTINGS:
+        return help
+    return f"{help} One of {', '.join(entry.name for entry in registry(name))}."
 
 
 def theory(
@@ -107,7 +121,7 @@ def print_checks(checks: list["Check"]) -> None:
 
 def air(
     name: Annotated[str, typer.Argument(help="Name of the picture, such as bursts.")],
-    out: Annotated[Path | None, out_option("Picture to write: .png, .pdf or .svg (default: NAME.png).", "-o")] = None,
+    out: Annotated[Path | None, out_option("Picture to write: .png, .pdf or .svg (default: NAME.png).")] = None,
     force: Force = False,
 ) -> None:
     """Draw an illustration of a channel component: power, interference, fading, signals."""

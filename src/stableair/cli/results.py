@@ -11,7 +11,7 @@ from stableair.cli.options import Folders, Force, out_option
 
 def plot(
     folders: Folders,
-    out: Annotated[Path, out_option("Picture to write: .png, .pdf or .svg.", "-o")] = Path("curves.png"),
+    out: Annotated[Path, out_option("Picture to write: .png, .pdf or .svg.")] = Path("curves.png"),
     metric: Annotated[str, typer.Option(help="Metric to draw, by its name in rounds.jsonl.")] = "test/accuracy",
     log: Annotated[bool, typer.Option("--log", help="Use a logarithmic axis for the metric.")] = False,
     force: Force = False,
@@ -23,7 +23,7 @@ def plot(
 
 def report(
     folders: Folders,
-    out: Annotated[Path, out_option("HTML file to write.", "-o")] = Path("report.html"),
+    out: Annotated[Path, out_option("HTML file to write.")] = Path("report.html"),
     force: Force = False,
 ) -> None:
     """Write one self-contained HTML page about one or more runs: curves, tables, a paired comparison."""

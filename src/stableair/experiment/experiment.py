@@ -4,7 +4,7 @@ import functools
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 from stableair.errors import InputError, StableairError
 from stableair.experiment import records
@@ -19,9 +19,28 @@ MAX_LR = 1e38  # within the range of float32
 T = TypeVar("T")
 
 
-def _setting(default: T, help: str) -> T:
+class Numbers(NamedTuple):
+    """The numbers that a setting may take.
+
+    Args:
+        words: The allowed numbers in words.
+        check: (name, value) -> the value as int or float; raises InputError if it is not allowed.
+    """
+
+    words: str
+    check: Callable[[str, Any], float]
+
+
+COUNT = Numbers("at least 1", lambda name, value: integer(name, value, 1, MAX_COUNT))
+COUNT_OR_ZERO = Numbers("at least 0", lambda name, value: integer(name, value, 0, MAX_COUNT))
+ANY_INTEGER = Numbers("any integer", integer)
+RATE = Numbers("positive", lambda name, value: number(name, positive(name, value), high=MAX_LR))
+DECAY = Numbers("at least 0 and below 1", fraction)
+
+
+def _setting(default: T, help: str, allowed: Numbers | None = None) -> T:
     """A field of the experiment with its line in `stableair list settings`."""
-    return field(default=default, metadata={"help": help})
+    return field(default=default, metadata={"help": help, "allowed": allowed})
 
 
 def _named_settings_only(cls: type[T]) -> type[T]:
@@ -57,12 +76,12 @@ class Experiment:
     data: str = _setting("digits", "Data set.")
     partition: str = _setting("iid()", "How the training samples are divided among the clients.")
     model: str = _setting("auto", "Model; auto: the model that the data set names.")
-    clients: int = _setting(50, "Number of clients N.")
-    rounds: int = _setting(100, "Number of communication rounds K.")
-    seed: int = _setting(0, "Seed of all random streams.")
-    local_epochs: int = _setting(5, "Local epochs E per round.")
-    batch_size: int = _setting(10, "Samples in a local batch.")
-    lr: float = _setting(0.03, "Learning rate eta of the clients.")
+    clients: int = _setting(50, "Number of clients N.", COUNT)
+    rounds: int = _setting(100, "Number of communication rounds K.", COUNT)
+    seed: int = _setting(0, "Seed of all random streams.", ANY_INTEGER)
+    local_epochs: int = _setting(5, "Local epochs E per round.", COUNT)
+    batch_size: int = _setting(10, "Samples in a local batch.", COUNT)
+    lr: float = _setting(0.03, "Learning rate eta of the clients.", RATE)
     augment: Literal["none", "crop_flip"] = _setting(
         "none", "Augmentation of local batches: random crop by up to 4 pixels and horizontal flip."
     )
@@ -81,21 +100,17 @@ class Experiment:
         "test", "Data for the evaluation; validation: a held-out fifth of the training data."
     )
     norm_stats: NormStats = _setting("clients", "Batch norm statistics of the evaluation.")  # noqa: RUF009
-    average: float = _setting(0.0, "Decay of the model average for the evaluation; 0: no average.")
+    average: float = _setting(0.0, "Decay of the model average for the evaluation; 0: no average.", DECAY)
     snr_blocks: Literal["none", "tensor", "layer"] = _setting("none", "Blocks for which the SNR is recorded too.")
     device: str = _setting("auto", "Device, such as cpu or cuda:0; auto: a GPU if there is one.")
     engine: Literal["auto", "reference", "fast"] = _setting("auto", "Engine for the local training.")
     precision: Literal["auto", Precision] = _setting("auto", "Precision of matrix products in the fast engine.")
-    chunk: int = _setting(0, "Clients whose updates are in memory at once; 0: as many as fit.")
+    chunk: int = _setting(0, "Clients whose updates are in memory at once; 0: as many as fit.", COUNT_OR_ZERO)
 
     def __post_init__(self) -> None:
-        for name in ("clients", "rounds", "local_epochs", "batch_size"):
-            self._set(name, integer(name, getattr(self, name), 1, MAX_COUNT))
-        self._set("chunk", integer("chunk", self.chunk, 0, MAX_COUNT))
-        self._set("seed", integer("seed", self.seed))
-        self._set("lr", number("lr", positive("lr", self.lr), high=MAX_LR))
-        self._set("average", fraction("average", self.average))
-        for name in SETTING_FIELDS:
+        for name, each in SETTING_FIELDS.items():
+            if numbers := each.metadata["allowed"]:
+                self._set(name, numbers.check(name, getattr(self, name)))
             if allowed := allowed_values(name):
                 choice(name, getattr(self, name), allowed)
         if not isinstance(self.device, str):

@@ -27,7 +27,7 @@ def draw(plan: Plan, runs: Curves, notes: list[str], data: str = "") -> Picture:
     """
     title = [plan.figure.title]
     title += ["changed settings"] if plan.overrides else []
-    title += ["smoke test"] if plan.smoke else []
+    title += [f"smoke test on {plan.base.data}"] if plan.smoke else []
     log = plan.figure.metric.endswith("/loss")  # the noisy curve may be a hundred times above the others
     panels = {"": runs} if plan.search_each else _panels(plan.figure, runs)
     with_snr = _label_with_snr if len(panels) == 1 else _label_with_mean_snr
@@ -79,8 +79,7 @@ def caption(plan: Plan, runs: Curves, notes: list[str], data: str = "") -> str:
     """The caption of a figure; the arguments are those of `draw`."""
     base = plan.base
     if plan.smoke:
-        kind = "synthetic data of the same shape" if base.data.startswith("synthetic") else base.data
-        first = f"Smoke test on {kind}: the figure's form, not its result."
+        first = f"Smoke test on {base.data}: the figure's form, not its result."
     else:
         first = f"Data: {data or base.data + _sample_count(runs)}."
     changed = (

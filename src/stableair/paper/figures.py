@@ -41,7 +41,7 @@ def figure(
     Args:
         name: "fig2", "fig3a" to "fig3f", "fig4a" to "fig4c", or "interval".
         out: Folder of the pictures and runs. Default: runs; runs/smoke with `smoke`; runs/published with `published`.
-        smoke: Make a very small version, which takes about a minute.
+        smoke: Make a small version on the embedded digits, which takes about half a minute.
         rounds: Communication rounds.
         seeds: Number of seeds; two or more give a band.
         settings: Settings of the experiments to change, such as {"clients": 10, "noise.tau": 0.2}.
