@@ -32,7 +32,7 @@ from stableair.experiment import EXECUTION, PRESETS, Experiment
 from stableair.paper import catalogue, figures, published_runs
 from stableair.results import plot
 from stableair.results.checksums import EXPERIMENT
-from stableair.results.run import LAST, Run, linear_mean, load, snrs
+from stableair.results.run import LAST, Run, linear_mean, read_run, snrs
 from stableair.searches import RESULT
 
 ROOT = Path(__file__).parents[1]
@@ -80,7 +80,7 @@ def finished_runs(folder: Path) -> dict[str, Run]:
     A run in a folder such as version-0.2 is left out when the folder has a finished run of the same name.
     """
     paths = sorted(path.parent for path in folder.rglob(EXPERIMENT) if not (path.parents[1] / RESULT).exists())
-    runs = {path.relative_to(folder).as_posix(): load(path) for path in paths}
+    runs = {path.relative_to(folder).as_posix(): read_run(path) for path in paths}
     finished = {title: run for title, run in runs.items() if published_runs.finished(run)}
     return {title: run for title, run in finished.items() if "/" not in title or Path(title).name not in finished}
 

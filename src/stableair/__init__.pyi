@@ -54,6 +54,8 @@ from stableair.results.report import report as report
 from stableair.results.resume import resume_point as resume_point
 from stableair.results.run import Run as Run
 from stableair.results.run import load as load
+from stableair.results.table import export as export
+from stableair.results.table import table as table
 from stableair.results.trackers import MLflow as MLflow
 from stableair.results.trackers import TensorBoard as TensorBoard
 from stableair.results.trackers import WandB as WandB

@@ -24,7 +24,7 @@ from stableair.results.lock import LockedFolder, locked
 from stableair.results.plugins import component_sources, record_kept
 from stableair.results.recorder import RunMetadata, recorded
 from stableair.results.resume import NEW_RUN, ResumePoint, restored_state, resume_point
-from stableair.results.run import Row, Run, load
+from stableair.results.run import Row, Run, read_run
 from stableair.training.reference import threads
 from stableair.validation import as_path, integer, typed
 
@@ -95,7 +95,7 @@ def _run(
         if folder and (previous.rounds >= experiment.rounds or previous.diverged):
             if lock:
                 record_kept(lock, experiment, previous.environments)
-            return ranks.broadcast_from_main(lambda: load(folder))
+            return ranks.broadcast_from_main(lambda: read_run(folder))
         if previous.environments:
             stack.enter_context(threads(previous.environments[-1].get("threads")))
         sim, engine = _prepare(experiment, previous, ranks, folder)

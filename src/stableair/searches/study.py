@@ -17,7 +17,7 @@ from stableair.results.callbacks import Callback, CallbackList
 from stableair.results.checksums import EXPERIMENT, read_plain
 from stableair.results.lock import check_writable
 from stableair.results.plugins import lock_and_record_kept, may_reuse
-from stableair.results.run import Row, Run, load
+from stableair.results.run import Row, Run, read_run
 from stableair.runner import out_of_memory_as_error
 from stableair.searches.result import Result, Trial
 from stableair.searches.spaces import OneOf, Space, parse_spaces
@@ -218,7 +218,7 @@ class _TrialReporter(Callback):
         """Read the recorded rounds of the current seed; none if a plug-in has changed and they are recomputed."""
         run = self.runs[-1]
         if run.folder and (run.folder / EXPERIMENT).exists():
-            recorded = load(run.folder)
+            recorded = read_run(run.folder)
             if may_reuse(run.folder, run.experiment, recorded.environments, self.plugin_changed):
                 return recorded.rounds[: run.settings["rounds"]]
         return []
