@@ -20,6 +20,7 @@ from stableair.contracts import Reception as Reception
 from stableair.contracts import Rule as Rule
 from stableair.contracts import ServerRule as ServerRule
 from stableair.contracts import State as State
+from stableair.data.dataset import Dataset as Dataset
 from stableair.data.datasets import dataset as dataset
 from stableair.data.partitions import partition as partition
 from stableair.engine import accelerate as accelerate

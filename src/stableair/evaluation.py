@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from stableair.contracts import Average, Dataset, Memory, Metrics, normalised
+from stableair.contracts import Average, Dataset, Memory, Metrics, as_inputs
 from stableair.literals import NormStats
 from stableair.streams import generator
 from stableair.training.reference import float32_matmul, restored_buffers, restored_generators, seed_generators
@@ -128,8 +128,9 @@ class Evaluate:
         return state
 
     def _output(self, x: Tensor, scaling: Scaling) -> Tensor:
-        x = normalised(x, *scaling)
-        return self.module(x if self.precision == "fp32" else x.contiguous(memory_format=torch.channels_last))
+        x = as_inputs(x, *scaling)
+        fast_images = self.precision != "fp32" and x.ndim == 4
+        return self.module(x.contiguous(memory_format=torch.channels_last) if fast_images else x)
 
     @contextmanager
     def _arithmetic(self) -> Iterator[None]:

@@ -197,6 +197,8 @@ def _kinds(function: Callable[..., Any]) -> dict[str, Any]:
 def _is_a(value: object, kind: Any) -> bool:
     """Whether a value is of an annotated type. Generic parameters are ignored; an int is a float, a bool is not."""
     origin = get_origin(kind) or kind
+    if origin is Any:
+        return True
     if origin in (Union, UnionType):
         return any(_is_a(value, one) for one in get_args(kind))
     if origin is Literal:

@@ -56,6 +56,8 @@ EXAMPLES = {
         "cifar100()",
         "femnist(test=5)",
         "hf(name='someone/images', writer=who)",
+        "csv(path='flowers.csv', label=species, writer=gardener)",
+        "npz(path='tokens.npz')",
         "remote()",
     ],
     "servers": [

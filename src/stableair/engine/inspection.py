@@ -90,7 +90,7 @@ def forward_effects(work: LocalTraining) -> Effects:
     """
     module = work.module
     trial = Trial(work, next(module.parameters()).dtype)
-    module, x = trial.work.module, trial.work.data.inputs(trial.work.data.train.x).to(trial.state.w.dtype)
+    module, x = trial.work.module, trial.work.data.inputs(trial.work.data.train.x, trial.state.w.dtype)
     large, small = x[: work.largest_batch], x[work.largest_batch :][: work.smallest_batch]
     buffers = [(b, b.clone()) for b in module.buffers()]
     outputs, snapshots = [], [python_state(module)]

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, cast, get_args
 import torch
 
 from stableair.algorithm import Simulation
+from stableair.contracts import holds_tokens
 from stableair.engine.equivalence import Program, check_kernels, checked_program, mixes_samples
 from stableair.engine.inspection import check_pure, check_separable
 from stableair.engine.processes import ProcessTrainer
@@ -107,7 +108,7 @@ def _choose_on_gpu(sim: Simulation, engine: str, precision: str, chunk: int) -> 
         return _reference_or_error(asked, min(chunk or reference_trainer(sim).chunk, sim.n), obstacle)
     kind, failure = _program_name(program), ""
     if precision == "auto":  # bf16 where it was shown to train as well as fp32
-        gains = kind == "stacked" and program.has_convolutions
+        gains = kind == "stacked" and program.has_convolutions and not holds_tokens(work.data.train.x)
         precision = "bf16" if gains and torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
     if precision == "bf16" and has_kernels(program):
         try:
@@ -270,6 +271,9 @@ def accelerate(sim: Simulation, choice: EngineChoice | None = None) -> Simulatio
         raise InputError(text, code="unsupported-precision", name="precision", value=precision)
     if kind == "kernels" and precision != "bf16":
         text = f"engine kernels computes in bf16: got precision {precision}"
+        raise InputError(text, code="unsupported-precision", name="precision", value=precision)
+    if precision == "bf16" and holds_tokens(work.data.train.x):
+        text = "token ids cannot be computed in bf16: set precision=fp32 or tf32"
         raise InputError(text, code="unsupported-precision", name="precision", value=precision)
     if kind == "reference":
         fast = replace(sim, train=Reference(work, chunk))

@@ -86,7 +86,7 @@ class StackedTrainer:
     def _single_sample_error(self) -> ValueError | None:
         """The error that the module raises in training on one sample."""
         module = copy.deepcopy(self.work.module).train()
-        x = self.work.data.inputs(self.work.data.train.x[:1]).to(next(module.parameters()).dtype)
+        x = self.work.data.inputs(self.work.data.train.x[:1], next(module.parameters()).dtype)
         try:
             with torch.no_grad(), restored_generators(x.device):
                 module(x)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from stableair.contracts import Upload, normalised
+from stableair.contracts import Upload, as_inputs
 from stableair.engine.stacked import Stacked, Tap, Tensors
 from stableair.engine.vmapped import Vmapped
 from stableair.training.augmentation import crop_flip
@@ -143,10 +143,10 @@ class Worker:
             self.moves[:n].copy_(plan.moves[t])
 
     def inputs(self, m: int) -> Tensor:
-        """The batches of the first m clients as the module takes them: (m, B, c, h, w)."""
+        """The batches of the first m clients as the module takes them: (m, B, ...)."""
         x = self.work.data.train.x[self.index[:m]]
         x = x if self.moves is None else crop_flip(x, self.moves[:m])
-        return normalised(x, self.mean, self.std).to(self.dtype)
+        return as_inputs(x, self.mean, self.std, self.dtype)
 
     def step(self, m: int) -> None:
         """One local step of the first m clients, on the samples of `index`."""

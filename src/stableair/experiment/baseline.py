@@ -53,6 +53,18 @@ BASELINE_ARGUMENTS: dict[str, dict[str, dict[str, Any]]] = {
             "test": None,
             "mode": None,
         },
+        "csv": {
+            "test_path": None,
+            "features": None,
+            "writer": None,
+            "sep": ",",
+            "test": 0.2,
+            "seed": 0,
+            "classes": None,
+            "mean": None,
+            "std": None,
+        },
+        "npz": {"channels": "auto", "test": 0.2, "seed": 0, "classes": None, "mean": None, "std": None},
         "remote": {},
     },
     "partition": {

@@ -38,13 +38,13 @@ class Reference:
         losses = []
         moves = work.moves(k, [n])
         batch_moves = None if moves is None else work.batches(moves[0].to(images.device))
-        x = work.data.inputs(images).to(state.w.dtype) if batch_moves is None else None
+        x = work.data.inputs(images, state.w.dtype) if batch_moves is None else None
         for step, batch in enumerate(work.batches(work.orders(k, [n])[0].to(images.device))):
             grad.zero_()
             if x is not None:
                 inputs = x[batch]
             elif batch_moves is not None:
-                inputs = work.data.inputs(crop_flip(images[batch], batch_moves[step])).to(state.w.dtype)
+                inputs = work.data.inputs(crop_flip(images[batch], batch_moves[step]), state.w.dtype)
             loss = F.cross_entropy(work.module(inputs), y[batch])
             loss.backward()
             local.w.sub_(grad, alpha=work.lr)
