@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from stableair.paper.theorem import Check
 
 # The component setting or nested component behind each word of `stableair list`.
-KINDS = {{"data": "data", "basis": "bases"}.get(k, f"{k}s"): k for k in COMPONENT_SETTINGS | NESTED_COMPONENTS}
+PLURALS = {"data": "data", "local": "local", "basis": "bases"}
+KINDS = {PLURALS.get(kind, f"{kind}s"): kind for kind in COMPONENT_SETTINGS | NESTED_COMPONENTS}
 
 
 def list_components(

@@ -11,7 +11,7 @@ from stableair.experiment import records
 from stableair.experiment.settings import COMPONENT_SETTINGS, check_known, registry
 from stableair.literals import Blocks, NormStats, Precision
 from stableair.spec import Call, format_call
-from stableair.validation import choice, fraction, integer, number, positive, short_repr, suggest
+from stableair.validation import boolean, choice, fraction, integer, number, positive, short_repr, suggest
 
 MAX_COUNT = 10**9  # limit of clients, rounds, epochs and samples in a batch
 MAX_LR = 1e38  # within the range of float32
@@ -63,11 +63,14 @@ class Experiment:
     local_epochs: int = _setting(5, "Local epochs E per round.")
     batch_size: int = _setting(10, "Samples in a local batch.")
     lr: float = _setting(0.03, "Learning rate eta of the clients.")
+    lr_decay: str = _setting("constant()", "Schedule of the learning rate over the rounds.")
+    local: str = _setting("sgd()", "Optimiser of the local training.")
+    label_smoothing: float = _setting(0.0, "Label smoothing of the training loss, in [0, 1).")
     augment: Literal["none", "crop_flip"] = _setting(
         "none", "Augmentation of local batches: random crop by up to 4 pixels and horizontal flip."
     )
     payload: Literal["gradient", "delta"] = _setting(
-        "gradient", "What a client transmits: (w_k - w_{k,n}) / lr, or w_k - w_{k,n}."
+        "gradient", "What a client transmits: (w_k - w_{k,n}) / lr of the round, or w_k - w_{k,n}."
     )
     blocks: Blocks = _setting("tensor", "Blocks on which an entry-wise receiver works.")  # noqa: RUF009
     participation: str = _setting("all()", "Clients that take part in a round.")
@@ -80,6 +83,7 @@ class Experiment:
     evaluate: Literal["test", "validation"] = _setting(
         "test", "Data for the evaluation; validation: a held-out fifth of the training data."
     )
+    evaluate_clients: bool = _setting(False, "Whether to record the mean, 10th percentile and worst client accuracy.")
     norm_stats: NormStats = _setting("clients", "Batch norm statistics of the evaluation.")  # noqa: RUF009
     average: float = _setting(0.0, "Decay of the model average for the evaluation; 0: no average.")
     snr_blocks: Literal["none", "tensor", "layer"] = _setting("none", "Blocks for which the SNR is recorded too.")
@@ -95,6 +99,8 @@ class Experiment:
         self._set("seed", integer("seed", self.seed))
         self._set("lr", number("lr", positive("lr", self.lr), high=MAX_LR))
         self._set("average", fraction("average", self.average))
+        self._set("label_smoothing", fraction("label_smoothing", self.label_smoothing))
+        boolean("evaluate_clients", self.evaluate_clients)
         for name in SETTING_FIELDS:
             if allowed := allowed_values(name):
                 choice(name, getattr(self, name), allowed)

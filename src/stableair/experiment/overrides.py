@@ -47,9 +47,9 @@ def parse_overrides(words: list[str]) -> dict[str, Any]:
 
 def _convert(name: str, text: str) -> Any:
     """Convert the text of a value to the type of its setting; an argument of a component is a literal."""
-    if "." in name:
-        return literal(text)
     kind = TYPES.get(name, str)
+    if "." in name or kind is bool:
+        return literal(text)
     try:
         return kind(text)
     except ValueError:
