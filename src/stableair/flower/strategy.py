@@ -22,7 +22,7 @@ from torch import Tensor
 
 import stableair
 from stableair.algorithm import Simulation, simulate
-from stableair.builder import build, receiving_side, start_state
+from stableair.builder import build, receiving_side, server_share, start_state
 from stableair.contracts import Metrics, Round, State, Upload
 from stableair.errors import InputError
 from stableair.experiment import Experiment
@@ -155,8 +155,8 @@ class OverTheAir(Strategy):
             sim = self._remote_simulation(e, layout, norms)
         model = sim.start.model
         self.device, self.n, self.experiment_evaluation = model.w.device, e.clients, sim.evaluate
-        scale = payload_scale(e.payload, e.lr)
-        self.expected = ReplyFormat(self.model, layout, norms, scale, self.weight, self.loss)
+        self.lr_share = e.call("lr_decay")()
+        self.expected = ReplyFormat(self.model, layout, norms, 1.0, self.weight, self.loss)
         step = server_step(sim.server, self.strategy, self._apply_strategy)
         return replace(
             sim,
@@ -180,6 +180,7 @@ class OverTheAir(Strategy):
             **side._asdict(),
             evaluate=lambda model, averaged: {},
             participants=self._senders,
+            server_share=server_share(e),
         )
 
     def _metadata(self, e: Experiment, sim: Simulation, resume: ResumePoint) -> RunMetadata:
@@ -264,7 +265,9 @@ class OverTheAir(Strategy):
         """Run one round of Algorithm 1 with these replies."""
         if self.diverged:
             return None, None
-        self.k = self.first + server_round - 1
+        self.k, e = self.first + server_round - 1, self.experiment
+        scale = payload_scale(e.payload, e.lr * self.lr_share(self.k))
+        self.expected = self.expected._replace(scale=scale)
         before = len(self.left_out)
         self.replies = self._read(list(replies))
         try:

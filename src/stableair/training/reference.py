@@ -14,6 +14,7 @@ from stableair.contracts import Upload
 from stableair.errors import InputError
 from stableair.streams import generator
 from stableair.training.augmentation import crop_flip
+from stableair.training.local_rules import LocalSteps
 from stableair.training.local_training import LocalTraining
 from stableair.vector import Layout, ModelState, attach, moments
 
@@ -35,6 +36,7 @@ class Reference:
         local = ModelState(state.w.clone(), state.stats.clone())
         grad = torch.zeros_like(local.w)
         attach(work.module, local, grad, work.norms)
+        take_step = LocalSteps(work.rule, work.module, local.w, work.lr_in_round(k))
         losses = []
         moves = work.moves(k, [n])
         batch_moves = None if moves is None else work.batches(moves[0].to(images.device))
@@ -45,11 +47,11 @@ class Reference:
                 inputs = x[batch]
             elif batch_moves is not None:
                 inputs = work.data.inputs(crop_flip(images[batch], batch_moves[step]), state.w.dtype)
-            loss = F.cross_entropy(work.module(inputs), y[batch])
+            loss = F.cross_entropy(work.module(inputs), y[batch], label_smoothing=work.label_smoothing)
             loss.backward()
-            local.w.sub_(grad, alpha=work.lr)
+            take_step(grad)
             losses.append(loss.detach())
-        return (state.w - local.w).mul_(work.scale), local.stats, torch.stack(losses).mean()
+        return (state.w - local.w).mul_(work.scale(k)), local.stats, torch.stack(losses).mean()
 
     def train(self, state: ModelState, k: int, clients: Tensor) -> Upload:
         """The uploads of some clients in round k."""
