@@ -45,7 +45,9 @@ from stableair.validation import choice, integer, pluralize
 from stableair.vector import NOTHING, Layout, ModelState
 
 REMOTE = "remote()"  # the clients hold the data and the model, and train as they like
-AIR_SETTINGS = "lr", "payload", "blocks", "power", "channel", "fading", "noise", "receiver", "server", "seed"
+AIR_SETTINGS = (
+    "lr", "lr_decay", "payload", "blocks", "power", "channel", "fading", "noise", "receiver", "server", "seed",
+)  # fmt: skip
 
 Evaluation = Callable[[int, ArrayRecord], MetricRecord | None]
 
