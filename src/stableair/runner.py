@@ -100,7 +100,8 @@ def _run(
             stack.enter_context(threads(previous.environments[-1].get("threads")))
         sim, engine = _prepare(experiment, previous, ranks, folder)
         ranks.check_agreement({name: engine[name] for name in ("engine", "precision", "chunk")} | {"data": sim.files})
-        projected = projection(sim, experiment.rounds - previous.rounds, engine) if ranks.size == 1 else {}
+        with attribute_plugin_errors(experiment):
+            projected = projection(sim, experiment.rounds - previous.rounds, engine) if ranks.size == 1 else {}
         observer.start(experiment, engine | projected)
         state = restored_state(sim.start, previous.checkpoint, folder)
         sim = ranks.shard(sim)

@@ -3,10 +3,11 @@
 import math
 from collections.abc import Callable
 from functools import partial
+from numbers import Real
 
 from stableair.errors import InputError
 from stableair.spec import Registry
-from stableair.validation import integer, number
+from stableair.validation import integer, number, short_repr
 
 lr_decay = Registry("lr_decay", "lr_decays")
 
@@ -16,6 +17,19 @@ Schedule = Callable[[int], float]  # zero-based k -> the share of the learning r
 def full_rate(k: int) -> float:
     """The share 1 in every step."""
     return 1.0
+
+
+def share_in_round(schedule: Schedule, k: int) -> float:
+    """The share of the learning rate in round k.
+
+    Raises:
+        InputError: It is not a positive, finite number (`invalid-share`).
+    """
+    share = schedule(k)
+    if not isinstance(share, Real) or not 0 < share < math.inf:
+        text = f"the lr_decay must return a positive number for every round: got {short_repr(share)} in round {k}"
+        raise InputError(text, code="invalid-share", setting="lr_decay", value=share, round=k)
+    return float(share)
 
 
 @lr_decay("constant")

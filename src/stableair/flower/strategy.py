@@ -38,13 +38,16 @@ from stableair.results.lock import locked
 from stableair.results.recorder import RunMetadata, recorded
 from stableair.results.resume import NEW_RUN, ResumePoint, restored_state, resume_point
 from stableair.results.run import read_record
+from stableair.schedules import share_in_round
 from stableair.training.local_training import payload_scale
 from stableair.training.reference import Reference
 from stableair.validation import choice, integer, pluralize
 from stableair.vector import NOTHING, Layout, ModelState
 
 REMOTE = "remote()"  # the clients hold the data and the model, and train as they like
-AIR_SETTINGS = "lr", "payload", "blocks", "power", "channel", "fading", "noise", "receiver", "server", "seed"
+AIR_SETTINGS = (
+    "lr", "lr_decay", "payload", "blocks", "power", "channel", "fading", "noise", "receiver", "server", "seed",
+)  # fmt: skip
 
 Evaluation = Callable[[int, ArrayRecord], MetricRecord | None]
 
@@ -266,7 +269,7 @@ class OverTheAir(Strategy):
         if self.diverged:
             return None, None
         self.k, e = self.first + server_round - 1, self.experiment
-        scale = payload_scale(e.payload, e.lr * self.lr_share(self.k))
+        scale = payload_scale(e.payload, e.lr * share_in_round(self.lr_share, self.k))
         self.expected = self.expected._replace(scale=scale)
         before = len(self.left_out)
         self.replies = self._read(list(replies))

@@ -10,11 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from stableair.contracts import Dataset, LocalRule, Upload
-from stableair.schedules import Schedule, full_rate
+from stableair.schedules import Schedule, full_rate, share_in_round
 from stableair.streams import first_bits, generator
 from stableair.training.augmentation import CROP
 from stableair.training.local_rules import PLAIN_SGD
-from stableair.validation import positive
 from stableair.vector import Layout, ModelState, buffers
 
 
@@ -50,7 +49,7 @@ class LocalTraining:
 
     def lr_in_round(self, k: int) -> float:
         """The learning rate eta_k."""
-        return self.lr * positive("lr_decay", self.lr_share(k))
+        return self.lr * share_in_round(self.lr_share, k)
 
     def scale(self, k: int) -> float:
         """The factor from a difference of weights to the payload in round k."""

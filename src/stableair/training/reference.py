@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from stableair.contracts import Upload
-from stableair.errors import InputError
+from stableair.errors import InputError, StableairError
 from stableair.streams import generator
 from stableair.training.augmentation import crop_flip
 from stableair.training.local_rules import LocalSteps
@@ -64,6 +64,8 @@ class Reference:
                 try:
                     with restored_buffers(work.module, work.norms):
                         rows.append(self.client(state, k, n))
+                except StableairError:
+                    raise
                 except ValueError as error:  # such as batch norm over a single value
                     raise cannot_train(k, n, error) from error
         update, stats, loss = (torch.stack(column) for column in zip(*rows, strict=True))
