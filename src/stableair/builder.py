@@ -81,7 +81,7 @@ def attribute_plugin_errors(experiment: Experiment) -> Iterator[None]:
 def _user_locations(experiment: Experiment, settings: Iterable[str]) -> str:
     """The files and lines of the user-defined components among some settings."""
     calls = [call for name in settings for call in experiment.calls(name)]
-    return " or ".join(f"{file[0]}, line {file[1]}" for call in calls if (file := call.entry.user_location))
+    return " or ".join(f"{file[0]}, line {file[1]}" for call in calls if (file := call.user_location))
 
 
 def _check_data(data: Any, splits: Iterable[str]) -> None:
@@ -193,12 +193,7 @@ def _build(e: Experiment) -> Simulation:
         raise InputError(text, code="not-images", name="augment", value=e.augment)
     parts = divide(e.call("partition")(), data.train, e.clients, generator(e.seed, "partition").numpy())
 
-    with torch.random.fork_rng(devices=[]):  # torch initialises on the CPU: the same w_0 on every device
-        torch.manual_seed(generator(e.seed, "init").key[0])
-        call = _default_model(data) if e.model == "auto" else e.call("model")
-        module = call()(tuple(data.train.x.shape[1:]), data.classes)
-        _check_model(module, data)
-    module, data = module.to(target), data.to(target)
+    module, data = _new_module(e, data).to(target), data.to(target)
 
     if e.norm_stats != "clients" and not norm_layers(module):
         log.warning("norm_stats=%s changes nothing: the model keeps no norm statistics", e.norm_stats)
@@ -240,6 +235,24 @@ def _build(e: Experiment) -> Simulation:
         snr_blocks=vector.NOTHING if e.snr_blocks == "none" else layout.merge(e.snr_blocks),
         server_share=server_share(e),
     )
+
+
+@isolated()
+def network(experiment: Experiment) -> nn.Module:
+    """Return the network of an experiment with its initial parameters, on the CPU; the data set is read."""
+    with attribute_plugin_errors(experiment):
+        data = experiment.call("data")()
+        _check_data(data, ("train",))
+        return _new_module(experiment, data)
+
+
+def _new_module(e: Experiment, data: Dataset) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):  # torch initialises on the CPU: the same w_0 on every device
+        torch.manual_seed(generator(e.seed, "init").key[0])
+        call = _default_model(data) if e.model == "auto" else e.call("model")
+        module: nn.Module = call()(tuple(data.train.x.shape[1:]), data.classes)
+        _check_model(module, data)
+    return module
 
 
 class ReceivingSide(NamedTuple):

@@ -1,23 +1,26 @@
 """Run an experiment: build it, resume it, record it."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from stableair import __version__
 from stableair.algorithm import Simulation, simulate
 from stableair.builder import attribute_plugin_errors, build
-from stableair.contracts import Round, State
+from stableair.contracts import Dataset, Round, State
 from stableair.distributed import ProcessGroup, SingleProcess, join_process_group
 from stableair.errors import InputError, ResourceError, RunBusyError, StableairError
 from stableair.execution import Engine, projection, with_engine
 from stableair.experiment import COMPONENT_SETTINGS, Experiment
 from stableair.isolation import isolated
 from stableair.literals import PluginChange
+from stableair.objects import as_settings
 from stableair.results.callbacks import Callback, CallbackList, is_main_process
 from stableair.results.environment import environment
 from stableair.results.lock import LockedFolder, locked
@@ -25,6 +28,7 @@ from stableair.results.plugins import component_sources, record_kept
 from stableair.results.recorder import RunMetadata, recorded
 from stableair.results.resume import NEW_RUN, ResumePoint, restored_state, resume_point
 from stableair.results.run import Row, Run, read_run
+from stableair.spec import given
 from stableair.training.reference import threads
 from stableair.validation import as_path, integer, typed
 
@@ -39,6 +43,10 @@ def run(
     checkpoint_every: int = 1,
     plugin_changed: PluginChange = "refuse",
     callbacks: Sequence[Callback] = (),
+    data: Dataset | str | None = None,
+    model: nn.Module | Callable[..., Any] | str | None = None,
+    receiver: Any = None,
+    server: Any = None,
 ) -> Run:
     """Run an experiment, in memory or recorded in a folder.
 
@@ -50,22 +58,32 @@ def run(
         plugin_changed: What to do with results of a plug-in that has changed since: "refuse" raises an error, "keep"
             uses them and records both versions, "recompute" starts such runs anew.
         callbacks: Observers of the run.
+        data: A data set in place of the experiment's. Like the arguments below, the run records its name and a digest,
+            and is resumed only with the same one.
+        model: A network, whose parameters are the first model; or a function that makes one, called with the shape of a
+            sample and the number of classes, or with nothing if it needs no arguments.
+        receiver: A function g -> g, or a `Rule`.
+        server: A function (w, g) -> w, or a `ServerRule`.
 
     Returns:
         The rounds and the final model.
 
     Raises:
         InputError: The folder holds a different experiment, a run and `resume` is false, or results of a plug-in that
-            has changed (`plugin-changed`).
+            has changed (`plugin-changed`) or of other Python objects (`object-changed`).
         RunBusyError: Another process computes the run in this folder; the callbacks are not called.
     """
     integer("checkpoint_every", checkpoint_every, 1)
+    settings, objects = as_settings(data=data, model=model, receiver=receiver, server=server)
+    experiment = experiment.with_(**settings)
     folder = None if folder is None else as_path("folder", folder)
     observer = CallbackList(callbacks)
     if not is_main_process():
         observer = CallbackList()
     try:
-        result = _run(experiment, folder, resume, checkpoint_every, plugin_changed, observer)
+        with given(objects):
+            result = _run(experiment, folder, resume, checkpoint_every, plugin_changed, observer)
+        result = replace(result, objects=objects)
     except RunBusyError:
         raise
     except StableairError as error:

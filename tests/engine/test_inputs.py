@@ -79,7 +79,7 @@ CASES = {
 def simulation(case):
     data, make, _ = CASES[case]
     torch.manual_seed(0)
-    slow = reference(make(), data, [12, 7, 20, 10])
+    slow = reference(make(), data, [12, 7, 19, 10])
     plain = build(sa.Experiment(device="cpu", clients=4))
     return replace(plain, train=slow, start=State(state(slow.work.module)), evaluate=plain.evaluate)
 
@@ -97,7 +97,7 @@ def test_in_float64_the_engines_agree_to_the_last_digits(case):
     sim = simulation(case)
     data, make, engine = CASES[case]
     torch.manual_seed(0)
-    slow = reference(make().double(), data, [12, 7, 20, 10])
+    slow = reference(make().double(), data, [12, 7, 19, 10])
     fast = accelerate(replace(sim, train=slow), EngineChoice(engine, "fp32", 2, "")).train
     agree(slow, fast, state(slow.work.module), tolerance=1e-12)
 

@@ -124,8 +124,8 @@ class Experiment:
             text = f"device must be a name such as 'cpu' or 'cuda:0': got {short_repr(self.device)}"
             raise InputError(text, code="wrong-type", name="device", value=self.device)
         for name, calls in self._calls.items():
-            if name != "data":  # a data set is read when it is needed
-                for call in calls:
+            for call in calls:
+                if name != "data" and not call.is_object:  # a data set is read when it is needed
                     call()
             self._set(name, " | ".join(map(str, calls)) or "auto")
 
@@ -191,7 +191,7 @@ class Experiment:
     @property
     def name(self) -> str:
         """Default name of the run folder."""
-        return f"{self.call('data').name}-{self.calls('receiver')[0].name}-seed{self.seed}-{self.id()}"
+        return f"{self.call('data').title}-{self.calls('receiver')[0].title}-seed{self.seed}-{self.id()}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings by name."""

@@ -60,7 +60,7 @@ def _beyond_baseline(name: str, components: Components) -> list[Any]:
     result = []
     for component, arguments in components:
         baseline = BASELINE_ARGUMENTS.get(name, {}).get(component, {})
-        specs = registry(name).entries[component].specs
+        specs = registry(name).entry(component).specs
         values, usual = ({k: _hashed(v, specs.get(k)) for k, v in each.items()} for each in (arguments, baseline))
         different = {key: value for key, value in values.items() if key not in usual or value != usual[key]}
         result.append([component, dict(sorted(different.items()))])

@@ -5,8 +5,8 @@ import math
 import statistics
 import sys
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,10 +32,12 @@ from stableair.results.checksums import (
     read_sealed,
     unseal,
 )
+from stableair.spec import Given, given, without_digests
 from stableair.validation import as_path, short_repr, suggest
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from torch import Tensor, nn
 
     from stableair.contracts import State
 
@@ -57,6 +59,7 @@ class Run:
     rounds: list[Row]
     folder: Path | None = None
     final: "State | None" = None  # the state after the last completed round, if it is in memory
+    objects: Mapping[str, Given] = field(default_factory=dict, repr=False, compare=False)  # given to `sa.run`
 
     def __getitem__(self, metric: str) -> list[Any]:
         if self.rounds and (not isinstance(metric, str) or not any(metric in row for row in self.rounds)):
@@ -118,6 +121,32 @@ class Run:
         if not last:
             raise InputError(f"{self.folder}: no round is complete yet", code="no-rounds", folder=self.folder)
         return last.state
+
+    def module(self, model: Any = None, data: Any = None) -> "nn.Module":
+        """The trained network, in evaluation mode on the CPU; the data set is read for the shape of its samples.
+
+        Args:
+            model: The model that was given to `sa.run` as a Python object, or another one of the same structure; only
+                for a run that is read from a folder.
+            data: Likewise the data set.
+
+        Raises:
+            InputError: No round is complete, a Python object is needed (`object-needed`), or the model has another
+                number of entries (`wrong-model`).
+        """
+        from stableair import vector
+        from stableair.builder import network
+        from stableair.objects import as_settings
+
+        settings, objects = as_settings(model=model, data=data)
+        with given({**self.objects, **objects}):
+            module = network(self.experiment.with_(**settings))
+        vector.load(module, self.state.model)
+        return module.eval()
+
+    def state_dict(self, model: Any = None, data: Any = None) -> "dict[str, Tensor]":
+        """The parameters and buffers of the trained network by name; the arguments are those of `module`."""
+        return self.module(model, data).state_dict()
 
     @property
     def labels(self) -> list[list[int]] | None:
@@ -421,7 +450,7 @@ def _label(settings: dict[str, Any], keys: list[str]) -> str:
     for key in keys:
         unambiguous = isinstance(value := settings[key], str) and not (several and _bare(value) in AMBIGUOUS)
         words.append(value if unambiguous else f"{key}={value}")
-    return ", ".join(words) or settings["receiver"]
+    return without_digests(", ".join(words) or settings["receiver"])
 
 
 def _is_ideal(settings: dict[str, Any]) -> bool:
