@@ -75,7 +75,8 @@ def panels(
     """
     figure = new_figure(len(families))
     row = figure.subplots(1, len(families), sharey=True, squeeze=False)[0]
-    looks = line_looks({name: runs for groups in families.values() for name, runs in groups.items()})
+    every = [item for groups in families.values() for item in groups.items()]
+    looks = line_looks(dict(reversed(every)) if len(families) > 1 else dict(every))
     for axes, (family, groups) in zip(row, families.items(), strict=True):
         draw_curves(axes, groups, metric, text, band, looks)
         axes.set_title(family or title)

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+from cycler import cycler
 from matplotlib import colormaps, rc_context, rcParams, rcParamsDefault
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex, to_rgb
@@ -37,7 +38,7 @@ STYLES: dict[PlotStyle, Any] = {
     },
     "dark": COMMON | {
         "figure.facecolor": DARK, "axes.facecolor": DARK, "legend.facecolor": DARK, "grid.color": "#8a8f9c",
-        "legend.edgecolor": "#5a5f6b",
+        "legend.edgecolor": "#5a5f6b", "axes.prop_cycle": cycler(color=colormaps["Set2"](range(8))),
         **dict.fromkeys(
             ["text.color", "axes.labelcolor", "axes.edgecolor", "axes.titlecolor", "xtick.color", "ytick.color"], LIGHT
         ),

@@ -10,12 +10,13 @@ from stableair.files import write_whole
 from stableair.literals import TableRow
 from stableair.optional import require
 from stableair.results.arguments import arguments, differing, ordered
-from stableair.results.outputs import GENERATOR, TABLE_INDEX, check_output
+from stableair.results.outputs import GENERATOR, check_output
 from stableair.results.run import Run, log_left_out, runs_from, with_metric
 from stableair.validation import as_path, integer, typed
 
 DataFrame = Any  # of pandas, which takes half a second to import
 FORMATS = ".csv", ".parquet", ".tex"
+TABLE_INDEX = "run folder"  # first column of a CSV file; `check_output` knows a table by it
 NO_METRICS = "round", "diverged"  # entries of a round that are not metrics
 
 
@@ -65,9 +66,7 @@ def table(
 def _frame(rows: list[dict[str, Any]]) -> DataFrame:
     import pandas
 
-    frame = pandas.DataFrame(rows).set_index(TABLE_INDEX)
-    frame.attrs["generator"] = GENERATOR
-    return frame
+    return pandas.DataFrame(rows).set_index(TABLE_INDEX)
 
 
 def _run_rows(run: Run, columns: Iterable[str], metrics: Iterable[str], last: int) -> list[dict[str, Any]]:
@@ -146,6 +145,7 @@ def write_table(frame: DataFrame, path: str | Path, force: bool = False, tex: st
         InputError: The format is unknown or the file cannot be written.
     """
     path = check_table(path, force)
+    frame.attrs["generator"] = GENERATOR  # Parquet keeps it
     if path.suffix == ".csv":
         content = frame.to_csv().encode()
     elif path.suffix == ".parquet":
