@@ -32,7 +32,7 @@ from stableair.experiment import EXECUTION, PRESETS, Experiment
 from stableair.paper import catalogue, figures, published_runs
 from stableair.results import plot
 from stableair.results.checksums import EXPERIMENT
-from stableair.results.run import LAST, Run, linear_mean, load, snrs
+from stableair.results.run import LAST, Run, linear_mean, read_run, snrs
 from stableair.searches import RESULT
 
 ROOT = Path(__file__).parents[1]
@@ -53,7 +53,7 @@ FIRST = 10  # rounds: later the SNR falls, with the gradient
 
 
 def publish(folder: Path) -> Iterator[Path]:
-    """Write the files of every figure that has finished runs, its picture, and the tables of the pages."""
+    """Write the files of every figure that has finished runs, its pictures, and the tables of the pages."""
     finished, commits = finished_runs(folder), recorded_commits(folder)
     for name in NAMES:
         curves = published_curves(name)
@@ -63,15 +63,23 @@ def publish(folder: Path) -> Iterator[Path]:
         if len({labels[title] for title in runs}) >= fewest:
             data = DATA[PRESETS[preset_of(name)]["data"]]
             yield from published_runs.write(name, curves, runs, searches(folder, name), data, commits)
-    for name in catalogue.FIGURES:
-        if published_runs.is_published(catalogue.SAME_RUNS.get(name, name)):
-            yield plot.save(figures.draw_published(name), IMAGES / f"{name}.png", force=True)
-    if published_runs.is_published("fig3a"):  # with the statistics that a plain implementation uses
-        clients = figures.draw_published("fig3a", metric=f"{ACCURACY}_clients")
-        yield plot.save(clients, IMAGES / "fig3a-clients.png", force=True)
+    yield from draw_pictures()
     for page in PAGES:
         page.write_text(rewritten(page))
         yield page
+
+
+def draw_pictures() -> Iterator[Path]:
+    """Draw every published figure for the light and for the dark mode of the pages."""
+    metrics = {
+        name: "" for name in catalogue.FIGURES if published_runs.is_published(catalogue.SAME_RUNS.get(name, name))
+    }
+    if "fig3a" in metrics:  # with the statistics that a plain implementation uses
+        metrics["fig3a-clients"] = f"{ACCURACY}_clients"
+    for title, metric in metrics.items():
+        for style, ending in (("screen", ".png"), ("dark", "-dark.png")):
+            picture = figures.draw_published(title.partition("-")[0], metric=metric, style=style)
+            yield plot.save(picture, IMAGES / f"{title}{ending}", force=True)
 
 
 def finished_runs(folder: Path) -> dict[str, Run]:
@@ -80,7 +88,7 @@ def finished_runs(folder: Path) -> dict[str, Run]:
     A run in a folder such as version-0.2 is left out when the folder has a finished run of the same name.
     """
     paths = sorted(path.parent for path in folder.rglob(EXPERIMENT) if not (path.parents[1] / RESULT).exists())
-    runs = {path.relative_to(folder).as_posix(): load(path) for path in paths}
+    runs = {path.relative_to(folder).as_posix(): read_run(path) for path in paths}
     finished = {title: run for title, run in runs.items() if published_runs.finished(run)}
     return {title: run for title, run in finished.items() if "/" not in title or Path(title).name not in finished}
 

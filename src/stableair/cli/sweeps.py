@@ -13,6 +13,7 @@ from stableair.cli.display import EngineDisplay, ProgressDisplay, duration
 from stableair.cli.options import (
     DataDir,
     Device,
+    Force,
     Plugin,
     PluginChanged,
     drop_unset,
@@ -28,6 +29,7 @@ from stableair.validation import pluralize
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from stableair.comparisons import Comparison
     from stableair.experiment import Experiment
     from stableair.sweeps.workers import ExperimentProgress, SweepProgress
 
@@ -106,6 +108,10 @@ def compare(
         int | None, typer.Option(min=1, max=1000, help="Number of seeds, shared by all experiments (default: 5).")
     ] = None,
     parallel: Parallel = 1,
+    table: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="Also write the table: .tex (booktabs), .csv or .parquet.")
+    ] = None,
+    force: Force = False,
     device: Device = None,
     data_dir: DataDir = None,
     plugin: Plugin = None,
@@ -116,16 +122,25 @@ def compare(
     load_plugins(plugin)
     from stableair.comparisons import comparison_plan
     from stableair.experiment import PRESETS
+    from stableair.results.table import check_table
     from stableair.sweeps.plans import parse_plan
 
+    if table:
+        check_table(table, force)
     if words[0] not in PRESETS and Path(words[0]).is_dir():
-        print(sa.compare(words))
+        print_comparison(sa.compare(words), table, force)
         return
     changed = plugin_change(plugin_changed)
     experiments = comparison_plan(parse_plan(words, "a folder of runs") | drop_unset(device=device), seeds)
     with advise_on_stop(ADVICE), sweep_display(experiments, out) as display:
         comparison = sa.compare(experiments, out, parallel=parallel, plugin_changed=changed, callbacks=[display])
+    print_comparison(comparison, table, force)
+
+
+def print_comparison(comparison: "Comparison", table: Path | None, force: bool) -> None:
     print(comparison)
+    if table:
+        print(comparison.save(table, force=force))
 
 
 @contextmanager
