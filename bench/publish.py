@@ -32,7 +32,7 @@ from stableair.experiment import EXECUTION, PRESETS, Experiment
 from stableair.paper import catalogue, figures, published_runs
 from stableair.results import plot
 from stableair.results.checksums import EXPERIMENT
-from stableair.results.run import LAST, Run, linear_mean, load, snrs
+from stableair.results.run import LAST, Run, linear_mean, read_run, snrs
 from stableair.searches import RESULT
 
 ROOT = Path(__file__).parents[1]
@@ -80,7 +80,7 @@ def finished_runs(folder: Path) -> dict[str, Run]:
     A run in a folder such as version-0.2 is left out when the folder has a finished run of the same name.
     """
     paths = sorted(path.parent for path in folder.rglob(EXPERIMENT) if not (path.parents[1] / RESULT).exists())
-    runs = {path.relative_to(folder).as_posix(): load(path) for path in paths}
+    runs = {path.relative_to(folder).as_posix(): read_run(path) for path in paths}
     finished = {title: run for title, run in runs.items() if published_runs.finished(run)}
     return {title: run for title, run in finished.items() if "/" not in title or Path(title).name not in finished}
 
@@ -221,7 +221,7 @@ def _verdicts(name: str) -> list[tuple[str, str, str]]:
 
 
 def _claims_table(name: str) -> str:
-    return _table(("the paper says", "we saw", "verdict"), _verdicts(name))
+    return _table(("claim of the paper", "our result", "verdict"), _verdicts(name))
 
 
 def _summary() -> str:
@@ -232,7 +232,7 @@ def _summary() -> str:
         if not _curves(name):
             judged = [(judged[0][0] + (", and the other claims" if len(judged) > 1 else ""), MISSING, NONE)]
         rows += [(catalogue.FIGURES[name].title.partition(":")[0].removeprefix("Fig. "), *one) for one in judged]
-    return _table(("Fig.", "the paper says", "we saw", "verdict"), rows)
+    return _table(("Fig.", "claim of the paper", "our result", "verdict"), rows)
 
 
 def _source(name: str) -> str:
@@ -262,7 +262,7 @@ def _snr_table(curves: Curves) -> str:
 
     head = (
         "τ", "the paper", f"{FIRST} rounds: mean", "median", "linear", "all: mean", "median", "linear", "highest",
-        f"median of {FIRST} within {TOLERANCE:g} dB",
+        f"median of {FIRST} within {TOLERANCE:g} dB of the paper",
     )  # fmt: skip
     return _table(head, (row(*item) for item in catalogue.SNR.items()))
 
@@ -276,8 +276,8 @@ def _highest_snr(run: Run) -> float:
 
 def _choices_table(curves: Curves) -> str:
     """Each modelling choice made the other way, beside the baseline at the same round."""
-    baseline = curves.get("as settled", [])
-    head = "the other choice", "setting", "seed", "rounds", "test accuracy", "baseline", f"SNR, median of {FIRST}"
+    baseline = curves.get("baseline", [])
+    head = "alternative", "setting", "seed", "rounds", "test accuracy", "baseline", f"SNR, median of {FIRST}"
 
     def row(label: str, settings: dict[str, Any]) -> list[str]:
         setting = f"`{' '.join(f'{key}={value}' for key, value in settings.items())}`"
@@ -292,7 +292,7 @@ def _choices_table(curves: Curves) -> str:
     rows = [row(*item) for item in catalogue.CHOICES.items()]
     for kind in ("clients", "batch"):  # evaluated in every round of the baseline run
         accuracies = [f"{baseline[0][key][19]:.3f}" for key in (f"{ACCURACY}_{kind}", ACCURACY)] if baseline else []
-        label = f"norm statistics: the {kind}{'' if kind == 'batch' else chr(39)}"
+        label = f"norm statistics of the {'test batch' if kind == 'batch' else kind}"
         rows.append([label, f"`norm_stats={kind}`", "0", "20", *(accuracies or [MISSING, NONE]), NONE])
     return _table(head, rows)
 

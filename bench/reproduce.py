@@ -23,7 +23,7 @@ from stableair.experiment import IDEAL, PRESETS, Experiment
 from stableair.paper.catalogue import AUTO, CHOICES, SEARCHED
 from stableair.results.callbacks import Callback
 from stableair.results.checksums import CHECKPOINT, PREVIOUS
-from stableair.results.run import load
+from stableair.results.run import read_run
 from stableair.runner import run
 from stableair.searches import RESULT, search
 
@@ -75,7 +75,7 @@ class Job(NamedTuple):
             return (path / RESULT).exists() and "best" in json.loads((path / RESULT).read_text())
         if not (path / "experiment.json").exists():
             return False
-        recorded = load(path)
+        recorded = read_run(path)
         return len(recorded) >= self.experiment.rounds or recorded.diverged is not None
 
     def best(self, folder: Path) -> dict[str, float]:

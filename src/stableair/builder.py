@@ -12,6 +12,7 @@ from torch import nn
 from stableair import vector
 from stableair.algorithm import Simulation
 from stableair.channels import assembly
+from stableair.client_tests import client_tests
 from stableair.contracts import Channel, Dataset, Rule, ServerRule, Split, State, holds_tokens
 from stableair.data.datasets import hold_out
 from stableair.data.partitions import divide, labels
@@ -23,9 +24,11 @@ from stableair.memory import check_memory
 from stableair.models import model
 from stableair.participants import divisor, participants
 from stableair.receivers import assemble
+from stableair.schedules import Schedule, full_rate
 from stableair.servers import as_server_rule
 from stableair.spec import Call, traceback_location
 from stableair.streams import generator
+from stableair.training.local_rules import as_local_rule
 from stableair.training.local_training import LocalTraining
 from stableair.training.reference import CHUNK, Reference
 from stableair.validation import short_repr, suggest, typed
@@ -206,12 +209,17 @@ def _build(e: Experiment) -> Simulation:
         payload=e.payload,
         seed=e.seed,
         augment=e.augment,
+        rule=as_local_rule(e.call("local")()),
+        lr_share=e.call("lr_decay")(),
+        label_smoothing=e.label_smoothing,
     )
     participation = e.call("participation")()
     draw_participants = participants(participation, work.sizes, e.seed)
     draw_participants(0)  # a rule that asks for too many clients is refused before anything is computed
     side = receiving_side(e, layout, work.norms, divisor(participation, e.clients))
-    evaluate = Evaluate(module, data, e.evaluate, e.norm_stats, calibration_sample(samples, e.seed).to(target))
+    calibration = calibration_sample(samples, e.seed).to(target)
+    tests = client_tests(data, samples).to(target) if e.evaluate_clients else None
+    evaluate = Evaluate(module, data, e.evaluate, e.norm_stats, calibration, tests)
     return Simulation(
         n=e.clients,
         seed=e.seed,
@@ -225,6 +233,7 @@ def _build(e: Experiment) -> Simulation:
         labels=labels(parts, data.train, data.classes),
         files=dict(data.files),
         snr_blocks=vector.NOTHING if e.snr_blocks == "none" else layout.merge(e.snr_blocks),
+        server_share=server_share(e),
     )
 
 
@@ -263,6 +272,17 @@ def receiving_side(e: Experiment, layout: Layout, norms: Layout, divisor: float 
     if "lr" in step.parameters and step.full().arguments["lr"] is None:
         step = step.with_("lr", e.lr if e.payload == "gradient" else 1.0)
     return ReceivingSide(channel, receiver, as_server_rule(step()))
+
+
+def server_share(e: Experiment) -> Schedule:
+    """The factor of g in the server's step: a server without its own lr follows the clients' schedule.
+
+    With payload "gradient", w_k - w_{k,n} is eta_k times the payload; so the server multiplies by the same eta_k.
+    """
+    step = e.call("server")
+    follows = "lr" in step.parameters and step.full().arguments["lr"] is None and e.payload == "gradient"
+    share: Schedule = e.call("lr_decay")() if follows else full_rate
+    return share
 
 
 def start_state(model: ModelState, side: ReceivingSide) -> State:

@@ -349,9 +349,34 @@ class ServerRule:
         return self.apply(w, g, self.init(w))[0]
 
 
-# Plain functions are components too: `as_receiver` and `as_server_rule` make rules of them.
+# One local step of one client: (w (d,), gradient (d,), Memory, lr) -> (w (d,), Memory).
+LocalStep = Callable[[Tensor, Tensor, Memory, float], tuple[Tensor, Memory]]
+
+
+@dataclass(frozen=True)
+class LocalRule:
+    """An optimiser of the local training: a pure function of one client's parameters, gradient and memory.
+
+    The vectors hold the parameters that are trained, in the order of the model; d is their number.
+
+    Args:
+        step: (w (d,), gradient (d,), Memory, lr) -> (w (d,), Memory), one local step. It changes none of its arguments
+            in place. To run in a fast engine, it may not branch on the values of tensors, and the memory may hold only
+            tensors.
+        init: The parameters w_k with which the round starts (d,) -> the memory before the first local step.
+        entrywise: Whether an entry of the new parameters and memory depends on the same entry of the arguments alone.
+            Then an engine may apply the rule to one parameter tensor after the other, as flat vectors.
+    """
+
+    step: LocalStep
+    init: Callable[[Tensor], Memory] = no_memory
+    entrywise: bool = False
+
+
+# Plain functions are components too: `as_receiver`, `as_server_rule` and `as_local_rule` make rules of them.
 ReceiverLike = Rule | Callable[[Tensor], Tensor]
 ServerRuleLike = ServerRule | Callable[[Tensor, Tensor], Tensor]
+LocalRuleLike = LocalRule | LocalStep
 
 
 # ---------------------------------------------------------------------------------------------------------- simulation

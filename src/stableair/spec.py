@@ -40,6 +40,11 @@ class Entry:
     source: Source | None = None  # None for a factory of this package
 
     @property
+    def parameters(self) -> list[str]:
+        """The names of the factory's parameters."""
+        return list(inspect.signature(self.factory).parameters)
+
+    @property
     def signature(self) -> str:
         """The signature without types, as error messages show it."""
         parameters = [p.replace(annotation=p.empty) for p in inspect.signature(self.factory).parameters.values()]
@@ -235,7 +240,7 @@ class Registry:
 
     def _check_keywords(self, entry: Entry, keywords: list[ast.keyword], text: str) -> None:
         """Refuse arguments that the factory does not have, and arguments that are given twice."""
-        known = list(inspect.signature(entry.factory).parameters)
+        known = entry.parameters
         names: set[str] = set()
         for keyword in keywords:
             if keyword.arg is None:

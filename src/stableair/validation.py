@@ -116,6 +116,17 @@ def number(name: str, value: object, low: float = -math.inf, high: float = math.
     return value
 
 
+def boolean(name: str, value: object) -> bool:
+    """Return `value`, which must be True or False; the error writes them as a spec does.
+
+    Raises:
+        InputError: It is something else (`wrong-type`).
+    """
+    if not isinstance(value, bool):
+        raise _wrong_type(name, value, "true or false")
+    return value
+
+
 def fraction(name: str, value: object) -> float:
     """Return `value` as a float in [0, 1)."""
     share = float(value) if isinstance(value, float) else number(name, value)  # NaN gets the same message

@@ -119,7 +119,8 @@ def test_every_figure_has_a_page():
         link = re.search(rf"\[[^]]*\b{name}\b[^]]*\]\(([\w-]+\.md)\)", shown)
         page = (ROOT / "docs/figures" / link[1]).read_text()
         assert f"stableair figure {name}" in page
-        assert all(part in page for part in ("**What.**", "**Command", "**What we got", "**Where we differ"))
+        parts = "**Content.**", "**Command.**", "**Result", "**Differences from the paper.**"
+        assert all(part in page for part in parts)
 
 
 def test_the_sizes_in_the_docs_are_the_models_own():

@@ -18,7 +18,7 @@ from stableair.experiment import Experiment
 from stableair.paper import published_runs
 from stableair.paper.catalogue import FIGURES, SAME_RUNS, SEARCHED, published_curves
 from stableair.paper.figures import draw_published, overlay_runs, read_published
-from stableair.results.run import Run, load
+from stableair.results.run import Run, read_run
 
 sys.path.insert(0, str(ROOT / "bench"))
 import publish
@@ -109,7 +109,7 @@ def test_the_published_rounds_are_those_of_the_folders(name):
     for title, described in about.items():
         if (folder := reproduce.FOLDER / title).exists():
             (mine,) = (run for run in read if run.record == described["experiment"])
-            original = load(folder)
+            original = read_run(folder)
             assert mine.record == original.record
             for metric in ("test/accuracy", "test/loss", "channel/snr_db"):
                 np.testing.assert_allclose(
@@ -161,7 +161,7 @@ def test_what_is_written_is_read_and_written_alike(published_folder):
 
 
 def test_a_commit_that_was_not_recorded_can_be_supplied(published_folder):
-    run = load(reproduce.FOLDER / "cifar10-mac-seed0")  # recorded by 0.1.0, without a commit
+    run = read_run(reproduce.FOLDER / "cifar10-mac-seed0")  # recorded by 0.1.0, without a commit
     for commits, expected in ((None, ""), ({"mac": "abc", "other": "def"}, "abc")):
         published_runs.write("fig3a", published_curves("fig3a"), {"mac": run}, {}, "made up", commits)
         environments = published_runs.read("fig3a", published_curves("fig3a")).environments["mac"]

@@ -182,15 +182,31 @@ def test_functions_that_reuse_runs(plugin, settings, tmp_path, function):
     if function is sweep:
         first, kept = accuracy_and_loss(first), accuracy_and_loss(kept)
     assert kept == first
+    folders = [path.parent for path in (tmp_path / "s").rglob(ENVIRONMENT)]
+    for folder in folders:
+        (entry,) = environments(folder)
+        if entry["plugins"]:
+            assert entry["plugins_kept"] != entry["plugins"], "both versions are recorded"
     plugin.write(factor=0.1)
     plugin(function, settings, tmp_path / "s", plugin_changed="recompute")
-    folders = [path.parent for path in (tmp_path / "s").rglob(ENVIRONMENT)]
     for folder in folders:
         assert len(environments(folder)) == 1
         assert "plugins_kept" not in environments(folder)[0]
     with pytest.raises(InputError) as error:
         plugin(function, settings, tmp_path / "s", plugin_changed="kept")
     assert error.value.code in ("unknown-value", "wrong-type")
+
+
+def test_a_trial_that_was_stopped_early_records_both_versions_too(plugin, settings, tmp_path, monkeypatch):
+    """Its score stops it again, before `sa.run` sees its folder."""
+    settings |= {"rounds": 3}
+    monkeypatch.setattr("optuna.trial.Trial.should_prune", lambda trial: trial.number == 1)
+    plugin(search, settings, tmp_path / "s")
+    plugin.write(factor=0.7)
+    plugin(search, settings, tmp_path / "s", plugin_changed="keep")
+    entries = [environments(path.parent) for path in (tmp_path / "s").rglob(ENVIRONMENT)]
+    assert len(entries) == 2
+    assert all("plugins_kept" in entry for (entry,) in entries)
 
 
 def test_worker_processes_get_the_policy(plugin, settings, tmp_path):

@@ -86,7 +86,7 @@ def show(
     partition: Annotated[str, typer.Option(help="Partition over the clients, such as 'dirichlet(0.3)'.")] = "iid()",
     clients: Annotated[int, typer.Option(min=1)] = 50,
     seed: Annotated[int, typer.Option()] = 0,
-    out: Annotated[Path, out_option("Image file to write.", "-o")] = Path("labels.png"),
+    out: Annotated[Path, out_option("Image file to write.")] = Path("labels.png"),
     force: Force = False,
     data_dir: DataDir = None,
     plugin: Plugin = None,

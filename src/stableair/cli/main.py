@@ -12,6 +12,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from stableair.cli import bench, data, paper, reference, results, runs, sweeps
+from stableair.cli.advice import option_for, setting_for
 from stableair.cli.stopping import CLOSED, INTERRUPTED, BrokenPipe, exit_code, install_signal_handlers
 from stableair.errors import StableairError
 from stableair.results.callbacks import is_main_process
@@ -32,6 +33,7 @@ COMMANDS: dict[str, Callable[..., None]] = {  # in the order of --help
     "compare": sweeps.compare,
     "figure": paper.figure,
     "plot": results.plot,
+    "export": results.export,
     "report": results.report,
     "list": reference.list_components,
     "theory": reference.theory,
@@ -87,8 +89,11 @@ def _run(words: list[str]) -> int | None:
             sys.stdout.flush()  # raises the error of a full disk or a broken pipe here, not at exit
         return code
     except StableairError as error:
-        return fail(with_flag(error))
+        option = option_for(error, words, COMMANDS)
+        return fail(f"{error.fields['name']} is an option of this command: {option}" if option else with_flag(error))
     except ClickException as error:
+        if setting := setting_for(error, words):
+            return fail(f"{error.option_name} is a setting: {setting}")
         message = error.format_message()  # empty if no command was given: typer has printed the help
         return fail(message) if message else WRONG
     except (BrokenPipe, BrokenPipeError) as error:

@@ -21,7 +21,7 @@ from stableair.cli.options import (
     use_data_folder,
 )
 from stableair.cli.stopping import advise_on_stop
-from stableair.errors import InputError, StableairError
+from stableair.errors import StableairError
 from stableair.results.callbacks import is_main_process
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def search(
 
     changed = plugin_change(plugin_changed)
     settings, spaces = separate_spaces(words)
-    base = from_words(settings).with_(**drop_unset(device=device))
+    base = from_words([*settings, *first_values(settings, spaces)]).with_(**drop_unset(device=device))
     with advise_on_stop("the same command continues from here"), TrialDisplay(list(spaces)) as display:
         result = sa.search(base, spaces, out, trials=trials, seeds=seeds, plugin_changed=changed, callbacks=[display])
     assert result.folder is not None
@@ -153,17 +153,21 @@ class TrialDisplay(ProgressDisplay):
 
 def separate_spaces(words: list[str]) -> tuple[list[str], dict[str, "Space"]]:
     """Split the arguments into settings of the experiment and spaces to search."""
+    from stableair.experiment import last_of_each
     from stableair.searches import space
 
     settings: list[str] = []
     spaces: dict[str, Space] = {}
-    keys = [word.partition("=")[0] for word in words if "=" in word]
-    if repeated := sorted({key for key in keys if keys.count(key) > 1}):
-        raise InputError(f"{', '.join(repeated)} is given twice", code="given-twice", names=repeated)
-    for word in words:
+    for word in last_of_each(words):
         key, _, text = word.partition("=")
         if parsed := space(key, text):
             spaces[key] = parsed
         else:
             settings.append(word)
     return settings, spaces
+
+
+def first_values(settings: list[str], spaces: dict[str, "Space"]) -> list[str]:
+    """A value for each searched argument of a component that is given by its name alone: receiver=mac needs a C."""
+    named = {key for key, _, text in (word.partition("=") for word in settings) if text.isidentifier()}
+    return [f"{key}={one.ends()[0]}" for key, one in spaces.items() if key.partition(".")[0] in named - {key}]

@@ -36,6 +36,7 @@ from stableair.spec import Given, given, without_digests
 from stableair.validation import as_path, short_repr, suggest
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from torch import Tensor, nn
 
     from stableair.contracts import State
@@ -93,8 +94,12 @@ class Run:
 
     def settled(self, metric: str) -> float:
         """Mean of a metric over the last ten rounds, at most half of the run; 0 for a run that diverged."""
-        last = [v for v in self[metric][-min(LAST, max(1, len(self) // 2)) :] if v is not None]
-        return 0.0 if self.diverged is not None or not last else sum(last) / len(last)
+        return self.mean_of_last(metric, min(LAST, max(1, len(self) // 2))) or 0.0
+
+    def mean_of_last(self, metric: str, rounds: int) -> float | None:
+        """Mean of a metric over some last rounds; None for a run that diverged or did not record it in these rounds."""
+        last = [v for v in self[metric][-rounds:] if v is not None]
+        return None if self.diverged is not None or not last else sum(last) / len(last)
 
     def fluctuation(self, metric: str) -> float | None:
         """Standard deviation of a metric over the last ten rounds; None for a run that diverged or has one round."""
@@ -170,9 +175,55 @@ class Run:
 
         return pandas.DataFrame([{k: v for k, v in row.items() if k != "diverged"} for row in self.rounds])
 
+    def plot(self, metric: str = "test/accuracy", *, ax: "Axes | None" = None, **line: Any) -> "Axes":
+        """Draw a metric against the rounds; `sa.plot` draws several runs.
 
-def load(folder: str | Path) -> Run:
-    """Read a run folder; `load(folder).to_pandas()` returns a DataFrame.
+        Args:
+            metric: Name of a recorded metric.
+            ax: Axes to draw into; None: the axes of a new pyplot figure.
+            line: Further arguments of `Axes.plot`, such as `label` and `color`.
+
+        Returns:
+            The matplotlib axes.
+        """
+        from stableair.results.axes import label_metric, label_rounds
+
+        values = self[metric]
+        if not values:
+            raise InputError(f"{self.folder}: no round is complete yet", code="no-rounds", folder=self.folder)
+        if ax is None:
+            from matplotlib import pyplot
+
+            ax = pyplot.subplots(layout="constrained")[1]
+        rounds = [row["round"] + 1 for row in self.rounds]  # pictures count rounds from 1
+        marker = "o" if len(values) == 1 else None
+        ax.plot(rounds, [math.nan if v is None else v for v in values], **{"marker": marker} | line)
+        label_rounds(ax)
+        label_metric(ax, metric)
+        return ax
+
+
+def load(folder: str | Path) -> Run | list[Run]:
+    """Read a run folder, or all runs below a folder; `load(run_folder).to_pandas()` returns a DataFrame.
+
+    Returns:
+        The run of a run folder. For any other folder a list of the runs below it, each once; a run that cannot be read
+        is left out with a warning.
+
+    Raises:
+        InputError: There is no run in the folder or below it.
+        CorruptRunError: A file of the run in a run folder is damaged.
+    """
+    folder = as_path("folder", folder)
+    if (folder / EXPERIMENT).exists():
+        return read_run(folder)
+    runs, left_out = find([folder])
+    log_left_out(left_out)
+    return runs
+
+
+def read_run(folder: str | Path) -> Run:
+    """Read the run in a run folder.
 
     Raises:
         InputError: The folder holds no run.
@@ -284,7 +335,7 @@ def find(folders: Iterable[str | Path]) -> tuple[list[Run], list[str]]:
             left_out.append(str(error))
     for path in run_folders.values():
         try:
-            run = load(path)
+            run = read_run(path)
             key = run.identity
         except Exception as error:  # an unreadable run does not prevent reading the others
             known = isinstance(error, StableairError)
