@@ -2,7 +2,6 @@
 
 import math
 import re
-from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
@@ -41,7 +40,7 @@ class Reply(NamedTuple):
 class ReplyFormat(NamedTuple):
     """The contents that every reply must have."""
 
-    model: Mapping[str, object]  # arrays by name
+    model: ArrayRecord  # the model before the first round
     layout: Layout  # of the parameters
     norms: Layout  # of the norm buffers
     scale: float  # of w_k - w_{k,n}, so that it becomes the payload
