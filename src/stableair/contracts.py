@@ -50,17 +50,18 @@ class Dataset(NamedTuple):
         mean, std = (torch.tensor(t, device=device).reshape(-1, 1, 1) for t in (self.mean, self.std))
         return mean, std
 
-    def inputs(self, x: Tensor) -> Tensor:
-        """Stored samples (m, c, h, w) as float32, normalised per channel."""
-        return normalised(x, *self.scaling(x.device))
+    def inputs(self, x: Tensor, scaling: tuple[Tensor, Tensor] | None = None) -> Tensor:
+        """Stored samples as float32 inputs, normalised per channel: (..., c, h, w) -> (..., c, h, w).
+
+        Args:
+            x: The samples.
+            scaling: `scaling(x.device)`, so that nothing is copied to the device; None computes it.
+        """
+        mean, std = scaling or self.scaling(x.device)
+        return (x.float() - mean) / std
 
     def to(self, device: torch.device | str) -> "Dataset":
         return self._replace(train=self.train.to(device), test=self.test.to(device))
-
-
-def normalised(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """Stored samples as float32 inputs: (..., c, h, w) -> (..., c, h, w)."""
-    return (x.float() - mean) / std
 
 
 # ------------------------------------------------------------------------------------------------------ local training
@@ -284,11 +285,6 @@ class ReducibleChannel(Channel, Protocol):
 Memory = Any
 
 
-def no_memory(like: Tensor) -> Memory:
-    """The memory of a component without one."""
-    return ()
-
-
 class Reception(NamedTuple):
     """The input of a receiver in one round."""
 
@@ -314,7 +310,7 @@ class Rule:
     """
 
     apply: Callable[[Reception, Memory], tuple[Tensor, Memory, Metrics]]
-    init: Callable[[Tensor], Memory] = no_memory
+    init: Callable[[Tensor], Memory] = lambda like: ()
     pilots: int = 0
     blocks: Layout | None = None
     parts: tuple["Rule", ...] | None = None
@@ -337,7 +333,7 @@ class ServerRule:
     """
 
     apply: Callable[[Tensor, Tensor, Memory], tuple[Tensor, Memory, Metrics]]
-    init: Callable[[Tensor], Memory] = no_memory
+    init: Callable[[Tensor], Memory] = lambda like: ()
 
     def __call__(self, w: Tensor, g: Tensor) -> Tensor:
         return self.apply(w, g, self.init(w))[0]

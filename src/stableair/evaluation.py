@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from stableair.contracts import Average, Dataset, Memory, Metrics, normalised
+from stableair.contracts import Average, Dataset, Memory, Metrics
 from stableair.literals import NormStats
 from stableair.streams import generator
 from stableair.training.reference import float32_matmul
@@ -126,7 +126,7 @@ class Evaluate:
         return state
 
     def _output(self, x: Tensor, scaling: Scaling) -> Tensor:
-        x = normalised(x, *scaling)
+        x = self.data.inputs(x, scaling)
         return self.module(x if self.precision == "fp32" else x.contiguous(memory_format=torch.channels_last))
 
     @contextmanager

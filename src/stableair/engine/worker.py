@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from stableair.contracts import Upload, normalised
+from stableair.contracts import Upload
 from stableair.engine.stacked import Stacked, Tap, Tensors
 from stableair.engine.vmapped import Vmapped
 from stableair.training.augmentation import crop_flip
@@ -95,7 +95,7 @@ class Worker:
             return {name: torch.empty(n, *shape, dtype=master, device=self.device) for name, shape in each}
 
         self.p, self.stats = stack(self.layout), stack(self.norms)
-        self.mean, self.std = work.data.scaling(self.device)  # in a captured graph nothing may be copied from the host
+        self.scaling = work.data.scaling(self.device)  # in a captured graph nothing may be copied from the host
         self.index = torch.zeros(n, b, dtype=torch.int64, device=self.device)
         self.weight = torch.zeros(n, b, dtype=master, device=self.device)
         moving = work.augment != "none"
@@ -146,7 +146,7 @@ class Worker:
         """The batches of the first m clients as the module takes them: (m, B, c, h, w)."""
         x = self.work.data.train.x[self.index[:m]]
         x = x if self.moves is None else crop_flip(x, self.moves[:m])
-        return normalised(x, self.mean, self.std).to(self.dtype)
+        return self.work.data.inputs(x, self.scaling).to(self.dtype)
 
     def step(self, m: int) -> None:
         """One local step of the first m clients, on the samples of `index`."""
