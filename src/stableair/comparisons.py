@@ -99,7 +99,8 @@ class Comparison(NamedTuple):
     def to_latex(self, labels: Mapping[str, str] | None = None) -> str:
         """A table for the LaTeX package booktabs: a row per receiver, a column per channel.
 
-        A cell is the mean accuracy in per cent and its standard deviation over the seeds; the best of a channel is bold.
+        A cell is the mean accuracy and its standard deviation over the seeds, in per cent; the best one of a channel is
+        bold.
 
         Args:
             labels: Texts for receivers and channels, such as {"mac(C=1)": "MAC, $C = 1$"}; formulas are between $.
