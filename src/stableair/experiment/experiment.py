@@ -14,7 +14,7 @@ from stableair.spec import Call, format_call
 from stableair.validation import choice, fraction, integer, number, positive, short_repr, suggest
 
 MAX_COUNT = 10**9  # limit of clients, rounds, epochs and samples in a batch
-MAX_LR = 1e38  # within the range of float32
+LR_RANGE = 1e-38, 1e38  # the rate and its inverse, which scales the payload, are within the range of float32
 
 T = TypeVar("T")
 
@@ -93,7 +93,7 @@ class Experiment:
             self._set(name, integer(name, getattr(self, name), 1, MAX_COUNT))
         self._set("chunk", integer("chunk", self.chunk, 0, MAX_COUNT))
         self._set("seed", integer("seed", self.seed))
-        self._set("lr", number("lr", positive("lr", self.lr), high=MAX_LR))
+        self._set("lr", number("lr", positive("lr", self.lr), *LR_RANGE))
         self._set("average", fraction("average", self.average))
         for name in SETTING_FIELDS:
             if allowed := allowed_values(name):
