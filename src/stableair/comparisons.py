@@ -12,6 +12,7 @@ from stableair.errors import InputError
 from stableair.experiment import Experiment
 from stableair.literals import PluginChange
 from stableair.results.callbacks import Callback
+from stableair.results.plugins import MIXED, mixed_components
 from stableair.results.run import LAST, Run, group, log_left_out, runs_from
 from stableair.results.statistics import (
     CHANNEL,
@@ -60,6 +61,11 @@ class Line(NamedTuple):
     def diverged(self) -> int:
         """Number of runs that diverged."""
         return sum(run.diverged is not None for run in self.runs)
+
+    @property
+    def mixed_components(self) -> list[str]:
+        """The components of which the runs hold results of several versions, or of an earlier version that was kept."""
+        return mixed_components(self.runs)
 
 
 class Comparison(NamedTuple):
@@ -174,6 +180,8 @@ class Comparison(NamedTuple):
             notes.append("no p for a difference that is the same for every seed")
         if any(line.diverged for line in lines):
             notes.append("a run that diverged counts as 0")
+        if mixed := dict.fromkeys(name for line in lines for name in line.mixed_components):
+            notes.append(f"{MIXED}: includes results of an earlier version of the {', '.join(mixed)}")
         return notes
 
 
@@ -191,7 +199,8 @@ def _row(line: Line, behind: PairedDifference | None) -> list[str]:
         cells = [difference or "", " to ".join(filter(None, ends)), p]
     uses = "" if line.uses is None else f"{line.uses:,.0f}"
     accuracy = f"{100 * line.accuracy:.2f}{std}{diverged}"
-    return [line.receiver, accuracy, *cells, str(len(line.runs)), uses, f"{line.seconds:.1f}"]
+    name = f"{line.receiver} {MIXED}" if line.mixed_components else line.receiver
+    return [name, accuracy, *cells, str(len(line.runs)), uses, f"{line.seconds:.1f}"]
 
 
 def _behind(line: Line, pair: PairedDifference) -> tuple[float, float | None, float | None]:
