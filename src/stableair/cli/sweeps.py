@@ -177,7 +177,6 @@ def progress_table(settings: dict[str, list[str]], progress: "SweepProgress", he
     """
     from rich.table import Table
 
-
     by_name = {one.experiment.name: one for one in progress.refresh()}
     rows = {label: [by_name[name] for name in names] for label, names in settings.items()}
     fitting = max(1, height - 6)
