@@ -21,7 +21,14 @@ README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
 PLUGIN = "# my_rule.py\n"  # how a block begins that is to be saved under that name
 PLAN = "# plan.toml\n"  # likewise
-SLOW_COMMANDS = {"air-signals.md", "air.md", "compare.md", "paper-figures.md", "scale.md", "tutorial.md"}  # command.md is in the fast run
+SLOW_COMMANDS = {
+    "air-signals.md",
+    "air.md",
+    "compare.md",
+    "paper-figures.md",
+    "scale.md",
+    "tutorial.md",
+}  # command.md is in the fast run
 # In the fast run: an experiment, a sweep with a callback, a plain model, and custom components.
 FAST_PYTHON = {"python.md-1", "python.md-2", "python.md-9", "extending.md-2", "extending.md-3"}
 
