@@ -1,6 +1,7 @@
 """Comparison of receivers over channels on the same seeds: all share data, batches, fading and noise."""
 
 import logging
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
@@ -90,7 +91,8 @@ class Comparison(NamedTuple):
         """
         import pandas
 
-        return pandas.DataFrame([self._record(channel, line) for channel in self.lines for line in self.lines[channel]])
+        records = [self._record(channel, line) for channel, lines in self.lines.items() for line in lines]
+        return pandas.DataFrame(records).astype(dict.fromkeys(("std", "behind", "low", "high", "p", "uses"), float))
 
     def _record(self, channel: str, line: Line) -> dict[str, Any]:
         pair = self.pair(channel, self.lines[channel][0].receiver, line.receiver)
@@ -105,14 +107,13 @@ class Comparison(NamedTuple):
     def to_latex(self, labels: Mapping[str, str] | None = None) -> str:
         """A table for the LaTeX package booktabs: a row per receiver, a column per channel.
 
-        A cell is the mean accuracy and its standard deviation over the seeds, in per cent; the best one of a channel is
-        bold.
+        A cell is the mean accuracy in per cent and its standard deviation over the seeds; the best ones are bold.
 
         Args:
             labels: Texts for receivers and channels, such as {"mac(C=1)": "MAC, $C = 1$"}; formulas are between $.
 
         Raises:
-            InputError: A label is of no receiver or channel of this comparison (`unknown-label`).
+            InputError: A label is of no receiver or channel (`unknown-label`) or is given twice (`duplicate-label`).
         """
         import pandas
 
@@ -142,7 +143,10 @@ class Comparison(NamedTuple):
                 raise InputError(
                     f"label {name!r}: {suggest(name, known)}", code="unknown-label", name=name, allowed=known
                 )
-        return {name: labels.get(name, name) for name in known}
+        texts = {name: labels.get(name, name) for name in known}
+        if repeated := [text for text, n in Counter(texts.values()).items() if n > 1]:
+            raise InputError(f"label {repeated[0]!r} is given twice", code="duplicate-label", name=repeated[0])
+        return texts
 
     def save(self, path: str | Path, *, labels: Mapping[str, str] | None = None, force: bool = False) -> Path:
         """Write the comparison as a table: .tex as `to_latex`, .csv and .parquet as `to_pandas`.
