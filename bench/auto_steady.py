@@ -121,11 +121,9 @@ class Results:
 
 def rule_commit() -> str:
     """The last commit that changed the rule; + marks changes that are not committed."""
-    git = ["git", "-C", str(Path(__file__).parent.parent)]
-    commit = subprocess.run(
-        [*git, "log", "-1", "--format=%h", "--", SOURCE], capture_output=True, text=True, check=True
-    )
-    changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", SOURCE]).returncode
+    git = partial(subprocess.run, cwd=Path(__file__).parent.parent, capture_output=True, text=True)
+    commit = git(["git", "log", "-1", "--format=%h", "--", SOURCE], check=True)
+    changed = git(["git", "diff", "--quiet", "HEAD", "--", SOURCE]).returncode
     return commit.stdout.strip() + "+" * bool(changed)
 
 
