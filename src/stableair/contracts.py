@@ -311,7 +311,8 @@ class Rule:
 
     Args:
         apply: (Reception, Memory) -> (g (d,), Memory, Metrics). It changes none of its arguments in place. The metrics
-            are recorded as `receiver/...`.
+            are recorded as `receiver/...`. A metric named `clipped` is recorded as `clip/fraction`: a rule that also
+            scales what it does not clip returns the share of clipped entries under this name.
         init: A vector of the model's length, dtype and device -> the memory before the first round.
         pilots: Noise-only symbols per round that it asks for.
         blocks: The blocks that are bound to this rule; None for the blocks of the reception.
