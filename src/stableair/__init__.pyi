@@ -47,6 +47,7 @@ from stableair.receivers.rules import receiver as receiver
 from stableair.receivers.rules import sign as sign
 from stableair.receivers.rules import tanh_clip as tanh_clip
 from stableair.results.callbacks import Callback as Callback
+from stableair.results.options import RunOptions as RunOptions
 from stableair.results.plot import plot as plot
 from stableair.results.recorder import RunMetadata as RunMetadata
 from stableair.results.recorder import recorded as recorded

@@ -4,12 +4,13 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 from stableair.errors import InputError
 from stableair.experiment import Experiment
 from stableair.literals import PluginChange
 from stableair.results.callbacks import Callback
+from stableair.results.options import RunOptions
 from stableair.results.run import LAST, Run, group, log_left_out, runs_from
 from stableair.results.statistics import (
     CHANNEL,
@@ -141,6 +142,7 @@ def compare(
     parallel: int = 1,
     plugin_changed: PluginChange = "refuse",
     callbacks: Sequence[Callback] = (),
+    **options: Unpack[RunOptions],
 ) -> Comparison:
     """Compare receivers over channels with paired seeds. `stableair compare` calls this function.
 
@@ -155,6 +157,7 @@ def compare(
         plugin_changed: What to do with results of a plug-in that has changed since: "refuse" raises an error, "keep"
             uses them and records both versions, "recompute" restarts such runs.
         callbacks: Observers of the runs of a plan.
+        options: `stop`, `patience`, `monitor`, `keep_best`, `profile`, `track`, `progress`: see `RunOptions`.
 
     Raises:
         InputError: The plan is invalid, or its experiments cannot be paired.
@@ -162,7 +165,7 @@ def compare(
     if _is_recorded(plan):
         return comparison(plan)  # type: ignore[arg-type]
     experiments = comparison_plan(plan, seeds)  # type: ignore[arg-type]
-    runs = sweep(experiments, folder, parallel=parallel, plugin_changed=plugin_changed, callbacks=callbacks)
+    runs = sweep(experiments, folder, parallel=parallel, plugin_changed=plugin_changed, callbacks=callbacks, **options)
     return comparison(runs)
 
 
@@ -191,7 +194,9 @@ def comparison_plan(plan: Plan | str | Path | Iterable[Experiment], seeds: int |
 
 
 def comparison(runs: Run | str | Path | Iterable[Run | str | Path]) -> Comparison:
-    """Compare recorded runs. Runs with fewer rounds than the longest are left out unless they diverged.
+    """Compare recorded runs.
+
+    Runs with fewer rounds than the longest are left out, unless they diverged or stopped early.
 
     Args:
         runs: Runs, run folders, or folders that contain run folders.
@@ -204,11 +209,12 @@ def comparison(runs: Run | str | Path | Iterable[Run | str | Path]) -> Compariso
     started = [run for run in readable if run.rounds]
     if not started:
         raise InputError("nothing to compare: no run has a complete round", code="no-rounds")
+    unfinished = [run for run in started if run.diverged is None and not run.stopped]
     rounds = max((len(run) for run in started if run.diverged is None), default=0)
-    if shorter := [len(run) for run in started if run.diverged is None and len(run) < rounds]:
+    if shorter := [len(run) for run in unfinished if len(run) < rounds]:
         lengths = " and ".join(pluralize(n, "round") for n in sorted(set(shorter)))
         log.warning("%s left out: %s, where others have %d", pluralize(len(shorter), "run"), lengths, rounds)
-    complete = [run for run in started if run.diverged is not None or len(run) == rounds]
+    complete = [run for run in started if run not in unfinished or len(run) == rounds]
     metric = f"{complete[0].settings['evaluate']}/accuracy"
     lines, pairs = {}, {}
     for channel, groups in sorted(_by_channel(complete).items()):

@@ -3,11 +3,11 @@
 import logging
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 
@@ -20,10 +20,12 @@ from stableair.errors import InputError, ResourceError, RunBusyError, StableairE
 from stableair.experiment import COMPONENT_SETTINGS, Experiment
 from stableair.isolation import isolated
 from stableair.literals import PluginChange
-from stableair.results.callbacks import Callback, CallbackList, is_main_process
+from stableair.results.callbacks import Callback
 from stableair.results.environment import environment
 from stableair.results.lock import LockedFolder, locked
+from stableair.results.options import RunControl, RunOptions, observing
 from stableair.results.plugins import component_sources, record_kept
+from stableair.results.profiling import profiled
 from stableair.results.recorder import RunMetadata, recorded
 from stableair.results.resume import NEW_RUN, ResumePoint, restored_state, resume_point
 from stableair.results.run import Row, Run, load
@@ -47,6 +49,7 @@ def run(
     checkpoint_every: int = 1,
     plugin_changed: PluginChange = "refuse",
     callbacks: Sequence[Callback] = (),
+    **options: Unpack[RunOptions],
 ) -> Run:
     """Run an experiment, in memory or recorded in a folder.
 
@@ -58,6 +61,7 @@ def run(
         plugin_changed: What to do with results of a plug-in that has changed since: "refuse" raises an error, "keep"
             uses them and records both versions, "recompute" starts such runs anew.
         callbacks: Observers of the run.
+        options: `stop`, `patience`, `monitor`, `keep_best`, `profile`, `track`, `progress`: see `RunOptions`.
 
     Returns:
         The rounds and the final model.
@@ -69,23 +73,22 @@ def run(
     """
     integer("checkpoint_every", checkpoint_every, 1)
     folder = None if folder is None else as_path("folder", folder)
-    observer = CallbackList(callbacks)
-    if not is_main_process():
-        observer = CallbackList()
-    try:
-        result = _run(experiment, folder, resume, checkpoint_every, plugin_changed, observer)
-    except RunBusyError:
-        raise
-    except StableairError as error:
-        observer.end(experiment, error)
-        raise
-    observer.end(experiment, result)
+    control = RunControl.create(options, experiment.evaluate, folder)
+    with observing(callbacks, options, folder) as observer:
+        try:
+            result = _run(experiment, folder, resume, checkpoint_every, plugin_changed, control, observer)
+        except RunBusyError:
+            raise
+        except StableairError as error:
+            observer.end(experiment, error)
+            raise
+        observer.end(experiment, result)
     return result
 
 
 def _run(
     experiment: Experiment, folder: Path | None, resume: bool, checkpoint_every: int, plugin_changed: PluginChange,
-    observer: Callback,
+    control: RunControl, observer: Callback,
 ) -> Run:  # fmt: skip
     """Run the experiment; the observer is called at its start and after each round."""
     with ExitStack() as stack, out_of_memory_as_error():
@@ -100,9 +103,11 @@ def _run(
             return resume_point(folder, experiment, resume, plugin_changed)
 
         previous = ranks.broadcast_from_main(open_folder)
-        if folder and (previous.rounds >= experiment.rounds or previous.diverged):
+        done = previous.rows[: previous.rounds]
+        if folder and (len(done) >= experiment.rounds or previous.diverged or control.stops(done)):
             if lock:
                 record_kept(lock, experiment, previous.environments)
+                control.record_stopped(lock, done)
             return ranks.broadcast_from_main(lambda: load(folder))
         if previous.environments:
             stack.enter_context(threads(previous.environments[-1].get("threads")))
@@ -112,13 +117,19 @@ def _run(
         observer.start(experiment, engine | projected)
         state = restored_state(sim.start, previous.checkpoint, folder)
         sim = ranks.shard(sim)
-        rounds = _attributed(simulate(sim, state, experiment.rounds, start=previous.rounds), experiment)
-        metadata = _metadata(experiment, sim, engine)
+        algorithm = profiled if control.profile else simulate
+        rounds = _attributed(algorithm(sim, state, experiment.rounds, start=previous.rounds), experiment)
+        metadata = _metadata(experiment, sim, engine | control.record())
         with (
             closing(recorded(rounds, lock, metadata, previous, checkpoint_every)) as recording,
             _advise_on_chunk(engine),
         ):
-            rows, final = _collect(recording, experiment, previous, observer)
+            observed = control.observed(recording, lock, previous)
+
+            def stops(rows: list[Row]) -> bool:
+                return control.may_stop and ranks.broadcast_from_main(lambda: control.stops(rows))
+
+            rows, final = _collect(observed, experiment, previous, observer, stops)
         rows = ranks.broadcast_from_main(lambda: rows)  # only the main process has evaluated
         ranks.log_traffic(len(rows) - previous.rounds)
     return Run(experiment.to_record(), rows, folder, final)
@@ -169,14 +180,17 @@ def _metadata(experiment: Experiment, sim: Simulation, engine: Engine) -> RunMet
 
 
 def _collect(
-    recording: Iterator[Round], experiment: Experiment, previous: ResumePoint, observer: Callback
-) -> tuple[list[Row], State | None]:
-    """Run all rounds: returns the rows of the whole run and its last finite state."""
+    recording: Iterator[Round], experiment: Experiment, previous: ResumePoint, observer: Callback,
+    stops: Callable[[list[Row]], bool],
+) -> tuple[list[Row], State | None]:  # fmt: skip
+    """Run the rounds until the last one or until `stops`: returns the rows of the whole run, its last finite state."""
     rows, final = previous.rows[: previous.rounds], previous.checkpoint.state if previous.checkpoint else None
     for _, state, row in recording:
         rows.append(row)
         final = final if row.get("diverged") else state
         observer.round(experiment, row)
+        if stops(rows):
+            break
     return rows, final
 
 

@@ -13,12 +13,18 @@ from stableair.cli.display import EngineDisplay, ProgressDisplay, duration
 from stableair.cli.options import (
     DataDir,
     Device,
+    KeepBest,
+    Monitor,
+    Patience,
     Plugin,
     PluginChanged,
+    Stop,
+    Track,
     drop_unset,
     load_plugins,
     out_option,
     plugin_change,
+    run_options,
     use_data_folder,
 )
 from stableair.cli.stopping import advise_on_stop
@@ -58,6 +64,11 @@ def sweep(
     ] = None,
     cpus: Annotated[float, typer.Option(min=0, help="CPUs per Ray task.")] = 1,
     gpus: Annotated[float, typer.Option(min=0, help="GPUs per Ray task, such as 0.5.")] = 0,
+    stop: Stop = "",
+    patience: Patience = 0,
+    monitor: Monitor = "",
+    keep_best: KeepBest = False,
+    track: Track = None,
     device: Device = None,
     data_dir: DataDir = None,
     plugin: Plugin = None,
@@ -73,16 +84,18 @@ def sweep(
     if slurm_option and not slurm:
         raise InputError("--slurm-option needs --slurm", code="slurm-option")
     changed = plugin_change(plugin_changed)
+    options = run_options(stop, patience, monitor, keep_best, track)
     experiments = expand_plan(parse_plan(words) | drop_unset(seeds=seeds, device=device))
     if slurm:
         job = sa.submit(
-            experiments, out, jobs=parallel, options=slurm_options(slurm_option or []), plugin_changed=changed
-        )
+            experiments, out, jobs=parallel, options=slurm_options(slurm_option or []), plugin_changed=changed,
+            **options,
+        )  # fmt: skip
         print(f"SLURM job {job}, an array of {parallel}: its logs go to {out / 'slurm'}")
         return
     with advise_on_stop(ADVICE), sweep_display(experiments, out) as display:
         sa.sweep(experiments, out, parallel=parallel, ray=ray, cpus=cpus, gpus=gpus, plugin_changed=changed,
-                 callbacks=[display])  # fmt: skip
+                 callbacks=[display], **options)  # fmt: skip
     print(f"{pluralize(len(experiments), 'experiment')} in {out}; stableair report {out} makes a page of them")
 
 
@@ -106,6 +119,11 @@ def compare(
         int | None, typer.Option(min=1, max=1000, help="Number of seeds, shared by all experiments (default: 5).")
     ] = None,
     parallel: Parallel = 1,
+    stop: Stop = "",
+    patience: Patience = 0,
+    monitor: Monitor = "",
+    keep_best: KeepBest = False,
+    track: Track = None,
     device: Device = None,
     data_dir: DataDir = None,
     plugin: Plugin = None,
@@ -122,9 +140,12 @@ def compare(
         print(sa.compare(words))
         return
     changed = plugin_change(plugin_changed)
+    options = run_options(stop, patience, monitor, keep_best, track)
     experiments = comparison_plan(parse_plan(words, "a folder of runs") | drop_unset(device=device), seeds)
     with advise_on_stop(ADVICE), sweep_display(experiments, out) as display:
-        comparison = sa.compare(experiments, out, parallel=parallel, plugin_changed=changed, callbacks=[display])
+        comparison = sa.compare(
+            experiments, out, parallel=parallel, plugin_changed=changed, callbacks=[display], **options
+        )
     print(comparison)
 
 

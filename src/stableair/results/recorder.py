@@ -23,6 +23,7 @@ from stableair.files import remove_leftovers
 from stableair.memory import check_memory, map_tensors
 from stableair.results.checkpoint import Checkpoint, read_checkpoint, save_checkpoint
 from stableair.results.checksums import (
+    BEST,
     CHECKPOINT,
     CLIENTS,
     ENVIRONMENT,
@@ -86,7 +87,7 @@ def recorded(
                 if not state.model.w.isfinite().all():
                     yield Round(k, state, recorder.diverged(k, metrics))
                     return
-                checkpoint = Checkpoint(k + 1, _with_plain_memory(state))  # raises before anything is written
+                checkpoint = Checkpoint(k + 1, with_plain_memory(state))  # raises before anything is written
                 row = recorder.add({"round": k} | metrics)
                 recorder.keep(checkpoint)
                 completed = k + 1
@@ -124,7 +125,7 @@ class _Recorder:
         here = {"first_round": resume.rounds, PLUGINS: component_sources(self.metadata.experiment)}
         self.environments = [*resume.environments, self.metadata.environment | here]
         if self.is_new:  # first: old rounds must never be paired with a new environment
-            folder.remove(CHECKPOINT, PREVIOUS, ROUNDS)
+            folder.remove(CHECKPOINT, PREVIOUS, BEST, ROUNDS)
         if resume.checkpoint:
             repair_checkpoint(folder, resume.checkpoint)
         folder.write(EXPERIMENT, seal(self.metadata.experiment.to_record()))
@@ -195,7 +196,7 @@ class _Recorder:
             self.folder.remove(ROUNDS, CLIENTS, ENVIRONMENT, EXPERIMENT)
 
 
-def _with_plain_memory(state: State) -> State:
+def with_plain_memory(state: State) -> State:
     """Return the state with memories of plain types, which `torch.load` can read with weights_only=True.
 
     Raises:

@@ -32,10 +32,12 @@ from stableair.results.checksums import (
     read_sealed,
     unseal,
 )
+from stableair.results.stopping import StoppingRule
 from stableair.validation import as_path, short_repr, suggest
 
 if TYPE_CHECKING:
     from stableair.contracts import State
+    from stableair.results.checkpoint import Checkpoint
 
 log = logging.getLogger("stableair")
 
@@ -112,6 +114,25 @@ class Run:
         if not last:
             raise InputError(f"{self.folder}: no round is complete yet", code="no-rounds", folder=self.folder)
         return last.state
+
+    @property
+    def best(self) -> "Checkpoint":
+        """The state after the best round and the number of rounds until then, of a run with `keep_best`.
+
+        Raises:
+            InputError: The run has no best checkpoint.
+            CorruptRunError: The file is damaged.
+        """
+        from stableair.results.checkpoint import read_best
+
+        return read_best(self.folder)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a recorded run has stopped early by its stopping rule."""
+        last = self.environments[-1] if self.environments else {}
+        is_shorter = len(self) < self.settings["rounds"]
+        return is_shorter and "stopping" in last and StoppingRule(**last["stopping"]).is_met(self.rounds)
 
     @property
     def labels(self) -> list[list[int]] | None:
