@@ -58,6 +58,7 @@ from stableair.results.run import load as load
 from stableair.results.trackers import MLflow as MLflow
 from stableair.results.trackers import TensorBoard as TensorBoard
 from stableair.results.trackers import WandB as WandB
+from stableair.results.watch import watch as watch
 from stableair.runner import run as run
 from stableair.searches import search as search
 from stableair.servers import server as server

@@ -7,6 +7,7 @@ import pytest
 import stableair as sa
 from helpers.callbacks import Hooks
 from helpers.errors import refused
+from helpers.words import words_of
 from stableair.cli.display import EngineDisplay
 from stableair.results import options
 from stableair.results.options import observing
@@ -62,7 +63,7 @@ def test_trackers_on_the_command_line(words, logged, command, tiny):
     name, *more = words
     code, _, errors = command(
         name,
-        *(f"{key}={value}" for key, value in tiny.to_dict().items()),
+        *words_of(tiny),
         *more,
         "--track",
         "tensorboard",

@@ -34,6 +34,7 @@ COMMANDS: dict[str, Callable[..., None]] = {  # in the order of --help
     "figure": paper.figure,
     "plot": results.plot,
     "report": results.report,
+    "watch": results.watch,
     "list": reference.list_components,
     "theory": reference.theory,
     "air": reference.air,
