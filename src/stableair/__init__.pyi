@@ -54,6 +54,7 @@ from stableair.results.recorder import recorded as recorded
 from stableair.results.report import report as report
 from stableair.results.resume import resume_point as resume_point
 from stableair.results.run import Run as Run
+from stableair.results.run import Sweep as Sweep
 from stableair.results.run import load as load
 from stableair.results.trackers import MLflow as MLflow
 from stableair.results.trackers import TensorBoard as TensorBoard

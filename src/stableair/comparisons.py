@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from html import escape
 from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple, Unpack
@@ -9,6 +10,7 @@ from typing import Any, NamedTuple, Unpack
 from stableair.errors import InputError
 from stableair.experiment import Experiment
 from stableair.literals import PluginChange
+from stableair.markup import html_table, sparkline
 from stableair.results.callbacks import Callback
 from stableair.results.options import RunOptions
 from stableair.results.run import LAST, Run, group, log_left_out, runs_from
@@ -78,6 +80,20 @@ class Comparison(NamedTuple):
     def __str__(self) -> str:
         tables = [f"{channel}\n{_aligned([HEAD, *self._rows(channel)])}" for channel in self.lines]
         return "\n\n".join([*tables, "\n".join(self._notes())])
+
+    def __repr__(self) -> str:
+        results = [f"{each[0].receiver} {100 * each[0].accuracy:.2f} %" for each in self.lines.values()]
+        best = ", ".join(dict.fromkeys(results))
+        return f"Comparison({pluralize(len(self.lines), 'channel')}; best accuracy: {best})"
+
+    def _repr_html_(self) -> str:
+        tables = []
+        for channel, lines in self.lines.items():
+            metric = f"{lines[0].runs[0].settings['evaluate']}/accuracy"
+            drawings = [sparkline([row.get(metric) for row in line.runs[0].rounds]) for line in lines]
+            rows = [[*row, drawing] for row, drawing in zip(self._rows(channel), drawings, strict=True)]
+            tables.append(html_table(rows, [*HEAD, "first seed"], channel))
+        return "".join([*tables, *(f"<p>{escape(note)}</p>" for note in self._notes())])
 
     def _rows(self, channel: str) -> list[list[str]]:
         best = self.lines[channel][0]

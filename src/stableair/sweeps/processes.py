@@ -25,7 +25,7 @@ from stableair.literals import PluginChange
 from stableair.results.callbacks import Callback
 from stableair.results.lock import check_writable, has_locks
 from stableair.results.options import RunControl, RunOptions, observing
-from stableair.results.run import Run
+from stableair.results.run import Sweep
 from stableair.sweeps.clusters import run_on_ray
 from stableair.sweeps.plans import Plan, expand_plan
 from stableair.sweeps.workers import Job, Outcome, collect_runs, run_unlocked
@@ -47,7 +47,7 @@ def sweep(
     plugin_changed: PluginChange = "refuse",
     callbacks: Sequence[Callback] = (),
     **options: Unpack[RunOptions],
-) -> list[Run]:
+) -> Sweep:
     """Run all experiments of a plan, each in its own subfolder; the function of the command `stableair sweep`.
 
     Other processes may sweep the same folder, on this or another machine: they share the work. If an experiment fails,
@@ -69,7 +69,7 @@ def sweep(
         options: `stop`, `patience`, `monitor`, `keep_best`, `profile`, `track`, `progress`: see `RunOptions`.
 
     Returns:
-        The runs in the order of the plan, without their models.
+        The runs in the order of the plan, without their models: a list.
 
     Raises:
         StableairError: An experiment failed.

@@ -20,7 +20,7 @@ from stableair.results.callbacks import Callback
 from stableair.results.checksums import ROUNDS, unseal
 from stableair.results.lock import LOCK
 from stableair.results.options import RunOptions, observing, without_display
-from stableair.results.run import Row, Run, load
+from stableair.results.run import Row, Run, Sweep, load
 from stableair.runner import run
 from stableair.spec import PLUGINS, load_plugin
 from stableair.validation import pluralize
@@ -107,7 +107,7 @@ def trim(finished: Run, experiment: Experiment) -> Run:
     return replace(finished, rounds=finished.rounds[: experiment.rounds], final=None)
 
 
-def collect_runs(experiments: list[Experiment], outcomes: dict[str, Outcome]) -> list[Run]:
+def collect_runs(experiments: list[Experiment], outcomes: dict[str, Outcome]) -> Sweep:
     """The runs in the order of the experiments.
 
     Raises:
@@ -118,7 +118,7 @@ def collect_runs(experiments: list[Experiment], outcomes: dict[str, Outcome]) ->
         name, error = next(iter(failed.items()))
         text = f"{len(failed)} of {pluralize(len(experiments), 'experiment')} failed; the first, {name}: {error}"
         raise error.with_message(text)
-    return [outcome for one in experiments if isinstance(outcome := outcomes[one.name], Run)]
+    return Sweep(outcome for one in experiments if isinstance(outcome := outcomes[one.name], Run))
 
 
 class ExperimentProgress(NamedTuple):
