@@ -19,7 +19,10 @@ def texts(tree):
 
 def points(svg):
     path = ElementTree.fromstring(svg).find("path").attrib["d"]
-    return [(word[0], *map(float, word[1:].split())) for word in path.replace("M", " ,M").replace("L", " ,L").split(" ,")[1:]]
+    return [
+        (word[0], *map(float, word[1:].split()))
+        for word in path.replace("M", " ,M").replace("L", " ,L").split(" ,")[1:]
+    ]
 
 
 def test_the_text_of_an_experiment_makes_it_again():
