@@ -3,16 +3,19 @@
 import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from html import escape
 from itertools import combinations
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 
 from stableair.errors import InputError
 from stableair.experiment import Experiment
 from stableair.literals import PluginChange
+from stableair.markup import html_table, sparkline
 from stableair.results.callbacks import Callback
+from stableair.results.options import RunOptions
 from stableair.results.plugins import MIXED, mixed_components
 from stableair.results.run import LAST, Run, group, log_left_out, runs_from
 from stableair.results.statistics import (
@@ -160,6 +163,20 @@ class Comparison(NamedTuple):
         tables = [f"{channel}\n{_aligned([HEAD, *self._rows(channel)])}" for channel in self.lines]
         return "\n\n".join([*tables, "\n".join(self._notes())])
 
+    def __repr__(self) -> str:
+        results = [f"{each[0].receiver} {100 * each[0].accuracy:.2f} %" for each in self.lines.values()]
+        best = ", ".join(dict.fromkeys(results))
+        return f"Comparison({pluralize(len(self.lines), 'channel')}; best accuracy: {best})"
+
+    def _repr_html_(self) -> str:
+        tables = []
+        for channel, lines in self.lines.items():
+            metric = f"{lines[0].runs[0].settings['evaluate']}/accuracy"
+            drawings = [sparkline([row.get(metric) for row in line.runs[0].rounds]) for line in lines]
+            rows = [[*row, drawing] for row, drawing in zip(self._rows(channel), drawings, strict=True)]
+            tables.append(html_table(rows, [*HEAD, "first seed"], channel))
+        return "".join([*tables, *(f"<p>{escape(note)}</p>" for note in self._notes())])
+
     def _rows(self, channel: str) -> list[list[str]]:
         best = self.lines[channel][0]
         return [_row(line, self.pair(channel, best.receiver, line.receiver)) for line in self.lines[channel]]
@@ -237,6 +254,7 @@ def compare(
     parallel: int = 1,
     plugin_changed: PluginChange = "refuse",
     callbacks: Sequence[Callback] = (),
+    **options: Unpack[RunOptions],
 ) -> Comparison:
     """Compare receivers over channels with paired seeds. `stableair compare` calls this function.
 
@@ -251,6 +269,7 @@ def compare(
         plugin_changed: What to do with results of a plug-in that has changed since: "refuse" raises an error, "keep"
             uses them and records both versions, "recompute" restarts such runs.
         callbacks: Observers of the runs of a plan.
+        options: `stop`, `patience`, `monitor`, `keep_best`, `profile`, `track`, `progress`: see `RunOptions`.
 
     Raises:
         InputError: The plan is invalid, or its experiments cannot be paired.
@@ -258,7 +277,7 @@ def compare(
     if _is_recorded(plan):
         return comparison(plan)  # type: ignore[arg-type]
     experiments = comparison_plan(plan, seeds)  # type: ignore[arg-type]
-    runs = sweep(experiments, folder, parallel=parallel, plugin_changed=plugin_changed, callbacks=callbacks)
+    runs = sweep(experiments, folder, parallel=parallel, plugin_changed=plugin_changed, callbacks=callbacks, **options)
     return comparison(runs)
 
 
@@ -287,7 +306,9 @@ def comparison_plan(plan: Plan | str | Path | Iterable[Experiment], seeds: int |
 
 
 def comparison(runs: Run | str | Path | Iterable[Run | str | Path]) -> Comparison:
-    """Compare recorded runs. Runs with fewer rounds than the longest are left out unless they diverged.
+    """Compare recorded runs.
+
+    Runs with fewer rounds than the longest are left out, unless they diverged or stopped early.
 
     Args:
         runs: Runs, run folders, or folders that contain run folders.
@@ -300,11 +321,12 @@ def comparison(runs: Run | str | Path | Iterable[Run | str | Path]) -> Compariso
     started = [run for run in readable if run.rounds]
     if not started:
         raise InputError("nothing to compare: no run has a complete round", code="no-rounds")
+    unfinished = [run for run in started if run.diverged is None and not run.stopped]
     rounds = max((len(run) for run in started if run.diverged is None), default=0)
-    if shorter := [len(run) for run in started if run.diverged is None and len(run) < rounds]:
+    if shorter := [len(run) for run in unfinished if len(run) < rounds]:
         lengths = " and ".join(pluralize(n, "round") for n in sorted(set(shorter)))
         log.warning("%s left out: %s, where others have %d", pluralize(len(shorter), "run"), lengths, rounds)
-    complete = [run for run in started if run.diverged is not None or len(run) == rounds]
+    complete = [run for run in started if run not in unfinished or len(run) == rounds]
     metric = f"{complete[0].settings['evaluate']}/accuracy"
     lines, pairs = {}, {}
     for channel, groups in sorted(_by_channel(complete).items()):

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import nn
@@ -21,10 +21,12 @@ from stableair.experiment import COMPONENT_SETTINGS, Experiment
 from stableair.isolation import isolated
 from stableair.literals import PluginChange
 from stableair.objects import as_settings
-from stableair.results.callbacks import Callback, CallbackList, is_main_process
+from stableair.results.callbacks import Callback
 from stableair.results.environment import environment
 from stableair.results.lock import LockedFolder, locked
+from stableair.results.options import RunControl, RunOptions, observing
 from stableair.results.plugins import component_sources, record_kept
+from stableair.results.profiling import profiled
 from stableair.results.recorder import RunMetadata, recorded
 from stableair.results.resume import NEW_RUN, ResumePoint, check_same_data, restored_state, resume_point
 from stableair.results.run import Row, Run, read_run
@@ -47,6 +49,7 @@ def run(
     model: nn.Module | Callable[..., Any] | str | None = None,
     receiver: Any = None,
     server: Any = None,
+    **options: Unpack[RunOptions],
 ) -> Run:
     """Run an experiment, in memory or recorded in a folder.
 
@@ -64,6 +67,7 @@ def run(
             sample and the number of classes, or with nothing if it needs no arguments.
         receiver: A function g -> g, or a `Rule`.
         server: A function (w, g) -> w, or a `ServerRule`.
+        options: `stop`, `patience`, `monitor`, `keep_best`, `profile`, `track`, `progress`: see `RunOptions`.
 
     Returns:
         The rounds and the final model.
@@ -77,25 +81,24 @@ def run(
     settings, objects = as_settings(data=data, model=model, receiver=receiver, server=server)
     experiment = experiment.with_(**settings)
     folder = None if folder is None else as_path("folder", folder)
-    observer = CallbackList(callbacks)
-    if not is_main_process():
-        observer = CallbackList()
-    try:
-        with given(objects):
-            result = _run(experiment, folder, resume, checkpoint_every, plugin_changed, observer)
-        result = replace(result, objects=objects)
-    except RunBusyError:
-        raise
-    except StableairError as error:
-        observer.end(experiment, error)
-        raise
-    observer.end(experiment, result)
+    control = RunControl.create(options, experiment.evaluate, folder)
+    with observing(callbacks, options, folder) as observer:
+        try:
+            with given(objects):
+                result = _run(experiment, folder, resume, checkpoint_every, plugin_changed, control, observer)
+            result = replace(result, objects=objects)
+        except RunBusyError:
+            raise
+        except StableairError as error:
+            observer.end(experiment, error)
+            raise
+        observer.end(experiment, result)
     return result
 
 
 def _run(
     experiment: Experiment, folder: Path | None, resume: bool, checkpoint_every: int, plugin_changed: PluginChange,
-    observer: Callback,
+    control: RunControl, observer: Callback,
 ) -> Run:  # fmt: skip
     """Run the experiment; the observer is called at its start and after each round."""
     with ExitStack() as stack, out_of_memory_as_error():
@@ -110,9 +113,11 @@ def _run(
             return resume_point(folder, experiment, resume, plugin_changed)
 
         previous = ranks.broadcast_from_main(open_folder)
-        if folder and (previous.rounds >= experiment.rounds or previous.diverged):
+        done = previous.rows[: previous.rounds]
+        if folder and (len(done) >= experiment.rounds or previous.diverged or control.stops(done)):
             if lock:
                 record_kept(lock, experiment, previous.environments)
+                control.record_stopped(lock, done)
             return ranks.broadcast_from_main(lambda: read_run(folder))
         stack.enter_context(threads(previous.environment.get("threads")))
         sim, engine = _prepare(experiment, previous, ranks, folder)
@@ -122,13 +127,19 @@ def _run(
         observer.start(experiment, engine | projected)
         state = restored_state(sim.start, previous.checkpoint, folder)
         sim = ranks.shard(sim)
-        rounds = _attributed(simulate(sim, state, experiment.rounds, start=previous.rounds), experiment)
-        metadata = _metadata(experiment, sim, engine)
+        algorithm = profiled if control.profile else simulate
+        rounds = _attributed(algorithm(sim, state, experiment.rounds, start=previous.rounds), experiment)
+        metadata = _metadata(experiment, sim, engine | control.record())
         with (
             closing(recorded(rounds, lock, metadata, previous, checkpoint_every)) as recording,
             _advise_on_chunk(engine),
         ):
-            rows, final = _collect(recording, experiment, previous, observer)
+            observed = control.observed(recording, lock, previous)
+
+            def stops(rows: list[Row]) -> bool:
+                return control.may_stop and ranks.broadcast_from_main(lambda: control.stops(rows))
+
+            rows, final = _collect(observed, experiment, previous, observer, stops)
         rows = ranks.broadcast_from_main(lambda: rows)  # only the main process has evaluated
         ranks.log_traffic(len(rows) - previous.rounds)
     return Run(experiment.to_record(), rows, folder, final)
@@ -172,14 +183,17 @@ def _metadata(experiment: Experiment, sim: Simulation, engine: Engine) -> RunMet
 
 
 def _collect(
-    recording: Iterator[Round], experiment: Experiment, previous: ResumePoint, observer: Callback
-) -> tuple[list[Row], State | None]:
-    """Run all rounds: returns the rows of the whole run and its last finite state."""
+    recording: Iterator[Round], experiment: Experiment, previous: ResumePoint, observer: Callback,
+    stops: Callable[[list[Row]], bool],
+) -> tuple[list[Row], State | None]:  # fmt: skip
+    """Run the rounds until the last one or until `stops`: returns the rows of the whole run, its last finite state."""
     rows, final = previous.rows[: previous.rounds], previous.checkpoint.state if previous.checkpoint else None
     for _, state, row in recording:
         rows.append(row)
         final = final if row.get("diverged") else state
         observer.round(experiment, row)
+        if stops(rows):
+            break
     return rows, final
 
 

@@ -30,7 +30,7 @@ from stableair.cli.display import FLAGS
         (["rum"], "No such command 'rum'"),
         (["plot", "missing"], "missing: there is no such folder"),
         (["plot"], "Missing argument"),
-        (["list", "receiver"], "did you mean 'receivers'"),
+        (["list", "recevers"], "did you mean 'receivers'"),
         (["data", "check", "cifar11"], "did you mean 'cifar10'"),
         (["data", "prepare", "digits"], "set of the hub: 'digits' is unknown; allowed: cifar10, cifar100, femnist, hf"),
         (["data", "check", "hf(a/b)"], "is code"),

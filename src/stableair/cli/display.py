@@ -32,6 +32,7 @@ class EngineDisplay(Callback):
     """Print the engine of a run when it starts, unless it is that of the previous run."""
 
     line = ""
+    shows_progress = True
 
     def start(self, experiment: "Experiment", engine: dict[str, Any]) -> None:
         line = describe_engine(engine)

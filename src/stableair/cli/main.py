@@ -36,6 +36,7 @@ COMMANDS: dict[str, Callable[..., None]] = {  # in the order of --help
     "plot": results.plot,
     "export": results.export,
     "report": results.report,
+    "watch": results.watch,
     "list": reference.list_components,
     "theory": reference.theory,
     "air": reference.air,

@@ -2,9 +2,12 @@
 
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from stableair.results.options import RunOptions
 
 DataDir = Annotated[
     Path | None, typer.Option(help="Folder of the data files (default: $STABLEAIR_DATA, else the user's cache).")
@@ -18,6 +21,21 @@ PluginChanged = Annotated[
         show_default=False,
         help="Use the results of a plug-in that has changed since, or restart such runs (default: refuse).",
     ),
+]
+Stop = Annotated[
+    str, typer.Option(metavar="CONDITION", help="Stop a run when this holds, such as 'test/accuracy > 0.9'.")
+]
+Patience = Annotated[
+    int, typer.Option(min=0, help="Stop a run when the monitored metric has not improved for this many rounds.")
+]
+Monitor = Annotated[
+    str, typer.Option(metavar="METRIC", help="Metric of --patience and --keep-best (default: the accuracy).")
+]
+KeepBest = Annotated[
+    bool, typer.Option("--keep-best", help="Keep the model after the best round too, in checkpoint.best.pt.")
+]
+Track = Annotated[
+    list[str] | None, typer.Option(help="Also log to a tracker: tensorboard, wandb or mlflow; may be repeated.")
 ]
 Force = Annotated[bool, typer.Option("--force", help="Replace files that stableair has not made.")]
 Folders = Annotated[
@@ -84,3 +102,13 @@ def literal_option(option: str, word: str, literal: Any) -> Any:
 def drop_unset(**options: Any) -> dict[str, Any]:
     """The options without those that are None or an empty string."""
     return {name: value for name, value in options.items() if value is not None and value != ""}
+
+
+def run_options(
+    stop: str, patience: int, monitor: str, keep_best: bool, track: list[str] | None, profile: bool = False
+) -> "RunOptions":
+    """The options that observe or stop runs; the commands display the progress themselves."""
+    return {
+        "stop": stop, "patience": patience, "monitor": monitor, "keep_best": keep_best, "track": track or [],
+        "profile": profile, "progress": False,
+    }  # fmt: skip

@@ -1,4 +1,4 @@
-"""The commands that read recorded runs: plot, export, report."""
+"""The commands that read recorded runs: plot, export, report, watch."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -6,7 +6,9 @@ from typing import Annotated, Any
 import typer
 
 import stableair as sa
+from stableair.cli.display import print_line
 from stableair.cli.options import Folders, Force, Style, literal_option, out_option, plot_style
+from stableair.cli.stopping import advise_on_stop
 from stableair.literals import Band, TableRow
 
 
@@ -72,3 +74,13 @@ def report(
 ) -> None:
     """Write one self-contained HTML page about one or more runs: curves, tables, a paired comparison."""
     print(sa.report(folders, out, force=force))
+
+
+def watch(
+    folders: Folders,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0 for a free one.")] = 8000,
+) -> None:
+    """Serve the report about runs on this machine; the page in the browser follows the runs that are going on."""
+    with sa.watch(folders, port) as server, advise_on_stop("the runs go on"):
+        print_line(f"http://127.0.0.1:{server.server_port} shows the runs; Ctrl-C stops")
+        server.serve_forever()

@@ -14,12 +14,18 @@ from stableair.cli.options import (
     DataDir,
     Device,
     Force,
+    KeepBest,
+    Monitor,
+    Patience,
     Plugin,
     PluginChanged,
+    Stop,
+    Track,
     drop_unset,
     load_plugins,
     out_option,
     plugin_change,
+    run_options,
     use_data_folder,
 )
 from stableair.cli.stopping import advise_on_stop
@@ -60,6 +66,11 @@ def sweep(
     ] = None,
     cpus: Annotated[float, typer.Option(min=0, help="CPUs per Ray task.")] = 1,
     gpus: Annotated[float, typer.Option(min=0, help="GPUs per Ray task, such as 0.5.")] = 0,
+    stop: Stop = "",
+    patience: Patience = 0,
+    monitor: Monitor = "",
+    keep_best: KeepBest = False,
+    track: Track = None,
     device: Device = None,
     data_dir: DataDir = None,
     plugin: Plugin = None,
@@ -75,16 +86,18 @@ def sweep(
     if slurm_option and not slurm:
         raise InputError("--slurm-option needs --slurm", code="slurm-option")
     changed = plugin_change(plugin_changed)
+    options = run_options(stop, patience, monitor, keep_best, track)
     experiments = expand_plan(parse_plan(words) | drop_unset(seeds=seeds, device=device))
     if slurm:
         job = sa.submit(
-            experiments, out, jobs=parallel, options=slurm_options(slurm_option or []), plugin_changed=changed
-        )
+            experiments, out, jobs=parallel, options=slurm_options(slurm_option or []), plugin_changed=changed,
+            **options,
+        )  # fmt: skip
         print(f"SLURM job {job}, an array of {parallel}: its logs go to {out / 'slurm'}")
         return
     with advise_on_stop(ADVICE), sweep_display(experiments, out) as display:
         sa.sweep(experiments, out, parallel=parallel, ray=ray, cpus=cpus, gpus=gpus, plugin_changed=changed,
-                 callbacks=[display])  # fmt: skip
+                 callbacks=[display], **options)  # fmt: skip
     print(f"{pluralize(len(experiments), 'experiment')} in {out}; stableair report {out} makes a page of them")
 
 
@@ -112,6 +125,11 @@ def compare(
         Path | None, typer.Option(metavar="PATH", help="Also write the table: .tex (booktabs), .csv or .parquet.")
     ] = None,
     force: Force = False,
+    stop: Stop = "",
+    patience: Patience = 0,
+    monitor: Monitor = "",
+    keep_best: KeepBest = False,
+    track: Track = None,
     device: Device = None,
     data_dir: DataDir = None,
     plugin: Plugin = None,
@@ -131,9 +149,12 @@ def compare(
         print_comparison(sa.compare(words), table, force)
         return
     changed = plugin_change(plugin_changed)
+    options = run_options(stop, patience, monitor, keep_best, track)
     experiments = comparison_plan(parse_plan(words, "a folder of runs") | drop_unset(device=device), seeds)
     with advise_on_stop(ADVICE), sweep_display(experiments, out) as display:
-        comparison = sa.compare(experiments, out, parallel=parallel, plugin_changed=changed, callbacks=[display])
+        comparison = sa.compare(
+            experiments, out, parallel=parallel, plugin_changed=changed, callbacks=[display], **options
+        )
     print_comparison(comparison, table, force)
 
 

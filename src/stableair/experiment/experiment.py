@@ -10,6 +10,7 @@ from stableair.errors import InputError, StableairError
 from stableair.experiment import records
 from stableair.experiment.settings import COMPONENT_SETTINGS, check_known, registry
 from stableair.literals import Blocks, NormStats, Precision
+from stableair.markup import html_table
 from stableair.spec import Call, format_call
 from stableair.validation import boolean, choice, fraction, integer, number, positive, short_repr, suggest
 
@@ -129,6 +130,18 @@ class Experiment:
                     call()
             self._set(name, " | ".join(map(str, calls)) or "auto")
 
+    def __repr__(self) -> str:
+        return f"Experiment({', '.join(f'{name}={value!r}' for name, value in self._changed().items())})"
+
+    def _repr_html_(self) -> str:
+        rows = [*self._changed().items(), ("other settings", "defaults")]
+        return html_table(rows, caption=f"Experiment {self.id()}")
+
+    def _changed(self) -> dict[str, Any]:
+        """The settings that differ from the defaults."""
+        default = _default()
+        return {name: value for name, value in self.to_dict().items() if value != getattr(default, name)}
+
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
 
@@ -232,6 +245,11 @@ class Experiment:
             return cls.from_json(text) if Path(path).suffix == ".json" else cls.from_toml(text)
         except StableairError as error:
             raise error.with_message(f"{path}: {error}") from None
+
+
+@functools.cache
+def _default() -> Experiment:
+    return Experiment()
 
 
 SETTING_FIELDS = {each.name: each for each in fields(Experiment)}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from stableair import __version__
 from stableair.errors import InputError
-from stableair.results.checksums import CHECKPOINT, CLIENTS, ENVIRONMENT, EXPERIMENT, PREVIOUS, ROUNDS
+from stableair.results.checksums import BEST, CHECKPOINT, CLIENTS, ENVIRONMENT, EXPERIMENT, PREVIOUS, ROUNDS
 from stableair.results.lock import LOCK
 
 GENERATOR = f"stableair {__version__}"
@@ -18,7 +18,7 @@ METADATA = {  # the arguments of Figure.savefig by format; the other formats hav
     "png": {"Software": GENERATOR},
     **{name: {"Creator": GENERATOR} for name in ("pdf", "svg", "ps", "eps")},
 }
-RUN_FILES = EXPERIMENT, ENVIRONMENT, CLIENTS, ROUNDS, CHECKPOINT, PREVIOUS, LOCK
+RUN_FILES = EXPERIMENT, ENVIRONMENT, CLIENTS, ROUNDS, CHECKPOINT, PREVIOUS, BEST, LOCK
 ENDS = 2**16  # bytes searched for the generator, at the start and at the end of a file
 
 _DAMAGED = re.compile(r"checkpoint\.damaged\.\d+\.pt")

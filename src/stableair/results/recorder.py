@@ -24,6 +24,7 @@ from stableair.files import remove_leftovers
 from stableair.memory import check_memory, map_tensors, non_finite_parts
 from stableair.results.checkpoint import Checkpoint, read_checkpoint, save_checkpoint
 from stableair.results.checksums import (
+    BEST,
     CHECKPOINT,
     CLIENTS,
     ENVIRONMENT,
@@ -86,7 +87,7 @@ def recorded(
                 if not isinstance(each, Round):
                     raise InputError(f"only Rounds can be recorded: got {short_repr(each)}", code="wrong-type")
                 k, state, metrics = each
-                checkpoint = Checkpoint(k + 1, _with_plain_memory(state))  # raises before anything is written
+                checkpoint = Checkpoint(k + 1, with_plain_memory(state))  # raises before anything is written
                 if parts := non_finite_parts(state, infinite_memories=True):
                     yield Round(k, state, recorder.diverged(k, metrics, parts))
                     return
@@ -127,7 +128,7 @@ class _Recorder:
         here = {"first_round": resume.rounds, PLUGINS: component_sources(self.metadata.experiment)}
         self.environments = [*resume.environments, self.metadata.environment | here]
         if self.is_new:  # first: old rounds must never be paired with a new environment
-            folder.remove(CHECKPOINT, PREVIOUS, ROUNDS)
+            folder.remove(CHECKPOINT, PREVIOUS, BEST, ROUNDS)
         if resume.checkpoint:
             repair_checkpoint(folder, resume.checkpoint)
         folder.write(EXPERIMENT, seal(self.metadata.experiment.to_record()))
@@ -200,7 +201,7 @@ class _Recorder:
             self.folder.remove(ROUNDS, CLIENTS, ENVIRONMENT, EXPERIMENT)
 
 
-def _with_plain_memory(state: State) -> State:
+def with_plain_memory(state: State) -> State:
     """Return the state with memories of plain types, which `torch.load` can read with weights_only=True.
 
     Raises:

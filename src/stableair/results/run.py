@@ -22,6 +22,7 @@ from stableair.experiment import (
     components_of_record,
     settings_of_record,
 )
+from stableair.markup import html_table, sparkline
 from stableair.results.checksums import (
     CLIENTS,
     ENVIRONMENT,
@@ -32,14 +33,16 @@ from stableair.results.checksums import (
     read_sealed,
     unseal,
 )
+from stableair.results.stopping import StoppingRule
 from stableair.spec import Given, given, without_digests
-from stableair.validation import as_path, integer, short_repr, suggest
+from stableair.validation import as_path, integer, pluralize, short_repr, suggest
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from torch import Tensor, nn
 
     from stableair.contracts import State
+    from stableair.results.checkpoint import Checkpoint
 
 log = logging.getLogger("stableair")
 
@@ -70,6 +73,27 @@ class Run:
 
     def __len__(self) -> int:
         return len(self.rounds)
+
+    def __repr__(self) -> str:
+        return f"Run({', '.join(str(value) for _, value in self._summary())})"
+
+    def _repr_html_(self) -> str:
+        metric = f"{self.settings['evaluate']}/accuracy"
+        line = sparkline([row.get(metric) for row in self.rounds])
+        return html_table([*self._summary(), *([(metric, line)] if line else [])], caption="Run")
+
+    def _summary(self) -> list[tuple[str, str]]:
+        """The main settings and results as names and texts."""
+        settings, metric = self.settings, f"{self.settings['evaluate']}/accuracy"
+        rows = [("data", settings["data"]), ("noise", settings["noise"]), ("receiver", settings["receiver"])]
+        rows += [("seed", f"seed {settings['seed']}"), ("rounds", pluralize(len(self), "round"))]
+        accuracy = [row[metric] for row in self.rounds if row.get(metric) is not None]
+        if self.diverged is not None:
+            rows.append(("result", f"diverged at round {self.diverged + 1}"))
+        elif accuracy:
+            text = f"{accuracy[-1]:.4f} (best {max(accuracy):.4f})"
+            rows.append(("result", f"{settings['evaluate']} accuracy {text}"))
+        return [*rows, *([("folder", str(self.folder))] if self.folder else [])]
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -149,6 +173,25 @@ class Run:
         return self.module(model, data).state_dict()
 
     @property
+    def best(self) -> "Checkpoint":
+        """The state after the best round and the number of rounds until then, of a run with `keep_best`.
+
+        Raises:
+            InputError: The run has no best checkpoint.
+            CorruptRunError: The file is damaged.
+        """
+        from stableair.results.checkpoint import read_best
+
+        return read_best(self.folder)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a recorded run has stopped early by its stopping rule."""
+        last = self.environments[-1] if self.environments else {}
+        is_shorter = len(self) < self.settings["rounds"]
+        return is_shorter and "stopping" in last and StoppingRule(**last["stopping"]).is_met(self.rounds)
+
+    @property
     def labels(self) -> list[list[int]] | None:
         """Number of samples per client and class, (clients, classes); None if the folder has no such record.
 
@@ -207,6 +250,26 @@ class Run:
         label_rounds(ax)
         label_metric(ax, metric)
         return ax
+
+
+class Sweep(list[Run]):
+    """The runs of a sweep, in the order of its plan."""
+
+    def __repr__(self) -> str:
+        diverged = sum(run.diverged is not None for run in self)
+        ended = f", {diverged} diverged" if diverged else ""
+        return f"Sweep({pluralize(len(self), 'run')}, {pluralize(len(group(self)), 'setting')}{ended})"
+
+    def _repr_html_(self) -> str:
+        rows = []
+        for name, runs in group(self).items():
+            metric = f"{runs[0].settings['evaluate']}/accuracy"
+            settled = [run.settled(metric) for run in runs if run.rounds]
+            mean = f"{statistics.fmean(settled):.4f}" if settled else ""
+            line = sparkline([row.get(metric) for row in runs[0].rounds])
+            rows.append((name, len(runs), len(runs[0]), mean, line))
+        head = ("", "seeds", "rounds", f"accuracy, last {LAST} rounds", "first seed")
+        return html_table(rows, head, repr(self))
 
 
 def load(folder: str | Path) -> Run | list[Run]:
