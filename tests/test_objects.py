@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import stableair as sa
+from helpers import errors
 from stableair.results.run import group
 
 RNG = np.random.default_rng(0)
@@ -60,11 +61,7 @@ def rows(run):
 
 
 def refused(code, *args, **options):
-    with pytest.raises(sa.InputError) as error:
-        sa.run(*args, **options)
-    assert error.value.code == code, error.value
-    assert "\n" not in str(error.value)
-    return error.value
+    return errors.refused(code, sa.run, *args, **options)
 
 
 # ----------------------------------------------------------------------------------------------------- what is computed
@@ -215,9 +212,7 @@ def test_the_network_of_a_read_run_needs_its_objects(base, tmp_path):
         ({"data": TABLE}, "object-needed"),
         ({"data": TABLE, "model": Net(9)}, "wrong-model"),
     ):
-        with pytest.raises(sa.InputError) as error:
-            read.module(**given)
-        assert error.value.code == code
+        errors.refused(code, read.module, **given)
 
 
 # ------------------------------------------------------------------------------------------------------------ bad input

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -184,15 +185,10 @@ def build(experiment: Experiment) -> Simulation:
 
 def _build(e: Experiment) -> Simulation:
     target = device(e.device)
-    data = e.call("data")()
-    _check_data(data, ("train",) if e.evaluate == "validation" else ("train", "test"))
-    if e.evaluate == "validation":
-        data = hold_out(data, VALIDATION, e.seed)
+    data, parts = _data_of_clients(e)
     if e.augment != "none" and (data.train.x.ndim != 4 or holds_tokens(data.train.x)):
         text = f"augment={e.augment} needs images (m, c, h, w): got samples of shape {tuple(data.train.x.shape[1:])}"
         raise InputError(text, code="not-images", name="augment", value=e.augment)
-    parts = divide(e.call("partition")(), data.train, e.clients, generator(e.seed, "partition").numpy())
-
     module, data = _new_module(e, data).to(target), data.to(target)
 
     if e.norm_stats != "clients" and not norm_layers(module):
@@ -235,6 +231,22 @@ def _build(e: Experiment) -> Simulation:
         snr_blocks=vector.NOTHING if e.snr_blocks == "none" else layout.merge(e.snr_blocks),
         server_share=server_share(e),
     )
+
+
+def _data_of_clients(e: Experiment) -> tuple[Dataset, list[np.ndarray]]:
+    """The data set, and the numbers of each client's training samples."""
+    data = e.call("data")()
+    _check_data(data, ("train",) if e.evaluate == "validation" else ("train", "test"))
+    if e.evaluate == "validation":
+        data = hold_out(data, VALIDATION, e.seed)
+    return data, divide(e.call("partition")(), data.train, e.clients, generator(e.seed, "partition").numpy())
+
+
+def label_counts(experiment: Experiment) -> np.ndarray:
+    """Return the number of samples per client and class, (clients, classes); no model is built."""
+    with attribute_plugin_errors(experiment):
+        data, parts = _data_of_clients(experiment)
+        return labels(parts, data.train, data.classes)
 
 
 @isolated()

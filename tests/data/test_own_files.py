@@ -5,18 +5,11 @@ import pytest
 import torch
 
 import stableair as sa
+from helpers.errors import refused
 from stableair.data.datasets import dataset
 
 SPEC = "csv(path='flowers.csv', label=species, writer=gardener)"
 HEAD = "a,b,label\n"
-
-
-def refused(code, call):
-    with pytest.raises(sa.InputError) as error:
-        call()
-    assert error.value.code == code, error.value
-    assert "\n" not in str(error.value)
-    return error.value
 
 
 def test_csv_columns(own_files):
@@ -166,6 +159,8 @@ def test_changed_file_is_refused_on_resume(own_files, tiny, spec):
 
 def test_command(own_files, command, monkeypatch):
     monkeypatch.chdir(own_files)
+    shown, _, errors = command("data", "show", "npz(path='tokens.npz')", "--clients", "3", "-o", "labels.png")
+    assert shown == 0, errors
     settings = ["data=csv(path=\"flowers.csv\", label=species, features=('length', 'width'))", "rounds=1", "clients=4"]
     code, _, errors = command("run", *settings, "--out", "run")
     assert code == 0, errors

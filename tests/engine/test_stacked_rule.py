@@ -49,6 +49,18 @@ def test_every_rule_computes_what_the_reference_does(rule, program):
     assert not torch.allclose(uploads(plain, start)[0], uploads(train, start)[0], rtol=1e-3)
 
 
+@pytest.mark.parametrize("rule", RULES)
+def test_a_client_that_has_finished_stays_as_it_is(rule):
+    """A rule with memory moves a client without a gradient too; the one with the fewest samples comes first here."""
+    train, order = slow(rule=rule), torch.tensor([1, 0, 2])
+    module, start = train.work.module, state(train.work.module)
+    expected, found = (
+        torch.cat([upload.update for upload in trainer(start, 0, order)])
+        for trainer in (train, StackedTrainer(train.work, Stacked(module), "fp32", 3))
+    )
+    torch.testing.assert_close(found, expected)
+
+
 @pytest.mark.parametrize("model", ["batch", "cnn(width=7)"])
 @pytest.mark.parametrize("rule", ["sgd(momentum=0.9, weight_decay=0.01, clip=1)", "adam()"])
 def test_networks_with_norms_and_convolutions_too(model, rule):
