@@ -75,18 +75,23 @@ def sweep(
     integer("parallel", parallel, 1, 1000)
     choice("plugin_changed", plugin_changed, get_args(PluginChange))
     observer = CallbackList(callbacks)
-    if ray is not None and not isinstance(ray, str):
-        text = f"ray must be the address of a Ray cluster, HOST:PORT or auto: got {short_repr(ray)}"
-        raise InputError(text, code="wrong-type", name="ray", value=ray)
     if ray is None:
         outcomes = _run_here(experiments, folder, parallel, plugin_changed, observer)
-    elif parallel > 1:
-        raise InputError("parallel and ray exclude each other: Ray decides how many tasks run", code="parallel-and-ray")
     else:
+        _check_ray(ray, parallel)
         outcomes = run_on_ray(
             experiments, folder, ray, cpus=cpus, gpus=gpus, plugin_changed=plugin_changed, observer=observer
         )
     return collect_runs(experiments, outcomes)
+
+
+def _check_ray(ray: str, parallel: int) -> None:
+    """Refuse an address of a wrong type, and worker processes beside Ray's tasks."""
+    if not isinstance(ray, str):
+        text = f"ray must be the address of a Ray cluster, HOST:PORT or auto: got {short_repr(ray)}"
+        raise InputError(text, code="wrong-type", name="ray", value=ray)
+    if parallel > 1:
+        raise InputError("parallel and ray exclude each other: Ray decides how many tasks run", code="parallel-and-ray")
 
 
 def _run_here(
