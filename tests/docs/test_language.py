@@ -34,17 +34,8 @@ NOT_YET_REWRITTEN = {
     *("README.md", "CHANGELOG.md", "CONTRIBUTING.md"),
     *(f"docs/{name}.md" for name in ("auto", "command", "compare", "data", "extending", "index", "python")),
 }
-NAMES = {
-    "Fig.",
-    "Flower",
-    "Gaussian",
-    "Hadamard",
-    "Lemma",
-    "Poisson",
-    "Python",
-    "Ray",
-    "Theorem",
-}  # may stand in a heading
+# Capitalised words that may be in a heading.
+NAMES = {"Fig.", "Flower", "Gaussian", "Hadamard", "Lemma", "Poisson", "Python", "Ray", "Theorem"}
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"]
 PROGRAMS = [path for folder in ("src", "bench", "examples") for path in sorted((ROOT / folder).rglob("*.py"))]
 
