@@ -18,7 +18,7 @@ def covering():
 """
 LAZY = {
     "a function": "def __getattr__(name):\n    return __import__('importlib').import_module('.' + name, __name__)\n",
-    "an assignment": "import lazy_loader as lazy\n__getattr__, __dir__, __all__ = lazy.attach_stub(__name__, __file__)\n",
+    "an assignment": "import lazy_loader as z\n__getattr__, __dir__, __all__ = z.attach_stub(__name__, __file__)\n",
 }
 
 

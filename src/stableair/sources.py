@@ -109,8 +109,9 @@ def _imported_by_call(call: ast.Call) -> str:
     """The name in `importlib.import_module("name")` or `__import__("name")`; "" for any other call."""
     function = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
     argument = call.args[0] if call.args else None
-    is_import = function in ("import_module", "__import__") and isinstance(argument, ast.Constant)
-    return argument.value if is_import and isinstance(argument.value, str) else ""
+    if function not in ("import_module", "__import__") or not isinstance(argument, ast.Constant):
+        return ""
+    return argument.value if isinstance(argument.value, str) else ""
 
 
 def _defines_getattr(statement: ast.stmt) -> bool:
