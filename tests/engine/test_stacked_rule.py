@@ -25,7 +25,7 @@ from stableair.models import ResNet
 from stableair.training.local_rules import PLAIN_SGD, local, sgd
 from stableair.vector import state
 
-RULES = [spec for spec in EXAMPLES["local rules"] if spec != "sgd()"]
+RULES = [spec for spec in EXAMPLES["local"] if spec != "sgd()"]
 DATA = synthetic(samples=24, classes=3, shape=(3, 8, 8))
 SIZES = [9, 4, 11]  # with short batches, and clients that finish early
 

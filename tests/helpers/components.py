@@ -67,7 +67,7 @@ EXAMPLES = {
         "adagrad_ota()",
         "adam_ota()",
     ],
-    "local rules": [
+    "local": [
         "sgd()",
         "sgd(momentum=0.9, weight_decay=0.01, nesterov=true)",
         "sgd(momentum=0.5, clip=0.3)",

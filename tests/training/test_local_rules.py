@@ -102,7 +102,7 @@ def test_arguments_that_change_nothing_are_plain_sgd():
     assert PLAIN_SGD not in (sgd(momentum=0.1), sgd(weight_decay=0.1), sgd(clip=1), fedprox(mu=0.1), adam(), adamw())
 
 
-@pytest.mark.parametrize("spec", EXAMPLES["local rules"])
+@pytest.mark.parametrize("spec", EXAMPLES["local"])
 def test_every_rule_steps_against_the_gradient_and_not_in_place(spec):
     rule = local.one(spec)()
     w, g = torch.tensor([0.01, -0.01, 0.0]), torch.tensor([5.0, -5.0, 0.0])
@@ -116,7 +116,7 @@ def test_every_rule_steps_against_the_gradient_and_not_in_place(spec):
     assert all(torch.equal(a, b) for a, b in zip(before, (w, g, *tensors(memory)), strict=True))
 
 
-@pytest.mark.parametrize("spec", EXAMPLES["local rules"])
+@pytest.mark.parametrize("spec", EXAMPLES["local"])
 def test_an_entrywise_rule_is_the_same_on_a_part_of_the_vector(spec):
     rule, received = local.one(spec)(), gradients(5)
     start = torch.linspace(-1, 1, 20)
@@ -124,7 +124,7 @@ def test_an_entrywise_rule_is_the_same_on_a_part_of_the_vector(spec):
     assert torch.allclose(part, path(rule, received, start)[:, 7:12], rtol=1e-6) == rule.entrywise
 
 
-@pytest.mark.parametrize("spec", EXAMPLES["local rules"])
+@pytest.mark.parametrize("spec", EXAMPLES["local"])
 def test_every_rule_is_the_same_in_another_process(spec):
     rule, received = local.one(spec)(), gradients(3)
     other = pickle.loads(pickle.dumps(rule))
@@ -161,7 +161,7 @@ def test_a_client_trains_as_torchs_loop_does(spec, smoothing):
     torch.testing.assert_close(update(trainer), state(network()).w - state(module).w, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("spec", EXAMPLES["local rules"])
+@pytest.mark.parametrize("spec", EXAMPLES["local"])
 def test_the_memory_starts_anew_in_every_round_at_every_client(spec):
     trainer = client(network(), local.one(spec)())
     first = update(trainer)
@@ -169,7 +169,7 @@ def test_the_memory_starts_anew_in_every_round_at_every_client(spec):
     assert torch.equal(update(trainer), first)
 
 
-@pytest.mark.parametrize("spec", EXAMPLES["local rules"])
+@pytest.mark.parametrize("spec", EXAMPLES["local"])
 def test_parameters_that_are_not_trained_stay_as_they_are(spec):
     module = network()
     module[1].weight.requires_grad_(False)
