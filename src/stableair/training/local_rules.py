@@ -15,7 +15,7 @@ from stableair.memory import unchanged
 from stableair.spec import Registry
 from stableair.validation import boolean, fraction, number, positive, short_repr
 
-local = Registry("local rule", "local")
+local = Registry("local", "local")
 
 Momenta = dict[str, Tensor]  # of SGD: "velocity", and "start" for the proximal term
 
