@@ -23,6 +23,7 @@ from stableair.experiment import COMPONENT_SETTINGS, NESTED_COMPONENTS, registry
 
 OUTSIDE = ["CHANGELOG.md", "CONTRIBUTING.md", *(f"examples/{path.name}" for path in (ROOT / "examples").glob("*.*"))]
 SCRIPT = re.compile(r"^## \[[^]]*\]\((examples/\w+\.py)\)\n\n(?:.+\n)+", re.MULTILINE)  # a section about one of them
+PICTURE = re.compile(r"(!\[[^]]*\])\(([\w/.-]+)\.png\)")
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -38,9 +39,18 @@ def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> st
         markdown = markdown.replace(f"](../{path})", f"]({path})")
     if page.file.src_uri == "examples.md":
         markdown = SCRIPT.sub(_with_its_code, markdown)
+    markdown = PICTURE.sub(lambda image: _with_dark_version(image, Path(page.file.src_uri).parent), markdown)
     if "rooms" in page.meta:
         markdown = "\n".join([markdown, *_reference(page.meta["rooms"], page.meta.get("whole", []))])
     return markdown
+
+
+def _with_dark_version(image: re.Match, folder: Path) -> str:
+    """A picture, and beside it the version for the dark mode if there is one."""
+    dark = f"{image[2]}-dark.png"
+    if not (ROOT / "docs" / folder / dark).exists():
+        return image[0]
+    return f"{image[1]}({image[2]}.png#only-light)\n{image[1]}({dark}#only-dark)"
 
 
 def _with_its_code(section: re.Match) -> str:
@@ -61,7 +71,7 @@ def _reference(rooms: list[str], whole: list[str]) -> Iterator[str]:
         module, name = (COMPONENT_SETTINGS | NESTED_COMPONENTS)[field]
         if _within(module.removeprefix("stableair."), rooms):
             yield f"## All {kind.plural} {{ #{module}.{name} }}\n"
-            yield f"`@sa.{name}(name)` adds one of your own ([how](../extending.md)).\n"
+            yield f"`@sa.{name}(name)` registers a custom component ([guide](../extending.md)).\n"
             for entry in kind:
                 yield _entry(entry.factory.__module__, entry.factory.__qualname__, entry.name, 3)
     for name in whole:

@@ -7,6 +7,8 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple, Unpack
 
+import numpy as np
+
 from stableair.errors import InputError
 from stableair.experiment import Experiment
 from stableair.literals import PluginChange
@@ -23,9 +25,10 @@ from stableair.results.statistics import (
     compare_groups,
     mean_and_std,
 )
+from stableair.results.table import write_table
 from stableair.sweeps.plans import Plan, expand_plan, read_plan
 from stableair.sweeps.processes import sweep
-from stableair.validation import as_path, pluralize
+from stableair.validation import as_path, pluralize, suggest
 
 log = logging.getLogger("stableair")
 
@@ -76,6 +79,74 @@ class Comparison(NamedTuple):
     def pair(self, channel: str, one: str, other: str) -> PairedDifference | None:
         """The difference between two receivers over a channel; None if they share no seed."""
         return next((pair for pair in self.pairs[channel] if {pair.better, pair.worse} == {one, other}), None)
+
+    def to_pandas(self) -> Any:
+        """The lines of all channels as a pandas DataFrame, one row each; accuracies are between 0 and 1.
+
+        `behind` is the mean paired difference to the best line of the channel, `low` and `high` its 95 % interval.
+        """
+        import pandas
+
+        return pandas.DataFrame([self._record(channel, line) for channel in self.lines for line in self.lines[channel]])
+
+    def _record(self, channel: str, line: Line) -> dict[str, Any]:
+        pair = self.pair(channel, self.lines[channel][0].receiver, line.receiver)
+        behind, low, high = _behind(line, pair) if pair else (None, None, None)
+        std = float(mean_and_std(line.accuracies)[1]) if len(line.accuracies) > 1 else None
+        return {
+            "channel": channel, "receiver": line.receiver, "accuracy": line.accuracy, "std": std, "behind": behind,
+            "low": low, "high": high, "p": pair.p if pair else None, "seeds": len(line.runs),
+            "diverged": line.diverged, "uses": line.uses, "seconds": line.seconds,
+        }  # fmt: skip
+
+    def to_latex(self, labels: Mapping[str, str] | None = None) -> str:
+        """A table for the LaTeX package booktabs: a row per receiver, a column per channel.
+
+        A cell is the mean accuracy in per cent and its standard deviation over the seeds; the best per channel is bold.
+
+        Args:
+            labels: Texts for receivers and channels, such as {"mac(C=1)": "MAC, $C = 1$"}; formulas are between $.
+
+        Raises:
+            InputError: A label is of no receiver or channel of this comparison (`unknown-label`).
+        """
+        import pandas
+
+        names = list(dict.fromkeys(line.receiver for lines in self.lines.values() for line in lines))
+        text = self._labelled(names, labels or {})
+        cells = {
+            text[channel]: {text[line.receiver]: _latex_cell(line) for line in lines}
+            for channel, lines in self.lines.items()
+        }
+        best = [
+            [
+                name in [line.receiver for line in lines if line.accuracy == lines[0].accuracy]
+                for lines in self.lines.values()
+            ]
+            for name in names
+        ]
+        style = pandas.DataFrame(cells, [text[name] for name in names]).style.format(na_rep="--")
+        for axis in (0, 1):
+            style = style.format_index(escape="latex-math", axis=axis)
+        return style.apply(lambda _: np.where(best, "textbf:--rwrap;", ""), axis=None).to_latex(hrules=True)
+
+    def _labelled(self, names: list[str], labels: Mapping[str, str]) -> dict[str, str]:
+        """The texts of receivers and channels."""
+        known = [*names, *self.lines]
+        for name in labels:
+            if name not in known:
+                raise InputError(
+                    f"label {name!r}: {suggest(name, known)}", code="unknown-label", name=name, allowed=known
+                )
+        return {name: labels.get(name, name) for name in known}
+
+    def save(self, path: str | Path, *, labels: Mapping[str, str] | None = None, force: bool = False) -> Path:
+        """Write the comparison as a table: .tex as `to_latex`, .csv and .parquet as `to_pandas`.
+
+        A file that stableair has not made is replaced only with `force`.
+        """
+        frame = self.to_pandas().set_index("channel")
+        return write_table(frame, path, force, tex=self.to_latex(labels))
 
     def __str__(self) -> str:
         tables = [f"{channel}\n{_aligned([HEAD, *self._rows(channel)])}" for channel in self.lines]
@@ -131,13 +202,24 @@ def _row(line: Line, behind: PairedDifference | None) -> list[str]:
     diverged = f", {line.diverged} diverged" if line.diverged else ""
     cells = ["", "", ""]
     if behind:
-        sign = 1 if behind.worse == line.receiver else -1
-        ends = sorted(100 * sign * end + 0.0 for end in behind.interval or ())  # + 0.0 turns -0.0 into 0.0
         p = "" if behind.p is None else f"{behind.p:.2g} {behind.mark or ' '}"
-        cells = [f"{100 * sign * behind.difference + 0.0:.2f}", " to ".join(f"{end:.2f}" for end in ends), p]
+        difference, *ends = (None if value is None else f"{100 * value:.2f}" for value in _behind(line, behind))
+        cells = [difference or "", " to ".join(filter(None, ends)), p]
     uses = "" if line.uses is None else f"{line.uses:,.0f}"
     accuracy = f"{100 * line.accuracy:.2f}{std}{diverged}"
     return [line.receiver, accuracy, *cells, str(len(line.runs)), uses, f"{line.seconds:.1f}"]
+
+
+def _behind(line: Line, pair: PairedDifference) -> tuple[float, float | None, float | None]:
+    """How much the best line is above this one, and the ends of the 95 % interval of this difference."""
+    sign = 1 if pair.worse == line.receiver else -1
+    low, high = sorted(sign * end + 0.0 for end in pair.interval) if pair.interval else (None, None)
+    return sign * pair.difference + 0.0, low, high  # + 0.0 turns -0.0 into 0.0
+
+
+def _latex_cell(line: Line) -> str:
+    std = f" $\\pm$ {100 * mean_and_std(line.accuracies)[1]:.2f}" if len(line.accuracies) > 1 else ""
+    return f"{100 * line.accuracy:.2f}{std}"
 
 
 def _aligned(rows: list[list[str]]) -> str:

@@ -25,7 +25,7 @@ class Source(NamedTuple):
     Args:
         file: The file of the plug-in or the script; a name such as "<stdin>" for an interactive session.
         version: "sha256:..." of the code. Without source code "unknown:..." and a random number: it differs from the
-            version of every other registration, so that results cannot be re-used from another process.
+            version of every other registration, so that results cannot be reused from another process.
     """
 
     file: str
@@ -74,7 +74,7 @@ def _local_files(file: Path, package: str) -> dict[str, str]:
         hashes[path], imports = _read(path, status.st_mtime_ns, status.st_size)
         for name in _module_names(imports, package):
             module_file, is_package = _module_file(name)
-            if module_file and _is_local(module_file):
+            if module_file and is_local(module_file):
                 pending.append((module_file, name if is_package else name.rpartition(".")[0]))
     return {f"{path.name} {digest}": digest for path, digest in hashes.items()}
 
@@ -116,7 +116,7 @@ def _module_file(name: str) -> tuple[Path | None, bool]:
     return (Path(spec.origin) if spec and spec.origin else None), is_package
 
 
-def _is_local(file: Path) -> bool:
+def is_local(file: Path) -> bool:
     """Whether a module is the user's: neither of this package, nor installed, nor of the standard library."""
     path = file.absolute()
     is_known = path.is_relative_to(PACKAGE) or path.is_relative_to(STANDARD_LIBRARY) or INSTALLED & set(path.parts)

@@ -7,9 +7,12 @@ spec.
 import ast
 import inspect
 import math
+import re
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
@@ -103,7 +106,25 @@ class Call:
     @property
     def entry(self) -> Entry:
         """The entry registered under the name now: a notebook may have redefined it since the spec was parsed."""
-        return self.registry.entries[self.name]
+        return self.registry.entry(self.name)
+
+    @property
+    def is_object(self) -> bool:
+        """Whether the component is a Python object, which the spec only names."""
+        return self.name == OBJECT
+
+    @property
+    def title(self) -> str:
+        """The name of the component, or the last part of the name of a Python object."""
+        return re.sub(r"\W", "", self.arguments["name"].rpartition(".")[2]) if self.is_object else self.name
+
+    @property
+    def user_location(self) -> tuple[str, int] | None:
+        """The file and line of a component that is not part of this package."""
+        if self.is_object:
+            given = GIVEN.get().get(self.arguments["digest"])
+            return given.location if given else None
+        return self.entry.user_location
 
     @property
     def parameters(self) -> dict[str, inspect.Parameter]:
@@ -153,6 +174,10 @@ class Registry:
         self.entries: dict[str, Entry] = {}
         REGISTRIES[plural] = self
 
+    def entry(self, name: str) -> Entry:
+        """Return the component of a name; each registry has the Python objects that are given to a run, too."""
+        return OBJECT_ENTRY if name == OBJECT else self.entries[name]
+
     def __call__(self, name: str, **declared: Any) -> Callable[[Factory], Factory]:
         """Register a factory: `@receiver("soft")` registers it as "soft"."""
         if not isinstance(name, str) or not name.isidentifier():
@@ -162,8 +187,9 @@ class Registry:
         def register(factory: Factory) -> Factory:
             known = self.entries.get(name)
             redefined_in_notebook = known and known.factory.__module__ == factory.__module__ == "__main__"
-            if known and not redefined_in_notebook:
-                text = f"{self.kind} {name!r} is already registered by {known.factory.__module__}; choose another name"
+            if name == OBJECT or (known and not redefined_in_notebook):
+                owner = known.factory.__module__ if known else __name__
+                text = f"{self.kind} {name!r} is already registered by {owner}; choose another name"
                 raise InputError(text, code="name-taken", name=name)
             self.entries[name] = Entry(name, factory, declared, source_of(factory))
             return factory
@@ -196,12 +222,12 @@ class Registry:
         function, positional, keywords = _parts(node)
         if not isinstance(function, ast.Name):
             _refuse_code(self.kind, text, function)
-        if function.id not in self.entries:
+        if function.id not in (OBJECT, *self.entries):
             message = f"{self.kind} {function.id!r} is unknown; {suggest(function.id, self.entries)}"
             raise InputError(
                 message, code="unknown-component", kind=self.kind, name=function.id, allowed=list(self.entries)
             )
-        entry = self.entries[function.id]
+        entry = self.entry(function.id)
         self._check_keywords(entry, keywords, text)
         self._check_nested(entry, positional, keywords, text)
         named = {str(keyword.arg): _value(self.kind, text, keyword.value) for keyword in keywords}
@@ -250,6 +276,61 @@ class Registry:
             passed_on = bound.signature.parameters[name].kind == inspect.Parameter.VAR_KEYWORD
             arguments |= value if passed_on else {name: value}
         return arguments
+
+
+# -------------------------------------------------------------------------------------------------- Python objects
+
+OBJECT = (
+    "object"  # name of a component that is a Python object, given to `sa.run`: object(name='net.Net', digest='...')
+)
+
+
+@dataclass(frozen=True)
+class Given:
+    """A Python object that is given to a run as a component."""
+
+    component: Any  # what a registered factory would return
+    location: tuple[str, int] | None  # file and line of its code
+
+
+GIVEN: ContextVar[Mapping[str, Given]] = ContextVar("GIVEN", default={})  # noqa: B039 (never changed in place)
+
+
+@contextmanager
+def given(objects: Mapping[str, Given]) -> Iterator[None]:
+    """Make Python objects available by their digests."""
+    token = GIVEN.set({**GIVEN.get(), **objects})
+    try:
+        yield
+    finally:
+        GIVEN.reset(token)
+
+
+def given_object(name: str, digest: str) -> Any:
+    """A Python object that was given to `sa.run`.
+
+    Raises:
+        InputError: The object is not given now (`object-needed`).
+    """
+    if digest not in GIVEN.get():
+        text = f"{name} is a Python object, and a spec only names it"
+        raise InputError(text, code="object-needed", advice="give the object itself, such as sa.run(..., model=net)")
+    return GIVEN.get()[digest].component
+
+
+OBJECT_ENTRY = Entry(OBJECT, given_object, {})
+
+
+def without_digests(text: str) -> str:
+    """Return a spec with the names of Python objects only, for labels.
+
+    >>> without_digests("object(name='net.Net', digest='3f')")
+    'net.Net'
+    """
+    return re.sub(rf"{OBJECT}\(name='?([^',]*)'?, digest='?[0-9a-f]*'?\)", r"\1", text)
+
+
+# ----------------------------------------------------------------------------------------------------------- the parser
 
 
 def parse_unchecked(kind: str, text: str) -> list[tuple[str, dict[str, Any]]]:
@@ -329,6 +410,7 @@ def load_plugin(path: str | Path) -> None:
 def traceback_location(error: BaseException, *files: str) -> str:
     """Return the file, line and text of an error raised in these files or in a user's component, else ""."""
     locations = [entry.user_location for registry in REGISTRIES.values() for entry in registry]
+    locations += [given.location for given in GIVEN.get().values()]
     user_files = {*(location[0] for location in locations if location), *PLUGINS, *files}
     frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     for file, line in reversed(frames):

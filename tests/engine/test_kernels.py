@@ -185,9 +185,9 @@ def both(slow, precision, worker=ResNetWorker):
 
 
 @pytest.mark.slow  # in the interpreter
-@pytest.mark.parametrize("sizes", [[8, 8], [2, 12, 5]], ids=["full batches", "unequal"])
-def test_a_residual_network_is_the_references(sizes):
-    for got, expected in both(small(sizes), "fp32"):
+def test_a_residual_network_is_the_references():
+    """Full batches, a short last batch, and clients that have finished before the others."""
+    for got, expected in both(small([1, 6, 4]), "fp32"):
         near(got, expected, 1e-3)
 
 
@@ -216,9 +216,8 @@ class Small(nn.Sequential):
 
 IN_STACKED = [
     pytest.param(Small, [4, 3], id="small"),
-    pytest.param(Mixed, [4, 3], id="mixed", marks=pytest.mark.slow),  # in the interpreter
-    pytest.param(Mixed, [2, 12, 5], id="mixed, unequal", marks=pytest.mark.slow),
-    pytest.param(lambda: cnn(width=8)((3, 8, 8), 4), [2, 12, 5], id="cnn, unequal", marks=pytest.mark.slow),
+    pytest.param(Mixed, [1, 6, 4], id="mixed, unequal", marks=pytest.mark.slow),  # in the interpreter
+    pytest.param(lambda: cnn(width=4)((3, 8, 8), 4), [1, 6, 4], id="cnn, unequal", marks=pytest.mark.slow),
 ]
 
 

@@ -28,6 +28,7 @@ CHANGES = {
     "data": "synthetic(samples=100)", "partition": "dirichlet(beta=0.3)", "model": "logistic()", "clients": 7,
     "rounds": 3,
     "seed": 9, "local_epochs": 2, "batch_size": 4, "lr": 0.5, "payload": "delta", "blocks": "layer",
+    "lr_decay": "cosine(over=5)", "local": "fedprox(mu=0.1)", "label_smoothing": 0.1, "evaluate_clients": True,
     "fading": "unit()", "augment": "crop_flip",
     "noise": "none()", "channel": "flat(noise_on=sum)", "receiver": "gnc(max_norm=3) | mac(C=0.1)",
     "server": "momentum(beta=0.5)",

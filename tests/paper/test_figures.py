@@ -59,8 +59,8 @@ def test_the_set_up_is_the_papers(name):
     "name", ["fig3a", "fig3f", *(pytest.param(f"fig3{panel}", marks=pytest.mark.slow) for panel in "bcde")]
 )
 def test_the_four_methods(name, tmp_path, no_data):
-    planned, runs, notes = compute(name, tmp_path)
-    assert texts(draw(planned, runs, notes)) == ["Ideal", "MAC", "GNC", "Noisy"]
+    planned, runs, _notes = compute(name, tmp_path)
+    assert texts(draw(planned, runs)) == ["Ideal", "MAC", "GNC", "Noisy"]
     settings = {label: one.settings for label, (one,) in runs.items()}
     assert {k: settings["Ideal"][k] for k in IDEAL} == IDEAL
     assert settings["Noisy"]["receiver"] == "none()"
@@ -79,8 +79,8 @@ def test_the_four_methods(name, tmp_path, no_data):
 def test_accuracy_and_loss_are_of_the_same_runs(tmp_path, no_data, monkeypatch):
     compute("fig3a", tmp_path)
     monkeypatch.setattr(runner, "build", lambda *_: pytest.fail("computed again"))
-    planned, runs, notes = compute("fig3d", tmp_path)
-    picture = draw(planned, runs, notes)
+    planned, runs, _notes = compute("fig3d", tmp_path)
+    picture = draw(planned, runs)
     assert (picture.axes[0].get_ylabel(), picture.axes[0].get_yscale()) == ("test loss", "log")
     assert picture.axes[0].lines[1].get_ydata().tolist() == runs["MAC"][0]["test/loss"]
 
@@ -90,21 +90,21 @@ VARIED = [("fig4a", "alpha", "noise"), ("fig4b", "tau", "noise"), ("fig4c", "C",
 
 @pytest.mark.parametrize(("name", "key", "field"), VARIED)
 def test_one_thing_is_varied(name, key, field, tmp_path, no_data):
-    planned, runs, notes = compute(name, tmp_path)
+    planned, runs, _notes = compute(name, tmp_path)
     values = [runs_from[0].settings[field] for runs_from in runs.values()]
     assert len(set(values)) == len(values) == len(planned.figure.values)
     assert all(f"{key}={v:g}" in text for v, text in zip(planned.figure.values, values, strict=True))
     rest = [{k: v for k, v in r[0].settings.items() if k != field} for r in runs.values()]
     assert all(other == rest[0] for other in rest), "one C is held for all curves"
-    labels = texts(draw(planned, runs, notes))
+    labels = texts(draw(planned, runs))
     symbol = {"alpha": "α", "tau": "τ", "C": "C"}[key]
     assert all(text.startswith(f"{symbol} = {v:g}") for v, text in zip(planned.figure.values, labels, strict=True))
     assert len(list(tmp_path.glob("search-*"))) == (name != "fig4c")
 
 
 def test_the_measured_snr_stands_beside_the_papers(tmp_path, no_data):
-    planned, runs, notes = compute("fig4b", tmp_path, SMALL | {"clients": 3}, seeds=2)
-    labels = texts(draw(planned, runs, notes))
+    planned, runs, _notes = compute("fig4b", tmp_path, SMALL | {"clients": 3}, seeds=2)
+    labels = texts(draw(planned, runs))
     found = [[one["channel/snr_db"][0] for one in each] for each in list(runs.values())[:2]]
     half, whole = map(np.mean, found)
     ratio = 10 * np.log10(np.mean(10 ** (np.array(found[1]) / 10)))
@@ -141,10 +141,10 @@ def test_the_caption_tells_the_data_and_what_is_not_the_papers(tmp_path, no_data
 
 
 def test_bands_over_seeds_and_settings_of_ones_own(tmp_path, no_data):
-    planned, runs, notes = compute("fig3c", tmp_path, SMALL | {"clients": 3, "noise.tau": 0.7}, seeds=2)
+    planned, runs, _notes = compute("fig3c", tmp_path, SMALL | {"clients": 3, "noise.tau": 0.7}, seeds=2)
     assert {one.settings["seed"] for one in runs["MAC"]} == {0, 1}
     assert {one.settings["noise"] for one in runs["MAC"]} == {"sas(alpha=1.5, tau=0.7)"}
-    assert len(draw(planned, runs, notes).axes[0].collections) == 4
+    assert len(draw(planned, runs).axes[0].collections) == 4
 
 
 def test_an_older_run_that_went_further_is_cut(tmp_path, no_data):
@@ -207,7 +207,7 @@ def test_the_command_draws_png_and_pdf(tmp_path, monkeypatch, capsys, no_data):
             cli.main()
         assert stop.value.code == 0
         out = capsys.readouterr().out
-        assert out.splitlines()[-2:] == ["f/fig3a.png", "f/fig3a.pdf"]
+        assert out.splitlines()[-3:] == ["f/fig3a.png", "f/fig3a.pdf", "f/fig3a.txt"]
         assert all((tmp_path / "f" / f"fig3a.{ending}").stat().st_size > 5000 for ending in ("png", "pdf"))
         monkeypatch.setattr(runner, "build", lambda *_: pytest.fail("computed again"))
 
@@ -248,7 +248,7 @@ def test_callbacks_observe_each_trial_and_each_run(tmp_path, no_data):
     sa.figure("fig4a", tmp_path, smoke=True, rounds=1, settings=SMALL, trials=2, callbacks=[observer])
     assert [split for split, _ in ended] == ["validation"] * 2 + ["test"] * 5
     assert [noise["alpha"] for _, noise in ended[2:]] == list(FIGURES["fig4a"].values)
-    assert all(path.exists() for path in figures.picture_files("fig4a", tmp_path))
+    assert all(path.exists() for path in figures.output_files("fig4a", tmp_path))
 
 
 @pytest.mark.parametrize(

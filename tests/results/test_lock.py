@@ -35,7 +35,7 @@ except (sa.InputError, RunBusyError) as error:
 """
 
 
-@pytest.mark.parametrize("attempts", [1, pytest.param(5, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("attempts", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_of_two_processes_that_start_on_a_new_folder_one_runs(tiny, tmp_path, attempts):
     (tmp_path / "e.json").write_text(tiny.with_(rounds=40).to_json())
     for attempt in range(attempts):

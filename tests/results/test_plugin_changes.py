@@ -1,4 +1,4 @@
-"""Results of a plug-in that has changed are refused, kept or recomputed, but never silently re-used."""
+"""Results of a plug-in that has changed are refused, kept or recomputed, but never silently reused."""
 
 import functools
 import json
@@ -182,15 +182,31 @@ def test_functions_that_reuse_runs(plugin, settings, tmp_path, function):
     if function is sweep:
         first, kept = accuracy_and_loss(first), accuracy_and_loss(kept)
     assert kept == first
+    folders = [path.parent for path in (tmp_path / "s").rglob(ENVIRONMENT)]
+    for folder in folders:
+        (entry,) = environments(folder)
+        if entry["plugins"]:
+            assert entry["plugins_kept"] != entry["plugins"], "both versions are recorded"
     plugin.write(factor=0.1)
     plugin(function, settings, tmp_path / "s", plugin_changed="recompute")
-    folders = [path.parent for path in (tmp_path / "s").rglob(ENVIRONMENT)]
     for folder in folders:
         assert len(environments(folder)) == 1
         assert "plugins_kept" not in environments(folder)[0]
     with pytest.raises(InputError) as error:
         plugin(function, settings, tmp_path / "s", plugin_changed="kept")
     assert error.value.code in ("unknown-value", "wrong-type")
+
+
+def test_a_trial_that_was_stopped_early_records_both_versions_too(plugin, settings, tmp_path, monkeypatch):
+    """Its score stops it again, before `sa.run` sees its folder."""
+    settings |= {"rounds": 3}
+    monkeypatch.setattr("optuna.trial.Trial.should_prune", lambda trial: trial.number == 1)
+    plugin(search, settings, tmp_path / "s")
+    plugin.write(factor=0.7)
+    plugin(search, settings, tmp_path / "s", plugin_changed="keep")
+    entries = [environments(path.parent) for path in (tmp_path / "s").rglob(ENVIRONMENT)]
+    assert len(entries) == 2
+    assert all("plugins_kept" in entry for (entry,) in entries)
 
 
 def test_worker_processes_get_the_policy(plugin, settings, tmp_path):
@@ -267,7 +283,7 @@ def test_inline_components_are_hashed_by_their_source(settings, tmp_path):
 def test_component_without_source_is_not_reused_from_another_process(settings, tmp_path):
     arguments = repr(settings | {"receiver": "inline()"}), tmp_path / "a"
     code = INLINE.format(extra="", factor=0.5)
-    assert python("-c", code, *arguments) == "2", "the same process may re-use it"
+    assert python("-c", code, *arguments) == "2", "the same process may reuse it"
     version = environments(tmp_path / "a")[0]["plugins"]["receiver inline"]["version"]
     assert version.startswith("unknown:")
     assert python("-c", code, *arguments) == "plugin-changed"

@@ -94,13 +94,12 @@ def show(
     """Draw the distribution of the labels over the clients, and print the range of samples and classes."""
     use_data_folder(data_dir)
     load_plugins(plugin)
-    from stableair.builder import build
+    from stableair.builder import label_counts
     from stableair.experiment import Experiment
     from stableair.results import plot
 
-    experiment = Experiment(data=name, partition=partition, clients=clients, seed=seed, model="logistic()")
-    counts = build(experiment).labels
-    assert counts is not None  # only remote data lack label counts
+    experiment = Experiment(data=name, partition=partition, clients=clients, seed=seed)
+    counts = label_counts(experiment)
     samples, classes = counts.sum(1), (counts > 0).sum(1)
     print(f"{samples.sum()} samples, {counts.shape[1]} classes, {clients} clients by {experiment.partition}")
     print(f"samples per client: {samples.min()} to {samples.max()}", end="; ")

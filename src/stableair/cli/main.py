@@ -33,6 +33,7 @@ COMMANDS: dict[str, Callable[..., None]] = {  # in the order of --help
     "compare": sweeps.compare,
     "figure": paper.figure,
     "plot": results.plot,
+    "export": results.export,
     "report": results.report,
     "watch": results.watch,
     "list": reference.list_components,

@@ -43,6 +43,15 @@ Folders = Annotated[
 ]
 
 
+Style = Annotated[
+    str,
+    typer.Option(
+        metavar="screen|paper|dark",
+        help="paper: an IEEE column, 3.5 inches wide, in 8 pt, without title and explanations; dark: for a dark page.",
+    ),
+]
+
+
 def out_option(help: str) -> Any:
     """The option -o, --out. An empty path is rejected: Python would interpret it as the current folder."""
     return typer.Option("--out", "-o", parser=_path, metavar="PATH", help=help)
@@ -69,12 +78,25 @@ def load_plugins(files: list[Path] | None) -> None:
 
 def plugin_change(word: str) -> Any:
     """Check the value of --plugin-changed before anything is computed."""
+    from stableair.literals import PluginChange
+
+    return literal_option("--plugin-changed", word, PluginChange)
+
+
+def plot_style(word: str) -> Any:
+    """Check the value of --style before anything is computed."""
+    from stableair.literals import PlotStyle
+
+    return literal_option("--style", word, PlotStyle)
+
+
+def literal_option(option: str, word: str, literal: Any) -> Any:
+    """Check the value of an option that takes one of the values of a Literal."""
     from typing import get_args
 
-    from stableair.literals import PluginChange
     from stableair.validation import choice
 
-    return choice("--plugin-changed", word, get_args(PluginChange))
+    return choice(option, word, get_args(literal))
 
 
 def drop_unset(**options: Any) -> dict[str, Any]:

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from stableair.paper.theorem import Check
 
 # The component setting or nested component behind each word of `stableair list`.
-KINDS = {{"data": "data", "basis": "bases"}.get(k, f"{k}s"): k for k in COMPONENT_SETTINGS | NESTED_COMPONENTS}
+IRREGULAR = {"data": "data", "local": "local", "basis": "bases"}
+KINDS = {IRREGULAR.get(kind, f"{kind}s"): kind for kind in COMPONENT_SETTINGS | NESTED_COMPONENTS}
 PLURALS = {singular: plural for plural, singular in KINDS.items()} | {"preset": "presets", "setting": "settings"}
 
 
@@ -48,8 +49,8 @@ def typed_setting(name: str) -> str:
     kind = type_name(field.type)
     if name in COMPONENT_SETTINGS:
         kind = "spec"
-    elif numbers := field.metadata["allowed"]:
-        kind = f"{kind}, {numbers.words}"
+    elif restricted := field.metadata["allowed"]:
+        kind = f"{kind}, {restricted.words}"
     return f"{name}: {kind} = {field.default}"
 
 

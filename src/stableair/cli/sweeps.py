@@ -13,6 +13,7 @@ from stableair.cli.display import EngineDisplay, ProgressDisplay, duration
 from stableair.cli.options import (
     DataDir,
     Device,
+    Force,
     KeepBest,
     Monitor,
     Patience,
@@ -34,6 +35,7 @@ from stableair.validation import pluralize
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from stableair.comparisons import Comparison
     from stableair.experiment import Experiment
     from stableair.sweeps.workers import ExperimentProgress, SweepProgress
 
@@ -124,6 +126,10 @@ def compare(
     monitor: Monitor = "",
     keep_best: KeepBest = False,
     track: Track = None,
+    table: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="Also write the table: .tex (booktabs), .csv or .parquet.")
+    ] = None,
+    force: Force = False,
     device: Device = None,
     data_dir: DataDir = None,
     plugin: Plugin = None,
@@ -134,10 +140,13 @@ def compare(
     load_plugins(plugin)
     from stableair.comparisons import comparison_plan
     from stableair.experiment import PRESETS
+    from stableair.results.table import check_table
     from stableair.sweeps.plans import parse_plan
 
+    if table:
+        check_table(table, force)
     if words[0] not in PRESETS and Path(words[0]).is_dir():
-        print(sa.compare(words))
+        print_comparison(sa.compare(words), table, force)
         return
     changed = plugin_change(plugin_changed)
     options = run_options(stop, patience, monitor, keep_best, track)
@@ -146,7 +155,13 @@ def compare(
         comparison = sa.compare(
             experiments, out, parallel=parallel, plugin_changed=changed, callbacks=[display], **options
         )
+    print_comparison(comparison, table, force)
+
+
+def print_comparison(comparison: "Comparison", table: Path | None, force: bool) -> None:
     print(comparison)
+    if table:
+        print(comparison.save(table, force=force))
 
 
 @contextmanager

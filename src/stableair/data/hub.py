@@ -20,8 +20,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from stableair.data.columns import columns, number_from_zero, with_test_split
+from stableair.data.columns import columns, with_test_split
 from stableair.data.image_sets import IMAGE_SETS, Source
+from stableair.data.labels import number_from_zero
 from stableair.data.manifest import IMAGES, Manifest, first_change, ignored_folders, manifest, sha256
 from stableair.errors import InputError, MissingExtraError, StableairError, first_line
 from stableair.files import remove_leftovers, write_whole

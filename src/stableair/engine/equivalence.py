@@ -177,7 +177,7 @@ def mixes_samples(work: LocalTraining) -> bool:
     for dtype, tolerance in ((torch.float64, EXACT), (torch.float32, 1e-3)):
         trial = Trial(work, dtype)
         module = trial.work.module
-        x = trial.work.data.inputs(trial.work.data.train.x).to(dtype)[: trial.work.batch_size]
+        x = trial.work.data.inputs(trial.work.data.train.x, dtype)[: trial.work.batch_size]
         before = [b.clone() for b in module.buffers()]
         try:
             whole, fewer, fewest = module(x), module(x[1:]), module(x[: work.smallest_batch])

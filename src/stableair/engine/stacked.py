@@ -123,7 +123,7 @@ class Stacked:
         self, parameters: Tensors, buffers: Tensors, x: Tensor, mask: Tensor | None = None,
         taps: list[Tap] | None = None,
     ) -> Tensor:  # fmt: skip
-        """x: (N, B, c, h, w). The mask (N, B) is 0 for padding, which must not change the other samples.
+        """x: (N, B, c, h, w) or (N, B, f). The mask (N, B) is 0 for padding, which must not change the other samples.
 
         With a list of `taps` the weights of dense layers get no gradient; the list gets the factors of their gradients.
         """
@@ -132,6 +132,8 @@ class Stacked:
         for node in self.graph.nodes:
             args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda a: values[a])
             if node.op == "placeholder":
+                if x.ndim not in (3, 5):
+                    raise Unsupported(f"its inputs have {x.ndim - 2} axes: only vectors and images are stacked")
                 values[node] = x
             elif node.op == "output":
                 return args[0]

@@ -29,14 +29,15 @@ class Vmapped:
         self, parameters: Tensors, buffers: Tensors, x: Tensor, mask: Tensor | None = None,
         taps: list[Tap] | None = None,
     ) -> Tensor:  # fmt: skip
-        """x: (N, B, c, h, w). Buffers are updated in place. Nothing is tapped: every weight has its gradient."""
+        """x: (N, B, ...). Buffers are updated in place. Nothing is tapped: every weight has its gradient."""
         self.module.train()
 
         def one_client(p: Tensors, b: Tensors, x: Tensor) -> Tensor:
             return functional_call(self.module, (p, b), (x,))
 
-        p = {name: t.to(x.dtype) for name, t in parameters.items()}
-        b = {name: t.to(x.dtype) if t.is_floating_point() else t for name, t in buffers.items()}
+        dtype = x.dtype if x.is_floating_point() else next(iter(parameters.values())).dtype  # token ids are integers
+        p = {name: t.to(dtype) for name, t in parameters.items()}
+        b = {name: t.to(dtype) if t.is_floating_point() else t for name, t in buffers.items()}
         with without_vmap_fallback():
             logits = vmap(one_client, randomness="error")(p, b, x)
         with torch.no_grad():

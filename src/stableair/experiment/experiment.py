@@ -12,7 +12,7 @@ from stableair.experiment.settings import COMPONENT_SETTINGS, check_known, regis
 from stableair.literals import Blocks, NormStats, Precision
 from stableair.markup import html_table
 from stableair.spec import Call, format_call
-from stableair.validation import choice, fraction, integer, number, positive, short_repr, suggest
+from stableair.validation import boolean, choice, fraction, integer, number, positive, short_repr, suggest
 
 MAX_COUNT = 10**9  # limit of clients, rounds, epochs and samples in a batch
 MAX_LR = 1e38  # within the range of float32
@@ -20,26 +20,27 @@ MAX_LR = 1e38  # within the range of float32
 T = TypeVar("T")
 
 
-class Numbers(NamedTuple):
-    """The numbers that a setting may take.
+class Allowed(NamedTuple):
+    """The values that a setting may take.
 
     Args:
-        words: The allowed numbers in words.
-        check: (name, value) -> the value as int or float; raises InputError if it is not allowed.
+        words: The allowed values in words.
+        check: (name, value) -> the value in the type of the setting; raises InputError if it is not allowed.
     """
 
     words: str
-    check: Callable[[str, Any], float]
+    check: Callable[[str, Any], float | bool]
 
 
-COUNT = Numbers("at least 1", lambda name, value: integer(name, value, 1, MAX_COUNT))
-COUNT_OR_ZERO = Numbers("at least 0", lambda name, value: integer(name, value, 0, MAX_COUNT))
-ANY_INTEGER = Numbers("any integer", integer)
-RATE = Numbers("positive", lambda name, value: number(name, positive(name, value), high=MAX_LR))
-DECAY = Numbers("at least 0 and below 1", fraction)
+COUNT = Allowed("at least 1", lambda name, value: integer(name, value, 1, MAX_COUNT))
+COUNT_OR_ZERO = Allowed("at least 0", lambda name, value: integer(name, value, 0, MAX_COUNT))
+ANY_INTEGER = Allowed("any integer", integer)
+RATE = Allowed("positive", lambda name, value: number(name, positive(name, value), high=MAX_LR))
+DECAY = Allowed("at least 0 and below 1", fraction)
+TRUE_OR_FALSE = Allowed("true or false", boolean)
 
 
-def _setting(default: T, help: str, allowed: Numbers | None = None) -> T:
+def _setting(default: T, help: str, allowed: Allowed | None = None) -> T:
     """A field of the experiment with its line in `stableair list settings`."""
     return field(default=default, metadata={"help": help, "allowed": allowed})
 
@@ -83,11 +84,14 @@ class Experiment:
     local_epochs: int = _setting(5, "Local epochs E per round.", COUNT)
     batch_size: int = _setting(10, "Samples in a local batch.", COUNT)
     lr: float = _setting(0.03, "Learning rate eta of the clients.", RATE)
+    lr_decay: str = _setting("constant()", "Schedule of the learning rate over the rounds.")
+    local: str = _setting("sgd()", "Optimiser of the local training.")
+    label_smoothing: float = _setting(0.0, "Label smoothing of the training loss, in [0, 1).", DECAY)
     augment: Literal["none", "crop_flip"] = _setting(
         "none", "Augmentation of local batches: random crop by up to 4 pixels and horizontal flip."
     )
     payload: Literal["gradient", "delta"] = _setting(
-        "gradient", "What a client transmits: (w_k - w_{k,n}) / lr, or w_k - w_{k,n}."
+        "gradient", "What a client transmits: (w_k - w_{k,n}) / lr of the round, or w_k - w_{k,n}."
     )
     blocks: Blocks = _setting("tensor", "Blocks on which an entry-wise receiver works.")  # noqa: RUF009
     participation: str = _setting("all()", "Clients that take part in a round.")
@@ -100,6 +104,9 @@ class Experiment:
     evaluate: Literal["test", "validation"] = _setting(
         "test", "Data for the evaluation; validation: a held-out fifth of the training data."
     )
+    evaluate_clients: bool = _setting(
+        False, "Whether to record the mean, 10th percentile and worst client accuracy.", TRUE_OR_FALSE
+    )
     norm_stats: NormStats = _setting("clients", "Batch norm statistics of the evaluation.")  # noqa: RUF009
     average: float = _setting(0.0, "Decay of the model average for the evaluation; 0: no average.", DECAY)
     snr_blocks: Literal["none", "tensor", "layer"] = _setting("none", "Blocks for which the SNR is recorded too.")
@@ -110,16 +117,16 @@ class Experiment:
 
     def __post_init__(self) -> None:
         for name, each in SETTING_FIELDS.items():
-            if numbers := each.metadata["allowed"]:
-                self._set(name, numbers.check(name, getattr(self, name)))
+            if restricted := each.metadata["allowed"]:
+                self._set(name, restricted.check(name, getattr(self, name)))
             if allowed := allowed_values(name):
                 choice(name, getattr(self, name), allowed)
         if not isinstance(self.device, str):
             text = f"device must be a name such as 'cpu' or 'cuda:0': got {short_repr(self.device)}"
             raise InputError(text, code="wrong-type", name="device", value=self.device)
         for name, calls in self._calls.items():
-            if name != "data":  # a data set is read when it is needed
-                for call in calls:
+            for call in calls:
+                if name != "data" and not call.is_object:  # a data set is read when it is needed
                     call()
             self._set(name, " | ".join(map(str, calls)) or "auto")
 
@@ -197,7 +204,7 @@ class Experiment:
     @property
     def name(self) -> str:
         """Default name of the run folder."""
-        return f"{self.call('data').name}-{self.calls('receiver')[0].name}-seed{self.seed}-{self.id()}"
+        return f"{self.call('data').title}-{self.calls('receiver')[0].title}-seed{self.seed}-{self.id()}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings by name."""

@@ -63,9 +63,9 @@ def last_of_each(words: list[str]) -> list[str]:
 
 def _convert(name: str, text: str) -> Any:
     """Convert the text of a value to the type of its setting; an argument of a component is a literal."""
-    if "." in name:
-        return literal(text)
     kind = TYPES.get(name, str)
+    if "." in name or kind is bool:
+        return literal(text)
     try:
         return kind(text)
     except ValueError:

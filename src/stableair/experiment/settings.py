@@ -17,6 +17,8 @@ COMPONENT_SETTINGS = {
     "data": ("stableair.data.datasets", "dataset"),
     "partition": ("stableair.data.partitions", "partition"),
     "model": ("stableair.models", "model"),
+    "local": ("stableair.training.local_rules", "local"),
+    "lr_decay": ("stableair.schedules", "lr_decay"),
     "participation": ("stableair.participants", "participation"),
     "power": ("stableair.channels.registries", "power"),
     "channel": ("stableair.channels.registries", "channel"),

@@ -4,7 +4,6 @@ Flower samples the nodes and collects their replies. `simulate` takes the replie
 strategy gets the model that the channel and the receiver leave of them as its only reply.
 """
 
-import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing
@@ -23,8 +22,8 @@ from torch import Tensor
 
 import stableair
 from stableair.algorithm import Simulation, simulate
-from stableair.builder import build, receiving_side, start_state
-from stableair.contracts import Memory, Metrics, Round, State, Upload
+from stableair.builder import build, receiving_side, server_share, start_state
+from stableair.contracts import Metrics, Round, State, Upload
 from stableair.errors import InputError
 from stableair.experiment import Experiment
 from stableair.flower.arrays import flat, layouts, to_array_record, with_vectors
@@ -32,19 +31,23 @@ from stableair.flower.client_metrics import aggregate_metrics, common_metrics, e
 from stableair.flower.client_numbers import ClientNumbers, recorded_owners
 from stableair.flower.replies import DroppedNode, Reply, ReplyFormat, error_text, metric_record, one_line, read_reply
 from stableair.flower.server_rule import check_uses_mean, describe_strategy, server_step
+from stableair.memory import non_finite_parts
 from stableair.results.checksums import EXPERIMENT, read_environments
 from stableair.results.environment import environment
 from stableair.results.lock import locked
 from stableair.results.recorder import RunMetadata, recorded
 from stableair.results.resume import NEW_RUN, ResumePoint, restored_state, resume_point
 from stableair.results.run import read_record
+from stableair.schedules import share_in_round
 from stableair.training.local_training import payload_scale
 from stableair.training.reference import Reference
 from stableair.validation import choice, integer, pluralize
 from stableair.vector import NOTHING, Layout, ModelState
 
 REMOTE = "remote()"  # the clients hold the data and the model, and train as they like
-AIR_SETTINGS = "lr", "payload", "blocks", "power", "channel", "fading", "noise", "receiver", "server", "seed"
+AIR_SETTINGS = (
+    "lr", "lr_decay", "payload", "blocks", "power", "channel", "fading", "noise", "receiver", "server", "seed",
+)  # fmt: skip
 
 Evaluation = Callable[[int, ArrayRecord], MetricRecord | None]
 
@@ -155,8 +158,8 @@ class OverTheAir(Strategy):
             sim = self._remote_simulation(e, layout, norms)
         model = sim.start.model
         self.device, self.n, self.experiment_evaluation = model.w.device, e.clients, sim.evaluate
-        scale = payload_scale(e.payload, e.lr)
-        self.expected = ReplyFormat(self.model, layout, norms, scale, self.weight, self.loss)
+        self.lr_share = e.call("lr_decay")()
+        self.expected = ReplyFormat(self.model, layout, norms, 1.0, self.weight, self.loss)
         step = server_step(sim.server, self.strategy, self._apply_strategy)
         return replace(
             sim,
@@ -180,6 +183,7 @@ class OverTheAir(Strategy):
             **side._asdict(),
             evaluate=lambda model, averaged: {},
             participants=self._senders,
+            server_share=server_share(e),
         )
 
     def _metadata(self, e: Experiment, sim: Simulation, resume: ResumePoint) -> RunMetadata:
@@ -218,14 +222,14 @@ class OverTheAir(Strategy):
 
         If the state is non-finite with every choice of replies, the interference is the cause and all replies are used.
         """
-        before = _non_finite_parts(state)
+        before = non_finite_parts(state)
         by_norm = sorted(self.replies, key=lambda reply: torch.linalg.vector_norm(reply.update, dtype=torch.float64))
         for count in range(len(by_norm), 0, -1):
             self._select(by_norm[:count])
             if not self.received:  # fewer than `enough` replies: no single one is the cause
                 break
             new = self._attempt(sim, state, k)
-            if new and _non_finite_parts(new.state) <= before:
+            if new and non_finite_parts(new.state) <= before:
                 overflow = "its weights are too large: the model or a memory of the server would not be finite"
                 self.faults |= {reply.node: overflow for reply in by_norm[count:]}
                 return new.state, new.metrics
@@ -264,7 +268,9 @@ class OverTheAir(Strategy):
         """Run one round of Algorithm 1 with these replies."""
         if self.diverged:
             return None, None
-        self.k = self.first + server_round - 1
+        self.k, e = self.first + server_round - 1, self.experiment
+        scale = payload_scale(e.payload, e.lr * share_in_round(self.lr_share, self.k))
+        self.expected = self.expected._replace(scale=scale)
         before = len(self.left_out)
         self.replies = self._read(list(replies))
         try:
@@ -431,17 +437,3 @@ def _renumbered(result: Result, first: int, arrays: ArrayRecord) -> Result:
     kinds = "train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp"
     metrics = {kind: {first + k: value for k, value in getattr(result, kind).items()} for kind in kinds}
     return Result(arrays=arrays, **metrics)
-
-
-def _non_finite_parts(state: State) -> set[str]:
-    """The fields of a state that hold a non-finite tensor or a NaN."""
-    return {name for name, memory in state._asdict().items() if not _is_finite(memory)}
-
-
-def _is_finite(memory: Memory) -> bool:
-    """Whether all tensors of a tree are finite and none of its numbers is NaN; an infinite number can be a setting."""
-    if isinstance(memory, dict | tuple | list):
-        return all(map(_is_finite, memory.values() if isinstance(memory, dict) else memory))
-    if isinstance(memory, Tensor):
-        return bool(memory.isfinite().all())
-    return not (isinstance(memory, float) and math.isnan(memory))

@@ -30,12 +30,12 @@ AUTO, SCALED = "mac(C=auto)", "C = 1.3 τ"
 CHOICES: dict[
     str, dict[str, Any]
 ] = {  # the alternative to each choice that the paper leaves open: docs/reproduction.md
-    "what is sent: the difference of the weights": {"payload": "delta"},
-    "fading of unit power, not of unit mean": {"fading": "rayleigh(power=1)"},
-    "group norm, not batch norm": {"model": "resnet18(norm=group)"},
+    "the difference of the weights as payload": {"payload": "delta"},
+    "fading of unit power instead of unit mean": {"fading": "rayleigh(power=1)"},
+    "group norm instead of batch norm": {"model": "resnet18(norm=group)"},
     "clients of unequal size": {"partition": "dirichlet_by_class(beta=0.3)"},
     "interference added before the division by N": {"channel.noise_on": "sum"},
-    "He's initialisation, not torch's": {"model": "resnet18(init=he)"},
+    "He's initialisation instead of PyTorch's": {"model": "resnet18(init=he)"},
 }
 
 
@@ -139,7 +139,7 @@ def published_curves(name: str) -> dict[str, Experiment]:
     """
     if name == "choices":
         base = Experiment(**PRESETS["cifar10-noniid"])
-        return {"as settled": base} | {label: base.with_(**settings) for label, settings in CHOICES.items()}
+        return {"baseline": base} | {label: base.with_(**settings) for label, settings in CHOICES.items()}
     figure = FIGURES[name]
     base = figure.setup
     paper = curves(figure, base, lambda method, one: one.with_(receiver=SEARCHED[method][0]))

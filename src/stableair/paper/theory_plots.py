@@ -12,7 +12,7 @@ from stableair.builder import build
 from stableair.experiment import Experiment
 from stableair.paper.theorem import Check
 from stableair.receivers import clip, mac, median
-from stableair.results.plot import LINES
+from stableair.results.styles import LINES
 
 
 def overview(alpha: float, tau: float, C: float, G: float) -> Figure:

@@ -2,14 +2,15 @@
 
 import logging
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from stableair.errors import InputError
+from stableair.errors import InputError, RunBusyError
 from stableair.experiment import COMPONENT_SETTINGS, Experiment
 from stableair.literals import PluginChange
-from stableair.results.checksums import ENVIRONMENT, seal
-from stableair.results.lock import LockedFolder
+from stableair.results.checksums import ENVIRONMENT, read_environments, seal
+from stableair.results.lock import LockedFolder, locked
 from stableair.sources import UNKNOWN, Source
 from stableair.spec import Call
 
@@ -71,6 +72,16 @@ def record_kept(folder: LockedFolder, experiment: Experiment, environments: Envi
     if _changed(experiment, environments):
         last = environments[-1] | {KEPT: component_sources(experiment)}
         folder.write(ENVIRONMENT, seal([*environments[:-1], last]))
+
+
+def lock_and_record_kept(folder: Path, experiment: Experiment) -> None:
+    """`record_kept` for a folder that this process has not locked.
+
+    If another process has locked it, that process computes the run, and records the versions itself.
+    """
+    if _changed(experiment, read_environments(folder)):
+        with suppress(RunBusyError), locked(folder) as lock:
+            record_kept(lock, experiment, read_environments(folder))
 
 
 def _changed(experiment: Experiment, environments: Environments) -> dict[str, dict[str, str]]:

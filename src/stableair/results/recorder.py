@@ -5,6 +5,7 @@ The checkpoint therefore determines how many rounds are complete; rounds recorde
 carry checksums, and the previous checkpoint is kept.
 """
 
+import logging
 import math
 import time
 from collections.abc import Callable, Generator, Iterable
@@ -20,7 +21,7 @@ from stableair.contracts import Round, State
 from stableair.errors import InputError, NonFiniteUpload
 from stableair.experiment import Experiment
 from stableair.files import remove_leftovers
-from stableair.memory import check_memory, map_tensors
+from stableair.memory import check_memory, map_tensors, non_finite_parts
 from stableair.results.checkpoint import Checkpoint, read_checkpoint, save_checkpoint
 from stableair.results.checksums import (
     BEST,
@@ -37,6 +38,8 @@ from stableair.results.plugins import PLUGINS, component_sources
 from stableair.results.resume import NEW_RUN, ResumePoint, repair_checkpoint
 from stableair.results.run import Row, read_rounds
 from stableair.validation import as_path, integer, short_repr, typed
+
+log = logging.getLogger("stableair")
 
 
 @dataclass(frozen=True)
@@ -67,8 +70,8 @@ def recorded(
         checkpoint_every: Rounds between two checkpoints.
 
     Yields:
-        Each Round with its recorded row as metrics. If the model becomes non-finite, the rounds end, and the last row
-        has the key "diverged". Close the iterator to make sure that everything is on the disk.
+        Each Round with its recorded row as metrics. If the model becomes non-finite or a memory NaN, the rounds end,
+        and the last row has the key "diverged". Close the iterator to make sure that everything is on the disk.
 
     Raises:
         RunBusyError: Another process has locked the folder.
@@ -84,10 +87,12 @@ def recorded(
                 if not isinstance(each, Round):
                     raise InputError(f"only Rounds can be recorded: got {short_repr(each)}", code="wrong-type")
                 k, state, metrics = each
-                if not state.model.w.isfinite().all():
+                checkpoint = Checkpoint(k + 1, with_plain_memory(state))  # raises before anything is written
+                if parts := non_finite_parts(state, infinite_memories=True):
+                    for part in sorted(parts - {"model"}):
+                        log.warning("round %d: the memory of the %s holds NaN; the run ends", k, part)
                     yield Round(k, state, recorder.diverged(k, metrics))
                     return
-                checkpoint = Checkpoint(k + 1, with_plain_memory(state))  # raises before anything is written
                 row = recorder.add({"round": k} | metrics)
                 recorder.keep(checkpoint)
                 completed = k + 1
@@ -179,7 +184,7 @@ class _Recorder:
                     self.saving = None
 
     def diverged(self, k: int, metrics: Iterable[str]) -> Row:
-        """Record that the model diverged in round k; the metrics of this round are None."""
+        """Record that the run diverged in round k; the metrics of this round are None."""
         self.flush()  # the last finite state first: this line ends the run
         self.wait()
         return self.add({"round": k} | dict.fromkeys(metrics) | {"round": k, "diverged": True})

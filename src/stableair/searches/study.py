@@ -17,8 +17,8 @@ from stableair.results.callbacks import Callback
 from stableair.results.checksums import EXPERIMENT, read_plain
 from stableair.results.lock import check_writable
 from stableair.results.options import RunControl, RunOptions, observing
-from stableair.results.plugins import may_reuse
-from stableair.results.run import Row, Run, load
+from stableair.results.plugins import lock_and_record_kept, may_reuse
+from stableair.results.run import Row, Run, read_run
 from stableair.runner import out_of_memory_as_error
 from stableair.searches.result import Result, Trial
 from stableair.searches.spaces import OneOf, Space, parse_spaces
@@ -194,7 +194,9 @@ def _run_trial(
 
 def _run_candidate(experiment: Experiment, call: _Call, reporter: "_TrialReporter") -> None:
     """Run one seed of a trial. Another process with the same search may run it: then this one waits for it."""
-    reporter.read_recorded()  # the score so far may stop the trial
+    if rows := reporter.read_recorded():
+        lock_and_record_kept(call.folder / experiment.name, experiment)
+        reporter.report(rows)  # the score so far may stop the trial
     if reporter.is_complete(experiment):  # without a need for its checkpoint
         call.observer.end(experiment, reporter.runs[-1])
         return
@@ -221,18 +223,19 @@ class _TrialReporter(Callback):
         self.runs.append(Run(experiment.to_record(), [], self.folder / experiment.name))
 
     def start(self, experiment: Experiment, engine: dict[str, Any]) -> None:
-        self.read_recorded()  # another process may have added some before this one got the lock
+        self.report(self.read_recorded())  # another process may have added some before this one got the lock
 
     def round(self, experiment: Experiment, row: Row) -> None:
         self.report([row])
 
-    def read_recorded(self) -> None:
-        """Report the recorded rounds of the current seed, unless a plug-in has changed and they are recomputed."""
+    def read_recorded(self) -> list[Row]:
+        """Read the recorded rounds of the current seed; none if a plug-in has changed and they are recomputed."""
         run = self.runs[-1]
         if run.folder and (run.folder / EXPERIMENT).exists():
-            recorded = load(run.folder)
+            recorded = read_run(run.folder)
             if may_reuse(run.folder, run.experiment, recorded.environments, self.plugin_changed):
-                self.report(recorded.rounds[: run.settings["rounds"]])
+                return recorded.rounds[: run.settings["rounds"]]
+        return []
 
     def is_complete(self, experiment: Experiment) -> bool:
         """Whether all rounds of the current seed were reported, or it diverged."""

@@ -16,7 +16,7 @@ from stableair.optional import require
 from stableair.results.callbacks import Callback
 from stableair.results.lock import check_writable
 from stableair.results.options import RunControl, RunOptions, observing, without_display
-from stableair.results.run import load
+from stableair.results.run import read_run
 from stableair.runner import run
 from stableair.sweeps.plans import Plan, expand_plan
 from stableair.sweeps.workers import POLLING_INTERVAL, Job, Outcome, trim
@@ -192,7 +192,7 @@ def _compute_all(
 def _load(experiment: Experiment, folder: Path) -> Outcome:
     """The run of a finished task, read on this machine."""
     try:
-        return trim(load(folder / experiment.name), experiment)
+        return trim(read_run(folder / experiment.name), experiment)
     except StableairError as error:
         text = f"computed, but not visible on this machine: do all machines share {folder}? ({error.message})"
         return error.with_message(text)

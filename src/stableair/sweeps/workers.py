@@ -20,7 +20,7 @@ from stableair.results.callbacks import Callback
 from stableair.results.checksums import ROUNDS, unseal
 from stableair.results.lock import LOCK
 from stableair.results.options import RunOptions, observing, without_display
-from stableair.results.run import Row, Run, Sweep, load
+from stableair.results.run import Row, Run, Sweep, read_run
 from stableair.runner import run
 from stableair.spec import PLUGINS, load_plugin
 from stableair.validation import pluralize
@@ -156,7 +156,7 @@ class SweepProgress:
                     now = now._replace(rounds=row["round"] + 1, row=row)
             if now.rounds and not now.running and not now.finished:
                 with suppress(StableairError):  # a process may be writing it
-                    now = now._replace(stopped=load(folder).stopped)
+                    now = now._replace(stopped=read_run(folder).stopped)
             self.progress[folder] = now
         return list(self.progress.values())
 
