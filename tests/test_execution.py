@@ -29,7 +29,7 @@ class Ranks(SingleProcess):
 
 def test_the_recorded_engine_is_kept(tiny, caplog):
     with caplog.at_level(logging.WARNING, "stableair"):
-        sim, engine = with_engine(build(tiny), tiny, [STACKED | {"chunk": 3}], SingleProcess())
+        sim, engine = with_engine(build(tiny), tiny, STACKED | {"chunk": 3}, SingleProcess())
     assert (engine["engine"], engine["chunk"], sim.train.chunk) == ("stacked", 3, 3)
     assert not caplog.records
 
@@ -45,8 +45,8 @@ def test_the_recorded_engine_is_kept(tiny, caplog):
 )
 def test_an_engine_that_cannot_continue_is_replaced(tiny, recorded, ranks, caplog):
     with caplog.at_level(logging.WARNING, "stableair"):
-        sim, engine = with_engine(build(tiny), tiny, [recorded], ranks)
-    expected, new = with_engine(build(tiny), tiny, [], SingleProcess())
+        sim, engine = with_engine(build(tiny), tiny, recorded, ranks)
+    expected, new = with_engine(build(tiny), tiny, {}, SingleProcess())
     assert engine == new
     for a, b in zip(uploads(sim.train, sim.start.model), uploads(expected.train, sim.start.model), strict=True):
         assert torch.equal(a, b)
@@ -60,7 +60,7 @@ def test_a_compiler_error_of_the_kernels_is_an_obstacle(tiny, monkeypatch, caplo
 
     monkeypatch.setattr("stableair.engine.selection.has_kernels", lambda program: True)
     monkeypatch.setattr("stableair.engine.selection._kernel_program", fail)
-    _, engine = with_engine(build(tiny), tiny, [KERNELS], SingleProcess())
+    _, engine = with_engine(build(tiny), tiny, KERNELS, SingleProcess())
     assert engine["engine"] == "stacked"
     assert "no compiler" in caplog.text
 
@@ -88,6 +88,6 @@ def test_a_run_continues_with_another_engine_and_records_it(tiny, tmp_path, capl
 )
 def test_settings_and_device_take_precedence_over_the_record(tiny, settings, recorded, caplog):
     e = tiny.with_(**settings)
-    _, engine = with_engine(build(e), e, [STACKED | recorded], SingleProcess())
-    assert engine == with_engine(build(e), e, [], SingleProcess())[1]
+    _, engine = with_engine(build(e), e, STACKED | recorded, SingleProcess())
+    assert engine == with_engine(build(e), e, {}, SingleProcess())[1]
     assert not caplog.records

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from torch import Tensor, nn
 
-from stableair import mac
+from stableair import mac, stable, theory
 from stableair.errors import InputError
 from stableair.nn import clip_grad_mac_
 from stableair.streams import generator
@@ -233,12 +233,36 @@ def test_an_infinite_threshold_changes_nothing(layerwise):
     torch.testing.assert_close(flat([p.grad for p in parameters]), expected, rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize("bad", [0, -1.0, math.nan, "1", None, True])
+@pytest.mark.parametrize("bad", [0, -1.0, math.nan, "1", "automatic", None, True])
 def test_bad_thresholds(bad):
     parameters = holding(torch.tensor([0.0, 1.0, 90.0]))
     with pytest.raises(InputError) as error:
         clip_grad_mac_(parameters, bad)
     assert error.value.code in ("out-of-range", "wrong-type")
+
+
+def test_auto_takes_the_threshold_from_these_gradients_alone():
+    def clipped(tau, call):
+        noise = stable.sample(20_000, 1.5, tau, generator(0, "noise", call))
+        gradients = [noise[:5000] + 100, noise[5000:].reshape(150, 100)]
+        before = [g.clone() for g in gradients]
+        return clip_grad_mac_(holding(*gradients), "auto"), before, gradients
+
+    first = clipped(0.1, 0)
+    clipped(3.0, 1)
+    again = clipped(0.1, 0)
+    assert first[0] == again[0]
+    assert torch.equal(flat(first[2]), flat(again[2])), "earlier calls do not matter"
+    assert first[0] == pytest.approx(1 - theory.unclipped(1.255 * 0.1, 1.5, 0.1).value, abs=0.02)
+    threshold = (first[2][1] - first[1][1].flatten().median()).abs().max().item()
+    assert threshold == pytest.approx(theory.best_threshold(1.5) * 0.1, rel=0.05)
+
+
+@pytest.mark.parametrize("gradients", [[], [torch.zeros(0)], [torch.full((3,), 2.0)], [torch.tensor([math.inf, 1.0])]])
+def test_auto_leaves_gradients_that_do_not_vary(gradients):
+    before = [g.clone() for g in gradients]
+    assert clip_grad_mac_(holding(*gradients), "auto") == 0
+    assert all(torch.equal(a, b) for a, b in zip(before, gradients, strict=True))
 
 
 def test_what_has_no_median_is_refused_before_anything_changes():

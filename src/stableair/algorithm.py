@@ -30,6 +30,8 @@ from stableair.vector import NOTHING, Layout, ModelState, check_shape, powers
 
 log = logging.getLogger("stableair")
 
+CLIPPED = "receiver/clipped"  # recorded as clip/fraction, in place of the share of entries that the receiver changed
+
 
 @dataclass(frozen=True)
 class Simulation:
@@ -94,7 +96,10 @@ def receive(rule: Rule, received: Received, memory: Memory, k: int, blocks: Layo
         g, new_memory, metrics = _three("receiver", rule.apply(reception, map_tensors(lambda t: t, memory)))
     g = check_shape("receiver", g, len(received.g)).to(received.g.dtype)
     new_memory = check_structure("receiver", check_memory("receiver", new_memory), memory)
-    return g, new_memory, _named("receiver", metrics)
+    named = _named("receiver", metrics)
+    if CLIPPED in named:
+        named["clip/fraction"] = named.pop(CLIPPED)
+    return g, new_memory, named
 
 
 def serve(rule: ServerRule, w: Tensor, g: Tensor, memory: Memory) -> tuple[Tensor, Memory, Metrics]:

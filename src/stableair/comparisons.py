@@ -1,6 +1,7 @@
 """Comparison of receivers over channels on the same seeds: all share data, batches, fading and noise."""
 
 import logging
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from itertools import combinations
@@ -15,6 +16,7 @@ from stableair.literals import PluginChange
 from stableair.markup import html_table, sparkline
 from stableair.results.callbacks import Callback
 from stableair.results.options import RunOptions
+from stableair.results.plugins import MIXED, mixed_components
 from stableair.results.run import LAST, Run, group, log_left_out, runs_from
 from stableair.results.statistics import (
     CHANNEL,
@@ -64,6 +66,11 @@ class Line(NamedTuple):
         """Number of runs that diverged."""
         return sum(run.diverged is not None for run in self.runs)
 
+    @property
+    def mixed_components(self) -> list[str]:
+        """The components of which the runs hold results of several versions, or of an earlier version that was kept."""
+        return mixed_components(self.runs)
+
 
 class Comparison(NamedTuple):
     """Result of a comparison; print() shows one table per channel.
@@ -87,7 +94,8 @@ class Comparison(NamedTuple):
         """
         import pandas
 
-        return pandas.DataFrame([self._record(channel, line) for channel in self.lines for line in self.lines[channel]])
+        records = [self._record(channel, line) for channel, lines in self.lines.items() for line in lines]
+        return pandas.DataFrame(records).astype(dict.fromkeys(("std", "behind", "low", "high", "p", "uses"), float))
 
     def _record(self, channel: str, line: Line) -> dict[str, Any]:
         pair = self.pair(channel, self.lines[channel][0].receiver, line.receiver)
@@ -102,13 +110,13 @@ class Comparison(NamedTuple):
     def to_latex(self, labels: Mapping[str, str] | None = None) -> str:
         """A table for the LaTeX package booktabs: a row per receiver, a column per channel.
 
-        A cell is the mean accuracy in per cent and its standard deviation over the seeds; the best per channel is bold.
+        A cell is the mean accuracy in per cent and its standard deviation over the seeds; the best ones are bold.
 
         Args:
             labels: Texts for receivers and channels, such as {"mac(C=1)": "MAC, $C = 1$"}; formulas are between $.
 
         Raises:
-            InputError: A label is of no receiver or channel of this comparison (`unknown-label`).
+            InputError: A label is of no receiver or channel (`unknown-label`) or is given twice (`duplicate-label`).
         """
         import pandas
 
@@ -138,7 +146,10 @@ class Comparison(NamedTuple):
                 raise InputError(
                     f"label {name!r}: {suggest(name, known)}", code="unknown-label", name=name, allowed=known
                 )
-        return {name: labels.get(name, name) for name in known}
+        texts = {name: labels.get(name, name) for name in known}
+        if repeated := [text for text, n in Counter(texts.values()).items() if n > 1]:
+            raise InputError(f"label {repeated[0]!r} is given twice", code="duplicate-label", name=repeated[0])
+        return texts
 
     def save(self, path: str | Path, *, labels: Mapping[str, str] | None = None, force: bool = False) -> Path:
         """Write the comparison as a table: .tex as `to_latex`, .csv and .parquet as `to_pandas`.
@@ -190,6 +201,8 @@ class Comparison(NamedTuple):
             notes.append("no p for a difference that is the same for every seed")
         if any(line.diverged for line in lines):
             notes.append("a run that diverged counts as 0")
+        if mixed := dict.fromkeys(name for line in lines for name in line.mixed_components):
+            notes.append(f"{MIXED}: includes results of an earlier version of the {', '.join(mixed)}")
         return notes
 
 
@@ -207,7 +220,8 @@ def _row(line: Line, behind: PairedDifference | None) -> list[str]:
         cells = [difference or "", " to ".join(filter(None, ends)), p]
     uses = "" if line.uses is None else f"{line.uses:,.0f}"
     accuracy = f"{100 * line.accuracy:.2f}{std}{diverged}"
-    return [line.receiver, accuracy, *cells, str(len(line.runs)), uses, f"{line.seconds:.1f}"]
+    name = f"{line.receiver} {MIXED}" if line.mixed_components else line.receiver
+    return [name, accuracy, *cells, str(len(line.runs)), uses, f"{line.seconds:.1f}"]
 
 
 def _behind(line: Line, pair: PairedDifference) -> tuple[float, float | None, float | None]:

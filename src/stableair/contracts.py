@@ -51,9 +51,20 @@ class Dataset(NamedTuple):
         mean, std = (torch.tensor(t, device=device).reshape(shape) for t in (self.mean, self.std))
         return mean, std
 
-    def inputs(self, x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Stored samples as inputs of a model, normalised per channel or column; token ids stay as they are."""
-        return as_inputs(x, *self.scaling(x.device), dtype)
+    def inputs(
+        self, x: Tensor, dtype: torch.dtype = torch.float32, scaling: tuple[Tensor, Tensor] | None = None
+    ) -> Tensor:
+        """Stored samples as inputs of a model, normalised per channel or column; token ids stay as they are.
+
+        Args:
+            x: The samples.
+            dtype: The type of normalised inputs.
+            scaling: `scaling(x.device)`, so that nothing is copied to the device; None computes it.
+        """
+        if holds_tokens(x):
+            return x
+        mean, std = scaling or self.scaling(x.device)
+        return ((x.float() - mean) / std).to(dtype)
 
     def to(self, device: torch.device | str) -> "Dataset":
         return self._replace(train=self.train.to(device), test=self.test.to(device))
@@ -62,11 +73,6 @@ class Dataset(NamedTuple):
 def holds_tokens(x: Tensor) -> bool:
     """Whether stored samples are token ids: integers that a model looks up, and that are never normalised."""
     return x.dtype == torch.int64
-
-
-def as_inputs(x: Tensor, mean: Tensor, std: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Stored samples as inputs of a model: normalised numbers of this dtype, or token ids. The shape stays."""
-    return x if holds_tokens(x) else ((x.float() - mean) / std).to(dtype)
 
 
 # ------------------------------------------------------------------------------------------------------ local training
@@ -290,11 +296,6 @@ class ReducibleChannel(Channel, Protocol):
 Memory = Any
 
 
-def no_memory(like: Tensor) -> Memory:
-    """The memory of a component without one."""
-    return ()
-
-
 class Reception(NamedTuple):
     """The input of a receiver in one round."""
 
@@ -310,7 +311,8 @@ class Rule:
 
     Args:
         apply: (Reception, Memory) -> (g (d,), Memory, Metrics). It changes none of its arguments in place. The metrics
-            are recorded as `receiver/...`.
+            are recorded as `receiver/...`. A metric named `clipped` is recorded as `clip/fraction`: a rule that also
+            scales what it does not clip returns the share of clipped entries under this name.
         init: A vector of the model's length, dtype and device -> the memory before the first round.
         pilots: Noise-only symbols per round that it asks for.
         blocks: The blocks that are bound to this rule; None for the blocks of the reception.
@@ -320,7 +322,7 @@ class Rule:
     """
 
     apply: Callable[[Reception, Memory], tuple[Tensor, Memory, Metrics]]
-    init: Callable[[Tensor], Memory] = no_memory
+    init: Callable[[Tensor], Memory] = lambda like: ()
     pilots: int = 0
     blocks: Layout | None = None
     parts: tuple["Rule", ...] | None = None
@@ -343,7 +345,7 @@ class ServerRule:
     """
 
     apply: Callable[[Tensor, Tensor, Memory], tuple[Tensor, Memory, Metrics]]
-    init: Callable[[Tensor], Memory] = no_memory
+    init: Callable[[Tensor], Memory] = lambda like: ()
 
     def __call__(self, w: Tensor, g: Tensor) -> Tensor:
         return self.apply(w, g, self.init(w))[0]
@@ -369,7 +371,7 @@ class LocalRule:
     """
 
     step: LocalStep
-    init: Callable[[Tensor], Memory] = no_memory
+    init: Callable[[Tensor], Memory] = lambda like: ()
     entrywise: bool = False
 
 

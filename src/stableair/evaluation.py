@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from stableair.client_tests import ClientTests
-from stableair.contracts import Average, Dataset, Memory, Metrics, as_inputs
+from stableair.contracts import Average, Dataset, Memory, Metrics
 from stableair.literals import NormStats
 from stableair.streams import generator
 from stableair.training.reference import float32_matmul, restored_buffers, restored_generators, seed_generators
@@ -142,7 +142,7 @@ class Evaluate:
         return state
 
     def _output(self, x: Tensor, scaling: Scaling) -> Tensor:
-        x = as_inputs(x, *scaling)
+        x = self.data.inputs(x, scaling=scaling)
         fast_images = self.precision != "fp32" and x.ndim == 4
         return self.module(x.contiguous(memory_format=torch.channels_last) if fast_images else x)
 

@@ -2,7 +2,6 @@
 
 import logging
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +22,7 @@ CHUNKS_OVER_RANKS = 4  # the clients are split into this many chunks; independen
 
 
 def with_engine(
-    sim: Simulation, experiment: Experiment, environments: Sequence[dict[str, Any]], ranks: SingleProcess | ProcessGroup
+    sim: Simulation, experiment: Experiment, environment: dict[str, Any], ranks: SingleProcess | ProcessGroup
 ) -> tuple[Simulation, Engine]:
     """Give a simulation the engine of its experiment.
 
@@ -33,7 +32,7 @@ def with_engine(
     Args:
         sim: The simulation, with the reference trainer.
         experiment: Its experiment, for the settings engine, precision, chunk and rounds.
-        environments: The recorded environments of the run; empty for a new run.
+        environment: The environment that computed the last rounds; empty for a new run.
         ranks: The processes that compute the run.
 
     Returns:
@@ -41,7 +40,7 @@ def with_engine(
     """
     if experiment.engine == "reference":
         return _with_reference(sim, experiment, ranks)
-    recorded, obstacles = _recorded_choice(sim, experiment, environments[-1] if environments else {}), [""]
+    recorded, obstacles = _recorded_choice(sim, experiment, environment), [""]
     if recorded:
         recorded = _for_ranks(recorded, sim, ranks)
         fast, obstacle = _try(sim, recorded)

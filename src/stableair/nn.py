@@ -3,12 +3,13 @@
 import logging
 import math
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from stableair.errors import InputError
+from stableair.receivers.adaptive import weak_signal_threshold
 from stableair.receivers.median import median
 from stableair.validation import positive
 
@@ -19,17 +20,21 @@ __all__ = ["clip_grad_mac_"]
 
 @torch.no_grad()
 def clip_grad_mac_(
-    parameters: Tensor | Iterable[Tensor], C: float, layerwise: bool = True, error_if_nonfinite: bool = False
+    parameters: Tensor | Iterable[Tensor],
+    C: float | Literal["auto"],
+    layerwise: bool = True,
+    error_if_nonfinite: bool = False,
 ) -> Tensor:
     """Clip gradients in place to within C of their median (median anchored clipping, Eqs. 5-8).
 
     Call it between `loss.backward()` and `optimizer.step()`. An infinite entry is clipped like any other; if most
     entries are infinite, so is the median. A NaN makes all entries that share its median NaN, and they count as
-    clipped. Only `error_if_nonfinite` and gradients on several devices synchronise with the device.
+    clipped. Only `error_if_nonfinite`, C="auto" and gradients on several devices synchronise with the device.
 
     Args:
         parameters: One tensor or several, of any shapes, dtypes and devices. Tensors without a gradient are skipped.
-        C: Threshold; C=inf changes nothing.
+        C: Threshold; C=inf changes nothing. C="auto" estimates the noise from these gradients alone, without a memory
+            of earlier calls, and takes the best threshold for a gradient far below its noise; it restores no gain.
         layerwise: Take the median of each gradient; if false, one median over the entries of all gradients.
         error_if_nonfinite: Raise an error, and change nothing, if a gradient has NaN or infinite entries.
 
@@ -47,7 +52,7 @@ def clip_grad_mac_(
     >>> weight.grad, bias.grad
     (tensor([0., 1., 2.]), tensor([7.]))
     """
-    C = positive("C", C, finite=False)
+    threshold = None if isinstance(C, str) and C == "auto" else positive("C", C, finite=False, otherwise="or auto")
     if not isinstance(layerwise, bool):  # catches a norm_type, which clip_grad_norm_ takes here
         raise InputError(
             f"layerwise must be True or False: got {layerwise!r}", code="wrong-type", name="layerwise", value=layerwise
@@ -62,10 +67,18 @@ def clip_grad_mac_(
             "error and clip the infinite entries, set `error_if_nonfinite=False`"
         )
     filled = [g for g in gradients if g.numel()]  # an empty gradient has no median
-    if not filled or math.isinf(C):  # inf - inf would be NaN
+    blocks = [[g] for g in filled] if layerwise else [filled]
+    threshold = _estimated_threshold(blocks, device) if threshold is None else threshold
+    if not filled or math.isinf(threshold):  # inf - inf would be NaN
         return torch.zeros((), device=device)
-    clipped = [_clip(block, C).to(device) for block in ([[g] for g in filled] if layerwise else [filled])]
+    clipped = [_clip(block, threshold).to(device) for block in blocks]
     return torch.stack(clipped).sum() / sum(g.numel() for g in filled)
+
+
+def _estimated_threshold(blocks: list[list[Tensor]], device: torch.device) -> float:
+    """C="auto": the threshold for the noise in all gradients, each less the median of its block."""
+    entries = [torch.cat([g.flatten().to(device).float() for g in block]) for block in blocks]
+    return weak_signal_threshold(torch.cat([g - median(g) for g in entries])) if entries else math.inf
 
 
 def _clip(gradients: list[Tensor], C: float) -> Tensor:

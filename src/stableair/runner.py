@@ -15,7 +15,7 @@ from stableair.algorithm import Simulation, simulate
 from stableair.builder import attribute_plugin_errors, build
 from stableair.contracts import Dataset, Round, State
 from stableair.distributed import ProcessGroup, SingleProcess, join_process_group
-from stableair.errors import InputError, ResourceError, RunBusyError, StableairError
+from stableair.errors import ResourceError, RunBusyError, StableairError
 from stableair.execution import Engine, projection, with_engine
 from stableair.experiment import COMPONENT_SETTINGS, Experiment
 from stableair.isolation import isolated
@@ -28,7 +28,7 @@ from stableair.results.options import RunControl, RunOptions, observing
 from stableair.results.plugins import component_sources, record_kept
 from stableair.results.profiling import profiled
 from stableair.results.recorder import RunMetadata, recorded
-from stableair.results.resume import NEW_RUN, ResumePoint, restored_state, resume_point
+from stableair.results.resume import NEW_RUN, ResumePoint, check_same_data, restored_state, resume_point
 from stableair.results.run import Row, Run, read_run
 from stableair.spec import given
 from stableair.training.reference import threads
@@ -79,7 +79,7 @@ def run(
     """
     integer("checkpoint_every", checkpoint_every, 1)
     settings, objects = as_settings(data=data, model=model, receiver=receiver, server=server)
-    experiment = experiment.with_(**settings)
+    experiment = experiment.with_(**settings) if settings else experiment  # a copy would parse every spec again
     folder = None if folder is None else as_path("folder", folder)
     control = RunControl.create(options, experiment.evaluate, folder)
     with observing(callbacks, options, folder) as observer:
@@ -119,8 +119,7 @@ def _run(
                 record_kept(lock, experiment, previous.environments)
                 control.record_stopped(lock, done)
             return ranks.broadcast_from_main(lambda: read_run(folder))
-        if previous.environments:
-            stack.enter_context(threads(previous.environments[-1].get("threads")))
+        stack.enter_context(threads(previous.environment.get("threads")))
         sim, engine = _prepare(experiment, previous, ranks, folder)
         ranks.check_agreement({name: engine[name] for name in ("engine", "precision", "chunk")} | {"data": sim.files})
         with attribute_plugin_errors(experiment):
@@ -167,17 +166,10 @@ def _settings_of_rank(experiment: Experiment, folder: Path | None) -> dict[str, 
 def _prepare(
     experiment: Experiment, previous: ResumePoint, ranks: SingleProcess | ProcessGroup, folder: Path | None
 ) -> tuple[Simulation, Engine]:
-    """Build the simulation and choose its engine.
-
-    Raises:
-        InputError: The data files have changed since the run was started (`data-changed`).
-    """
+    """Build the simulation and choose its engine; refuse data files that have changed since the run was started."""
     sim = ranks.run_on_every_rank(lambda: build(experiment))
-    sim, engine = with_engine(sim, experiment, previous.environments, ranks)
-    before = previous.environments[-1].get("data", sim.files) if previous.environments else sim.files
-    if before != sim.files:
-        text = f"{folder} was started with other data files: {before}, now {sim.files}"
-        raise InputError(text, code="data-changed", hint="folder", before=before, now=sim.files)
+    check_same_data(previous, sim.files, folder)
+    sim, engine = with_engine(sim, experiment, previous.environment, ranks)
     return sim, engine | {"ranks": ranks.size}
 
 

@@ -225,8 +225,9 @@ class Registry:
         if function.id not in (OBJECT, *self.entries):
             message = f"{self.kind} {function.id!r} is unknown; {suggest(function.id, self.entries)}"
             raise InputError(
-                message, code="unknown-component", kind=self.kind, name=function.id, allowed=list(self.entries)
-            )
+                message, code="unknown-component", hint="component", kind=self.kind, name=function.id,
+                allowed=list(self.entries), advice="import the module that registers a component of your own",
+            )  # fmt: skip
         entry = self.entry(function.id)
         self._check_keywords(entry, keywords, text)
         self._check_nested(entry, positional, keywords, text)

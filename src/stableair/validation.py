@@ -155,6 +155,18 @@ def float32(name: str, value: float) -> float:
     return value
 
 
+def texts(name: str, values: Iterable[object]) -> list[str]:
+    """Return values as a list of texts.
+
+    Raises:
+        InputError: A value is not a text (`wrong-type`).
+    """
+    for value in (values := list(values)):
+        if not isinstance(value, str):
+            raise _wrong_type(name, value, "texts")
+    return [str(value) for value in values]
+
+
 def as_path(name: str, value: object) -> Path:
     """Return `value` as the path of a file or a folder; an empty text, Python's current folder, is refused."""
     try:

@@ -36,6 +36,21 @@ def test_a_burst_that_is_longer_than_the_vector_is_one_gaussian_vector():
     assert stats.kstest((x / x.std()).numpy(), stats.norm.cdf).pvalue > 1e-3
 
 
+@pytest.mark.parametrize("spec", ["bursts(alpha=0.8, length=10_000)", "field(density=0.1, hold=10_000)"])
+def test_pilots_share_a_burst_that_is_longer_than_the_vector(spec):
+    channel = Flat(fading.one("unit()")(), noise.one(spec)(), pilots=2000)
+    draws = [channel.draw(3, torch.arange(3), 3000, 0, k) for k in range(6)]
+    scales = torch.tensor([[draw.xi.std(), draw.pilot.std()] for draw in draws])
+    assert scales[:, 0].max() > 3 * scales[:, 0].min(), "the bursts differ from round to round"
+    torch.testing.assert_close(scales[:, 1], scales[:, 0], rtol=0.1, atol=0)
+    assert not torch.equal(draws[0].pilot, draws[0].xi[:2000]), "their entries are new"
+
+
+def test_pilots_without_bursts_are_independent_of_the_vector():
+    one, other = (interference("sas()", 2000), noise.one("sas()")()(2000, generator(0, "pilot", 0)))
+    assert abs(torch.corrcoef(torch.stack([one, other]).clamp(-0.1, 0.1))[0, 1]) < 0.1
+
+
 @pytest.mark.parametrize("spec", ["bursts(length=3)", "field(density=0.1, hold=2)"])
 def test_a_vector_drawn_in_pieces_is_the_one_drawn_at_once(spec, monkeypatch):
     whole = interference(spec, 10_000)

@@ -99,7 +99,7 @@ def test_invalid_settings_are_refused_when_the_experiment_is_made(settings, code
         ({"clients": 0}, "clients must be at least 1: got 0"),
         ({"local_epochs": 10**19}, "local_epochs must be at most 1,000,000,000: got a number of 20 digits"),
         ({"lr": math.nan}, "lr must be positive and finite: got nan"),
-        ({"lr": 1e300}, "lr must be at most 1e+38: got 1e+300"),
+        ({"lr": 1e300}, "lr must be in [1e-38, 1e+38]: got 1e+300"),
         (
             {"payload": "gradients"},
             "payload: 'gradients' is unknown; did you mean 'gradient'? allowed: gradient, delta",

@@ -41,6 +41,7 @@ RIGHT = {  # words that make a command right and small; one that is not here has
     "air": ["markov"],
     "figure": ["fig3c", *TINY, "partition=iid()", "--C", "1", "--max-norm", "1"],
     "plot": ["../run"],
+    "export": ["../run"],
     "report": ["../run"],
     "bench": ["digits", "--rounds", "1", "--only", "reference"],
     "data prepare": ["cifar10"],

@@ -1,35 +1,22 @@
-import importlib
 import math
-from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
 
 import stableair as sa
-from helpers import ROOT
 from helpers.components import RepeatedReceiver
-from helpers.isolation import forgotten
-from stableair import stable, theory
+from helpers.rounds import D, noise, received_rounds, signal
+from stableair import theory
 from stableair.channels.fading import unit
 from stableair.channels.flat import Flat
 from stableair.channels.noise import sas
 from stableair.errors import InputError
 from stableair.receivers import assemble, cauchy, clip, mac, receiver
 from stableair.receivers.adaptive import ALPHAS, BEST_C, BEST_K, doublings, myriad
-from stableair.streams import generator
 from stableair.vector import Layout
 
-D = 100_000
 LAYOUT = Layout(("a", "b", "c"), ((D - 11,), (10,), (1,)), (0, D - 11, D - 1, D))
-
-
-def noise(alpha=1.5, tau=0.1, k=0, d=D):
-    return stable.sample(d, alpha, tau, generator(0, "noise", k))
-
-
-def signal(std, d=D):
-    return std * generator(0, "signal").normal(d).float()
 
 
 @pytest.mark.parametrize("alpha", [0.55, 0.93, 1.25, 1.55, 1.83, 1.97])
@@ -72,7 +59,7 @@ def test_a_number_without_gain_is_the_papers_rule():
 
 def test_doublings_are_standard_normal_without_a_signal():
     laws = [(noise(1.2, k=2 * k, d=2000), noise(1.2, k=2 * k + 1, d=2000)) for k in range(300)]
-    turned, less, more = np.moveaxis([doublings(x.double(), r.double(), 0.06)[:6] for x, r in laws], -1, 0)
+    _, turned, less, more = np.moveaxis([doublings(x.double(), r.double(), 0.06)[:6] for x, r in laws], -1, 0)
     for scores in (turned, more - less):
         assert np.abs(scores.mean(0)).max() < 4.5 / 300**0.5
         assert np.abs(scores.var(0) - 1).max() < 0.5
@@ -148,7 +135,7 @@ def test_silent_pilots_make_it_the_identity(tiny):
 def test_the_reference_is_clipped_too():
     strong = signal(0.2)
     scores = doublings((strong + noise(1.1, 0.1, 0)).double(), (strong + noise(1.1, 0.1, 1)).double(), 0.1)
-    assert scores[0][0] > 10, "unclipped, the impulses of the round before would drown the signal"
+    assert scores[0][1] > 10, "unclipped, the impulses of the round before would drown the signal"
 
 
 def test_pilots_are_symbols_of_their_own():
@@ -212,32 +199,18 @@ def test_pilots_need_a_channel():
     assert error.value.code == "no-pilots"
 
 
-def heard(rule, taus, std=0.05, d=20_000):
-    """What a rule makes of rounds with these scales of the noise and the same signal: (rounds, d), and its metrics."""
-    rule = RepeatedReceiver(rule)
-    rounds = [(rule(noise(1.5, tau, k, d) + signal(std, d)), rule.metrics) for k, tau in enumerate(taus)]
-    return torch.stack([out for out, _ in rounds]), [seen for _, seen in rounds]
-
-
 def test_a_burst_does_not_lengthen_the_step():
-    out, seen = heard(mac("auto"), [0.1] * 5 + [30.0] + [0.1] * 2)
+    out, seen = received_rounds(mac("auto"), [0.1] * 5 + [30.0] + [0.1] * 2)
     lengths, weak = out.norm(dim=1), signal(0.05, 20_000)
     assert lengths[5] < 2 * lengths[4], "unweighted it would be 300 times as long"
-    assert seen[5]["counts"] < 0.01
-    assert [s["counts"] for s in seen[:5] + seen[6:]] == pytest.approx([1] * 7, abs=0.05)
+    assert seen[5]["step"] < 0.02
+    assert [s["step"] for s in seen[:5] + seen[6:]] == pytest.approx([1] * 7, abs=0.05)
     assert ((out[6:] @ weak) / (weak @ weak)).tolist() == pytest.approx([1, 1], abs=0.1), "and it is forgotten at once"
 
 
 def test_without_the_gain_a_burst_counts_as_little():
-    out, _ = heard(mac("auto", gain=False), [0.1] * 5 + [30.0])
+    out, _ = received_rounds(mac("auto", gain=False), [0.1] * 5 + [30.0])
     assert out[5].norm() < 2 * out[4].norm()
-
-
-@pytest.mark.parametrize("d", [20_000, 1200])
-def test_a_loud_round_counts_by_the_square(d):
-    _, seen = heard(mac("auto"), [0.1] * 10 + [3.0], d=d)
-    tolerated, noise = 0.03 + min(625, d / 6) * 0.05**2, 22.0  # energies of an entry; 0.03, 22: those of clipped noise
-    assert seen[-1]["counts"] == pytest.approx((tolerated / noise) ** 2, rel=0.3)
 
 
 def test_the_signal_is_tracked_and_outlives_loud_rounds():
@@ -256,27 +229,6 @@ def test_the_reference_is_made_of_the_quiet_rounds():
     assert torch.cosine_similarity(rule.memory["before"].clamp(-0.2, 0.2), weak, dim=0) > 0.8
 
 
-@pytest.mark.parametrize(("curvature", "brakes"), [(0.5, False), (3.0, True)])
-def test_steps_that_overshoot_are_shortened(curvature, brakes):
-    """g = curvature w + xi, w - g: beyond a curvature of 2 whole steps diverge, here by a factor of 2 a round."""
-    rule, w, shares = RepeatedReceiver(mac("auto")), signal(1.0, 2000), []
-    for k in range(30):
-        w = w - rule(curvature * w + noise(1.5, 0.03, k, 2000))
-        shares.append(rule.metrics["brake"])
-    assert w.norm() < 0.1 * signal(1.0, 2000).norm()
-    assert (min(shares[:5]) < 1) == brakes, "later on there is nothing left to learn, and noise alone overshoots"
-
-
-def test_one_turn_of_the_signal_is_forgotten():
-    rule, strong, shares = RepeatedReceiver(mac("auto")), signal(0.1, 2000), []
-    for k in range(12):
-        rule((strong if k < 3 else -strong) + noise(1.5, 0.01, k, 2000))
-        shares.append(rule.metrics["brake"])
-    assert shares[:3] == [1] * 3
-    assert shares[3] == 0.5
-    assert shares[-3:] == [1] * 3
-
-
 def test_silence_is_no_reference():
     rule, weak = RepeatedReceiver(mac("auto", pilot=100)), signal(0.05, 2000)
     for k in range(4):
@@ -285,28 +237,13 @@ def test_silence_is_no_reference():
     assert torch.cosine_similarity(rule.memory["before"], weak, dim=0) > 0.9
 
 
-def test_noise_that_the_signal_outweighs_counts_in_full():
-    _, seen = heard(mac("auto"), [0.03] * 5 + [0.3] * 3, std=0.1)
-    assert [s["counts"] for s in seen] == [1] * 8, (
-        "a hundred times the usual energy, and less than 25^2 of the signal's"
-    )
-
-
 @pytest.mark.parametrize(("old", "new"), [(0.1, 1.0), (1.0, 0.1)])
 def test_a_permanent_change_is_followed_at_once(old, new):
-    _, seen = heard(mac("auto"), [old] * 6 + [new] * 3)
+    _, seen = received_rounds(mac("auto"), [old] * 6 + [new] * 3)
     for s in seen[6:]:
         assert s["tau"] == pytest.approx(new, rel=0.15)
         assert s["C"] == pytest.approx(1.255 * new, rel=0.25)
         assert s["gain"] == pytest.approx(0.61, abs=0.1)
-
-
-def test_what_is_usual_follows_a_permanent_change():
-    _, seen = heard(mac("auto"), [0.1] * 3 + [30.0] * 80, d=2000)
-    counts = [s["counts"] for s in seen]
-    assert counts[3] < 0.01
-    assert counts[-1] > 0.5
-    assert all(a < b * 1.7 for a, b in pairwise(counts[3:])), "step by step"
 
 
 def test_the_gain_is_the_signals_own():
@@ -333,31 +270,32 @@ def test_evidence_of_a_quiet_round_does_not_lift_the_threshold_of_a_loud_one():
 def test_silence_under_loud_pilots():
     rule = RepeatedReceiver(mac("auto", pilot=100))
     assert rule(torch.zeros(50), pilot=noise(d=100)).tolist() == [0.0] * 50
-    assert rule.metrics["counts"] == pytest.approx(1)
+    assert rule.metrics["step"] == pytest.approx(1)
 
 
-@pytest.fixture(scope="module")
-def patterns():
-    """bench/auto_patterns.py, whose noises and data are forgotten after it."""
-    with forgotten(), pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(ROOT / "bench")
-        yield importlib.import_module("auto_patterns")
+def test_a_sparse_signal_is_found_beyond_octaves_of_noise():
+    """The first doublings of C admit more noise than signal; the best threshold lies ten octaves higher."""
+    sparse = torch.zeros(20_000)
+    sparse[:40] = 100 * signal(1.0, 40)
+    rule = RepeatedReceiver(mac("auto"))
+    for k in range(5):
+        g = sparse + noise(1.1, 0.1, k, 20_000)
+        out = rule(g)
+    best = max(torch.cosine_similarity(g.clamp(-C, C), sparse, dim=0) for C in 2.0 ** torch.arange(-4, 12))
+    assert torch.cosine_similarity(out, sparse, dim=0) > best - 0.05
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    [
-        "every fifth round 3, else 0.1",
-        "0.03 and 3 in turn",
-        "labels permuted at round 15",
-        "from 0.03 to 1 at round 10",
-    ],
-)
-def test_auto_is_within_two_points_of_the_best_fixed_threshold(name, patterns):
-    """The mean of three paired seeds; the best of C = 0.1, 0.3, 1, 3 and 10, with gain and without, by hindsight."""
-    mean = {
-        rule: np.mean([patterns.accuracy((name, rule, seed)) for seed in range(3)])
-        for rule in ("mac(C=auto)", *patterns.FIXED)
-    }
-    assert mean.pop("mac(C=auto)") > max(mean.values()) - 2
+@pytest.mark.parametrize("alpha", [0.8, 1.5, 1.9])
+def test_noise_alone_does_not_lift_the_threshold(alpha):
+    rule, lifted = RepeatedReceiver(mac("auto")), 0
+    for k in range(30):
+        rule(noise(alpha, 1.0, k, 2000))
+        lifted += rule.metrics["C"] > 1.5 * theory.best_threshold(alpha)
+    assert lifted <= 3
+
+
+@pytest.mark.parametrize("spec", ["mac(C=auto)", "mac(C=auto, gain=False)", "mac(C=0.1, gain=True)"])
+def test_the_clip_fraction_counts_clipped_entries(tiny, spec):
+    run = sa.run(tiny.with_(receiver=spec, noise="sas(alpha=1.5, tau=1)"))
+    assert all(0.0 < fraction < 0.99 for fraction in run["clip/fraction"]), "the gain changes every entry"
+    assert "receiver/clipped" not in run.rounds[0]

@@ -13,7 +13,8 @@ from helpers import ROOT
 from helpers.isolation import forgotten
 from stableair.errors import InputError
 from stableair.results.checksums import ENVIRONMENT
-from stableair.results.plugins import component_sources
+from stableair.results.plugins import MIXED, component_sources, mixed_components
+from stableair.results.report import page
 from stableair.sources import source_of
 
 RECEIVER = """
@@ -168,7 +169,8 @@ def search(settings, folder, **options):
 
 def compare(settings, folder, **options):
     plan = settings | {"receiver": ["scaled()", "mac(C=1)"], "seeds": 1}
-    return str(sa.compare(plan, folder, **options))
+    lines = sa.compare(plan, folder, **options).lines.values()
+    return [(line.receiver, line.accuracy, line.seconds) for of_channel in lines for line in of_channel]
 
 
 @pytest.mark.parametrize("function", [sweep, search, compare])
@@ -209,6 +211,36 @@ def test_a_trial_that_was_stopped_early_records_both_versions_too(plugin, settin
     assert all("plugins_kept" in entry for (entry,) in entries)
 
 
+@pytest.mark.parametrize("rounds", [2, 4], ids=["finished", "half-finished"])
+def test_results_of_an_earlier_version_are_marked(plugin, settings, tmp_path, rounds):
+    plan = settings | {"receiver": ["scaled()", "mac(C=1)"], "seeds": 2}
+    before = plugin(sa.compare, plan, tmp_path / "s")
+    assert MIXED not in str(before)
+    assert MIXED not in page(list_runs(before))
+    plugin.write(factor=0.7)
+    after = plugin(sa.compare, plan | {"rounds": rounds}, tmp_path / "s", plugin_changed="keep")
+    marked = [line for line in str(after).splitlines() if MIXED in line]
+    assert [line.split()[0] for line in marked] == ["scaled()", f"{MIXED}:"]
+    assert "receiver scaled" in marked[1]
+    html = page(list_runs(after))
+    assert html.count(f"<td>scaled() {MIXED}</td>") == 1
+    assert f"mac(C=1) {MIXED}" not in html
+    assert "earlier version\nof the receiver scaled" in html
+
+
+def list_runs(comparison):
+    return [run for lines in comparison.lines.values() for line in lines for run in line.runs]
+
+
+def test_seeds_of_different_versions_are_marked(plugin, settings, tmp_path):
+    for seed, factor in enumerate((0.5, 0.7)):
+        plugin.write(factor=factor)
+        plugin(run, settings | {"seed": seed}, tmp_path / str(seed))
+    runs = [sa.load(tmp_path / str(seed)) for seed in (0, 1)]
+    assert mixed_components(runs) == ["receiver scaled"]
+    assert mixed_components(runs[:1]) == []
+
+
 def test_worker_processes_get_the_policy(plugin, settings, tmp_path):
     plan = settings | {"receiver": ["scaled()", "scaled(a=2)"]}
     plugin(sa.sweep, plan, tmp_path / "s")
@@ -237,10 +269,13 @@ def test_commands(words, settings, plugin, command, tmp_path):
 
     assert call()[0] == 0
     plugin.write(factor=0.7)
-    code, _, errors = call()
+    code, output, errors = call()
     assert (code, errors.count("\n")) == (2, 1), errors
     assert "rules.py" in errors
     assert "has changed since; --plugin-changed=keep uses these results" in errors
+    if words[0] == "sweep":  # the line of each experiment
+        assert "plugin_changed" not in output
+        assert "--plugin-changed=keep uses these results" in output
     code, _, errors = call("--plugin-changed=keep")
     assert code == 0
     assert "results of an earlier version of the receiver scaled are kept" in errors

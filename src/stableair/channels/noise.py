@@ -131,7 +131,11 @@ def bursts(alpha: float = 1.5, tau: float = 0.1, length: int = 100) -> Noise:
 
 
 def _in_bursts(length: int, deviations: Callable[[int, Generator], Tensor], each: int) -> Noise:
-    """Normal entries with one standard deviation per `length` entries; a deviation uses `each` source positions."""
+    """Normal entries with one standard deviation per `length` entries; a deviation uses `each` source positions.
+
+    The i-th pilot has the deviation of the i-th entry of its round. So a burst that is longer than the vector hits the
+    pilots, too.
+    """
 
     def draw(d: int, source: Generator) -> Tensor:
         strength = torch.empty(-(-d // length), dtype=torch.float64, device=source.device)
@@ -143,7 +147,8 @@ def _in_bursts(length: int, deviations: Callable[[int, Generator], Tensor], each
             burst = torch.arange(start, start + len(piece), device=piece.device) // length
             piece.copy_(advanced.normal(len(piece)).mul_(strength[burst]))
 
-        in_pieces(bursts, strength, each, source)
+        pilots = source.name is not None and source.name[1] == "pilot"
+        in_pieces(bursts, strength, each, source.at(source.round, "noise") if pilots else source)
         return in_pieces(entries, torch.empty(d, device=source.device), 2, source)
 
     return draw

@@ -13,6 +13,7 @@ import typer
 
 from stableair.cli import bench, data, paper, reference, results, runs, sweeps
 from stableair.cli.advice import option_for, setting_for
+from stableair.cli.display import with_flag
 from stableair.cli.stopping import CLOSED, INTERRUPTED, BrokenPipe, exit_code, install_signal_handlers
 from stableair.errors import StableairError
 from stableair.results.callbacks import is_main_process
@@ -48,17 +49,6 @@ app.add_typer(data.app, name="data")
 
 # The class of typer's errors about a command line; typer brings its own click from 0.21 on.
 ClickException: Any = next(cls for cls in typer.BadParameter.__mro__ if cls.__name__ == "ClickException")
-
-# Command-line advice, by the `hint` of an error.
-FLAGS = {
-    "resume": "add --resume or choose another --out",
-    "folder": "choose another --out",
-    "force": "add --force or choose another file",
-    "plugin": "--plugin-changed=keep uses these results, --plugin-changed=recompute starts the run anew",
-    "record": "choose another --record",
-    "data": "choose another --data-dir",
-}
-
 
 WRONG, BUG = 2, 1  # exit codes: user error, internal error
 DEBUG = "STABLEAIR_DEBUG"
@@ -111,12 +101,6 @@ def _run(words: list[str]) -> int | None:
             return fail(plugin_error)
         text = f"{type(error).__name__}: {error}"
         return fail(f"{text} (internal error: please report it with the output of --debug)", BUG)
-
-
-def with_flag(error: StableairError) -> str:
-    """The error message, with command-line advice in place of the advice for Python."""
-    flag = FLAGS.get(error.hint)
-    return f"{error.message}; {flag}" if flag else str(error)
 
 
 def fail(message: str, code: int = WRONG) -> int:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import stableair as sa
-from stableair.cli.display import ProgressDisplay, describe_length
+from stableair.cli.display import ProgressDisplay, describe_length, with_flag
 from stableair.cli.options import (
     DataDir,
     Device,
@@ -182,7 +182,7 @@ class TrialDisplay(ProgressDisplay):
 
     def result(self, experiment: "Experiment", outcome: "Run | StableairError") -> str:
         if isinstance(outcome, StableairError):
-            return f"{self.title(experiment)}  failed: {outcome}"
+            return f"{self.title(experiment)}  failed: {with_flag(outcome)}"
         rounds = describe_length(outcome, experiment)
         return f"{self.title(experiment)}  {rounds}, validation accuracy {outcome.settled('validation/accuracy'):.4f}"
 

@@ -121,15 +121,15 @@ def compare(
         int | None, typer.Option(min=1, max=1000, help="Number of seeds, shared by all experiments (default: 5).")
     ] = None,
     parallel: Parallel = 1,
+    table: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="Also write the table: .tex (booktabs), .csv or .parquet.")
+    ] = None,
+    force: Force = False,
     stop: Stop = "",
     patience: Patience = 0,
     monitor: Monitor = "",
     keep_best: KeepBest = False,
     track: Track = None,
-    table: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="Also write the table: .tex (booktabs), .csv or .parquet.")
-    ] = None,
-    force: Force = False,
     device: Device = None,
     data_dir: DataDir = None,
     plugin: Plugin = None,

@@ -18,7 +18,7 @@ def checked_labels(values: list[Any], title: str, column: str) -> np.ndarray:
     """
     for row, value in enumerate(values):
         if _is_missing(value):
-            code, problem = "missing-label", "missing"
+            code, problem = "missing-label", "no value"
         elif not isinstance(value, str) and not (isinstance(value, int | float) and float(value).is_integer()):
             code, problem = "invalid-label", "neither a whole number, nor a boolean, nor text"
         else:

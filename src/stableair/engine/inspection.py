@@ -115,7 +115,7 @@ def _output(module: nn.Module, x: Tensor) -> Tensor | None:
     """The output of a module; None where it fails, as a batch norm does on a single value."""
     try:
         return module(x).detach()
-    except Exception:  # raised by the module's own code; the equivalence check reports it
+    except Exception:  # raised by the module's code; the equivalence check reports it
         return None
 
 

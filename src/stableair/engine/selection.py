@@ -40,7 +40,7 @@ PROCESSES_MIN_STEPS = 50  # of a client in a round; below, sending its update ta
 CANNOT_ACCELERATE = "engine fast cannot take this model: {}; engine=auto takes the next best, in fp32"
 KERNELS_FAIL = "our kernels do not run on it: {}: {}"
 REASONS = {
-    "kernels": "kernels of our own for its convolutions",
+    "kernels": "Triton kernels for its convolutions",
     "stacked": "the clients' models stacked",
     "vmapped": "the clients' models vmapped",
     "reference": "one client after the other",

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from stableair.contracts import Upload, as_inputs
+from stableair.contracts import Upload
 from stableair.engine.stacked import Stacked, Tap, Tensors
 from stableair.engine.stacked_rule import StackedRule
 from stableair.engine.vmapped import Vmapped
@@ -99,7 +99,7 @@ class Worker:
             return {name: torch.empty(n, *shape, dtype=master, device=self.device) for name, shape in each}
 
         self.p, self.stats = stack(self.layout), stack(self.norms)
-        self.mean, self.std = work.data.scaling(self.device)  # in a captured graph nothing may be copied from the host
+        self.scaling = work.data.scaling(self.device)  # a captured graph may not copy it from the host
         self.index = torch.zeros(n, b, dtype=torch.int64, device=self.device)
         self.weight = torch.zeros(n, b, dtype=master, device=self.device)
         moving = work.augment != "none"
@@ -148,10 +148,10 @@ class Worker:
             self.moves[:n].copy_(plan.moves[t])
 
     def inputs(self, m: int) -> Tensor:
-        """The batches of the first m clients as the module takes them: (m, B, ...)."""
+        """The batches of the first m clients as inputs of the module: (m, B, ...)."""
         x = self.work.data.train.x[self.index[:m]]
         x = x if self.moves is None else crop_flip(x, self.moves[:m])
-        return as_inputs(x, self.mean, self.std, self.dtype)
+        return self.work.data.inputs(x, self.dtype, self.scaling)
 
     def step(self, m: int) -> None:
         """One local step of the first m clients, on the samples of `index`."""
@@ -207,7 +207,7 @@ class StackedWorker(Worker):
         full = len(sizes) == 1 and not sizes.pop() % work.largest_batch  # whether every batch is full
         self.masked = isinstance(program, Stacked) and program.mixes_samples and not full
         self.exact_batches = isinstance(program, Vmapped) and program.mixes_samples
-        self.fixed: Tensors = {}  # counters and masks: a vmapped program may change them, so each client has a copy
+        self.fixed: Tensors = {}  # counters and masks; a vmapped program may change them: a copy per client
         if isinstance(program, Vmapped):
             buffers = {name: b for name, b in work.module.named_buffers() if name not in self.norms.names}
             self.fixed = {name: b.expand(n, *b.shape).clone() for name, b in buffers.items()}
@@ -246,7 +246,7 @@ class StackedWorker(Worker):
     def _local_step(
         self, p: Tensors, buffers: Tensors, x: Tensor, index: Tensor, weight: Tensor, rows: slice | Tensor
     ) -> Tensor:
-        """One local step on the stacks of the clients in these rows, in place; returns the clients' losses (N,)."""
+        """Take one local step on the stacks of the clients in these rows, in place; return the clients' losses (N,)."""
         p = {name: t.requires_grad_(name in self.learning) for name, t in p.items()}
         taps: list[Tap] = []
         y = self.work.data.train.y[index]

@@ -15,7 +15,7 @@ from stableair.spec import Call, format_call
 from stableair.validation import boolean, choice, fraction, integer, number, positive, short_repr, suggest
 
 MAX_COUNT = 10**9  # limit of clients, rounds, epochs and samples in a batch
-MAX_LR = 1e38  # within the range of float32
+LR_RANGE = 1e-38, 1e38  # the rate and its inverse, which scales the payload, are within the range of float32
 
 T = TypeVar("T")
 
@@ -35,7 +35,7 @@ class Allowed(NamedTuple):
 COUNT = Allowed("at least 1", lambda name, value: integer(name, value, 1, MAX_COUNT))
 COUNT_OR_ZERO = Allowed("at least 0", lambda name, value: integer(name, value, 0, MAX_COUNT))
 ANY_INTEGER = Allowed("any integer", integer)
-RATE = Allowed("positive", lambda name, value: number(name, positive(name, value), high=MAX_LR))
+RATE = Allowed("positive", lambda name, value: number(name, positive(name, value), *LR_RANGE))
 DECAY = Allowed("at least 0 and below 1", fraction)
 TRUE_OR_FALSE = Allowed("true or false", boolean)
 

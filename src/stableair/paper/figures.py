@@ -73,7 +73,9 @@ def figure(
     has_overlay = not (isinstance(overlay, list | tuple) and not overlay)
     published_options = {"overlay": has_overlay, "metric": metric}
     _check_options(name, run_options, published_options, smoke=smoke, published=published)
-    *pictures, caption_file = [check_output(path, force) for path in output_files(name, folder, metric)]
+    *pictures, caption_file = [
+        check_output(as_path("the figure", path), force) for path in output_files(name, folder, metric)
+    ]
     if name in DRAWINGS:
         picture, text = draw_without_runs(name, style), DRAWINGS[name]
     else:

@@ -3,8 +3,9 @@
 For a signal far below the noise the best threshold is C*(alpha) tau (`theory.best_threshold`). For a stronger signal it
 is larger. A single vector does not show this, because its tails may be noise or signal; two rounds do, because their
 noise is independent and their signal is nearly the same. If a larger threshold aligns the clipped vector better with
-the previous rounds, it keeps more additional signal than noise. The threshold is doubled while the alignment improves.
-Correlations between rounds also show the share of the signal that clipping removes, and the share of noise in the rest.
+the previous rounds, it keeps more additional signal than noise: the receiver takes the threshold with the best
+alignment. Correlations between rounds also show the share of the signal that clipping removes, the share of noise in
+the rest, and whether the steps still make progress.
 """
 
 import math
@@ -27,19 +28,19 @@ BEST_K = (0.1022, 0.2249, 0.3868, 0.5757, 0.7819, 1.000, 1.228, 1.465, 1.716, 1.
 
 MEMORY = 10  # rounds over which estimates are averaged
 DOUBLINGS = 16  # maximum: 65,536 times the threshold of a weak signal
-SIGNIFICANCE = 2.0  # standard errors by which a doubling must improve the alignment
+SIGNIFICANCE = 3.0  # standard errors by which a larger threshold must improve the alignment
 EVIDENCE_DECAY = 0.9  # factor on the evidence per round
 REFERENCE_DECAY = 0.5  # factor on the weight of a past vector in the reference, per round of age
 TINY = 1e-60  # replaces the energy of a zero vector
 HORIZON = 25  # rounds over which the usual noise is averaged
-HARM, HARM_TIMES_D = 1 / 625, 6.0  # the harm of noise is max(HARM, HARM_TIMES_D / d) times its energy
 CHANGE = 0.25  # assumed relative change of the signal's energy per round
-OVERSHOT = 3.0  # standard errors by which a round must point against the previous ones
-SHORTER, LONGER = 0.5, 1.2  # factors on the step after such a round, and after any other (as in Rprop)
+CURVATURE = 1 / 30  # upper bound of h, the mean curvature of the loss times the server's learning rate
+CUT = 0.5  # factor on the budget when rounds stop making progress
+PFLUG_ERRORS, PFLUG_ROUNDS = 0.5, 5  # standard errors and least number of rounds of the test for that
 
 
 class NoiseEstimate:
-    """A running estimate of the interference's (alpha, tau); `AdaptiveMac` and `AdaptiveCauchy` extend it.
+    """A running estimate of the interference's (alpha, tau); `MacTracker` extends it.
 
     An instance is used in one round: it is created from the memory, updated, and stored as the next memory.
     """
@@ -71,11 +72,12 @@ class MacTracker(NoiseEstimate):
     """The estimates of mac(C="auto") in one round.
 
     With x = g - med(g) and the round's own (alpha, tau), y = clip(x, [-C, C]) / gain, where C is C*(alpha) tau times a
-    power of two and the gain is the share of the signal that passes the clipping. With S and N the energies of signal
-    and noise per entry of y, the round is weighted by min(1, (usual N + S / h) / N)^2 with
-    h = max(1 / 625, 6 / d). The weight is 1 unless N exceeds the usual noise and its harm h N exceeds the benefit S. A
-    round that points against the previous rounds indicates that the steps are too long: it halves the step; every other
-    round multiplies the step by 1.2, up to 1.
+    power of two and the gain is the share of the signal that passes the clipping. Let S and N be the energies of signal
+    and noise per entry of y, and h the mean curvature of the loss times the server's learning rate. A step w y gains
+    w S and loses w^2 h N / 2, so that w = min(1, B / N) with B = S / h is best. Neither h nor a weak S can be measured.
+    B starts at the usual noise, the geometric mean of N. It is halved when the rounds no longer point along the
+    previous ones: when the correlations since the last cut add up to less than -1/2 standard error (Pflug, 1990). A
+    bound of h gives a lower bound of B.
     """
 
     def __init__(
@@ -89,7 +91,9 @@ class MacTracker(NoiseEstimate):
         signal: float = 0.0,
         known: float = 0.0,
         log_noise: float = 0.0,
-        brake: float = 1.0,
+        budget: float = math.inf,
+        progress: float = 0.0,
+        since_cut: int = 0,
     ):
         super().__init__(rounds, alpha, log_tau)
         self.evidence = dict(evidence or {})  # per octave of C: decayed sums of `doublings`, and their variance
@@ -97,12 +101,16 @@ class MacTracker(NoiseEstimate):
         self.trust = trust  # sum of these weights
         self.signal, self.known = signal, known  # estimate of S, and the inverse of its variance
         self.log_noise = log_noise  # the usual N; the first round replaces it
-        self.brake = brake  # factor on the step, in (0, 1]
-        self.C, self.gain, self.weight = math.inf, 1.0, 1.0  # of this round
+        self.budget = budget  # upper bound of B, infinite before the first cut
+        self.progress, self.since_cut = progress, since_cut  # sum of correlations since the last cut, and their number
+        self.C, self.gain, self.step = math.inf, 1.0, 1.0  # of this round
 
     def memory(self) -> Memory:
         """The memory of the next round."""
-        names = "rounds", "alpha", "log_tau", "evidence", "before", "trust", "signal", "known", "log_noise", "brake"
+        names = (
+            "rounds", "alpha", "log_tau", "evidence", "before", "trust", "signal", "known", "log_noise", "budget",
+            "progress", "since_cut",
+        )  # fmt: skip
         return {name: getattr(self, name) for name in names}
 
     def adapt(self, x: Tensor, pilot: Tensor | None) -> None:
@@ -115,59 +123,72 @@ class MacTracker(NoiseEstimate):
         self.gain = passed * _share(x, self.C)
         y = x.clamp(-self.C, self.C) / self.gain
         energy = y.square().mean().item() or TINY
-        self._update_signal(y, before.clamp(-2 * self.C, 2 * self.C) / _share(before, 2 * self.C), energy)
-        self.weight = self.brake * self._round_weight(energy, len(x), pilot)
+        self._correlate(y, before.clamp(-2 * self.C, 2 * self.C) / _share(before, 2 * self.C), energy)
+        self.step = self._step_factor(energy, pilot)
         if energy > TINY:
             self.trust = REFERENCE_DECAY * self.trust + 1 / energy
             self.before = (before + (x - before) / (energy * self.trust)).float()
 
-    def _update_signal(self, y: Tensor, reference: Tensor, energy: float) -> None:
-        """Track S = y r / d over rounds with a Kalman filter; under noise alone its variance is |y|^2 |r|^2 / d^3."""
+    def _correlate(self, y: Tensor, reference: Tensor, energy: float) -> None:
+        """Update S and the sum of correlations from y r / d; under noise alone its variance is |y|^2 |r|^2 / d^3."""
         variance = energy * reference.square().mean().item() / len(y)
         if 0 < variance < math.inf:
             measured = (y @ reference).item() / len(y)
-            overshot = measured < -OVERSHOT * math.sqrt(variance)
-            self.brake = SHORTER * self.brake if overshot else min(LONGER * self.brake, 1.0)
-            self.known = self.known / (1 + self.known * (CHANGE * max(self.signal, 0.0)) ** 2) + 1 / variance
-            self.signal += (measured - self.signal) / (variance * self.known)
+            self.known = self.known / (1 + self.known * (CHANGE * self.signal) ** 2) + 1 / variance
+            self.signal += (measured - self.signal) / (variance * self.known)  # Kalman filter
+            self.progress += measured / math.sqrt(variance)
+            self.since_cut += 1
 
-    def _round_weight(self, energy: float, d: int, pilot: Tensor | None) -> float:
-        """The weight of a round, without the brake, from the energy per entry of its vector (d,)."""
+    def _step_factor(self, energy: float, pilot: Tensor | None) -> float:
+        """The factor on the step, from the energy per entry of y."""
         signal = max(self.signal, 0.0)
         noise = max(energy - signal, energy / 10) if pilot is None else self._pilot_energy(pilot)
         if self.rounds == 1:
             self.log_noise = math.log(noise)
-        tolerated = signal / max(HARM, HARM_TIMES_D / d) + math.exp(self.log_noise)
+        usual = math.exp(self.log_noise)
+        if self.since_cut >= PFLUG_ROUNDS and self.progress < -PFLUG_ERRORS * math.sqrt(self.since_cut):
+            self.budget, self.progress, self.since_cut = CUT * min(self.budget, usual), 0.0, 0
         self.log_noise += (math.log(noise) - self.log_noise) / min(self.rounds, HORIZON)
-        return min(1.0, tolerated / noise) ** 2
+        return min(1.0, (min(self.budget, usual) + signal / CURVATURE) / noise)
 
     def _pilot_energy(self, pilot: Tensor) -> float:
         """Energy of the pilot after the clipping and the division by the gain."""
         return (pilot.double().clamp(-self.C, self.C).square().mean() / self.gain**2).item()
 
     def _threshold(self, x: Tensor, before: Tensor, C: float) -> tuple[float, float]:
-        """Return C, doubled while the alignment improves, and a correction factor of the gain."""
+        """Return the octave of C with the best alignment, and a correction factor of the gain.
+
+        Only rounds that point along the previous ones show which octave is best: in others, a threshold that drowns the
+        signal in noise would improve the alignment.
+        """
         start = math.floor(math.log2(C))
         steps = doublings(x, before, C)
         decays = EVIDENCE_DECAY, EVIDENCE_DECAY, EVIDENCE_DECAY, EVIDENCE_DECAY**2  # of three sums and their variance
-        for octave, step in enumerate(steps, start):
-            sums = zip(self.evidence.get(octave, (0.0,) * 4), (*step, 1.0), decays, strict=True)
-            self.evidence[octave] = tuple(decay * old + new for old, new, decay in sums)
-        passed, doubling = 1.0, True
-        for octave in range(start, start + len(steps)):
-            improvement, before_doubling, after_doubling, variance = self.evidence[octave]
+        total = total_variance = best = 0.0
+        chosen = 0
+        aligned = bool(steps) and steps[0][2] > 0
+        for i, (unit, effect, *signals) in enumerate(steps):
+            sums = zip(self.evidence.get(start + i, (0.0,) * 4), (aligned * effect, *signals, 1.0), decays, strict=True)
+            improvement, _, _, variance = self.evidence[start + i] = tuple(d * old + new for old, new, d in sums)
+            total, total_variance = total + unit * improvement, total_variance + unit**2 * variance
+            bound = total - SIGNIFICANCE * math.sqrt(total_variance)
+            if bound > best:
+                best, chosen = bound, i + 1
+        return C * 2**chosen, self._passed(range(start + chosen, start + len(steps)))
+
+    def _passed(self, octaves: range) -> float:
+        """The share of the signal that passes the clipping, relative to the share of unclipped entries."""
+        passed = 1.0
+        for octave in octaves:
+            _, before_doubling, after_doubling, variance = self.evidence[octave]
             margin = SIGNIFICANCE * math.sqrt(variance)
-            doubling = doubling and improvement > margin
-            if doubling:
-                C *= 2
-            elif after_doubling - before_doubling > margin and before_doubling > 0:
-                passed *= max(before_doubling / (after_doubling - margin), 0.5)
-            else:
+            if not (after_doubling - before_doubling > margin and before_doubling > 0):
                 break
-        return C, passed
+            passed *= max(before_doubling / (after_doubling - margin), 0.5)
+        return passed
 
     def metrics(self) -> Metrics:
-        return {"C": self.C, "gain": self.gain, "counts": self.weight, "brake": self.brake} | super().metrics()
+        return {"C": self.C, "gain": self.gain, "step": self.step} | super().metrics()
 
 
 def noise_sample(received: Reception, pilots: int, x: Tensor) -> Tensor:
@@ -178,12 +199,19 @@ def noise_sample(received: Reception, pilots: int, x: Tensor) -> Tensor:
     return received.pilot if pilots and received.pilot is not None else x
 
 
-def _clipped(g: Tensor, C: float, gain: float, weight: float = 1.0) -> Tensor:
-    """MAC with the gain restored: weight (m + clip(g - m, [-C, C]) / gain). (d,) -> (d,)."""
-    m = median(g)
-    clipped = g.clamp(m - C, m + C)
-    repaired = m + (clipped - m) / gain if gain != 1 else clipped
-    return repaired if weight == 1 else weight * repaired
+def _clip(received: Reception, C: float, gain: float, step: float = 1.0) -> tuple[Tensor, Metrics]:
+    """MAC with the gain restored: step (m + clip(g - m, [-C, C]) / gain) per block, and the clipped share."""
+    counts: list[int] = []
+
+    def clip(block: Tensor) -> Tensor:
+        m = median(block)
+        clipped = block.clamp(m - C, m + C)
+        counts.append(int((clipped != block).sum()))
+        repaired = m + (clipped - m) / gain if gain != 1 else clipped
+        return repaired if step == 1 else step * repaired
+
+    g = received.blocks.map(clip, received.g)
+    return g, {"clipped": sum(counts) / len(g)}
 
 
 def adaptive_mac(gain: bool, pilots: int) -> Rule:
@@ -194,8 +222,8 @@ def adaptive_mac(gain: bool, pilots: int) -> Rule:
         if tracker.update(noise_sample(received, pilots, x), memory=1):
             tracker.adapt(x, received.pilot if pilots else None)
         divisor = tracker.gain if gain else 1.0
-        g = received.blocks.map(lambda block: _clipped(block, tracker.C, divisor, tracker.weight), received.g)
-        return g, tracker.memory(), tracker.metrics()
+        g, clipped = _clip(received, tracker.C, divisor, tracker.step)
+        return g, tracker.memory(), tracker.metrics() | clipped
 
     return Rule(apply, init=lambda like: MacTracker().memory(), pilots=pilots)
 
@@ -205,8 +233,8 @@ def mac_with_gain(C: float) -> Rule:
 
     def apply(received: Reception, memory: Memory) -> tuple[Tensor, Memory, Metrics]:
         gain = _share(received.g - median(received.g), C)
-        g = received.blocks.map(lambda block: _clipped(block, C, gain), received.g)
-        return g, memory, {"C": C, "gain": gain}
+        g, clipped = _clip(received, C, gain)
+        return g, memory, {"C": C, "gain": gain} | clipped
 
     return Rule(apply)
 
@@ -216,35 +244,43 @@ def _share(x: Tensor, C: float) -> float:
     return (x.abs() <= C).double().mean().item()
 
 
-def doublings(x: Tensor, before: Tensor, C: float) -> list[list[float]]:
-    """The effect of doubling C, 2C, 4C, ... on x, measured against the previous rounds, in standard errors: (n, 3).
+def doublings(x: Tensor, before: Tensor, C: float) -> list[tuple[float, ...]]:
+    """The effect of doubling C, 2C, 4C, ... on x, measured against the previous rounds: (n, 4).
 
-    Let u and v be x clipped at C and at 2C, and r the reference `before` clipped at 2C. The unit is
-    |v - u| |r| / sqrt(d). The first number is (v - u) r with u and v scaled to length 1: the improvement of the
-    direction. The others are u r and v r with u and v divided by their shares of unclipped entries: the signal in each.
-    Under noise alone, with any tails, the first number and the difference of the others have mean 0 and variance 1. A
-    weak signal passes both thresholds equally. Clipping r at the larger threshold avoids a bias to the smaller one.
+    Let u and v be x clipped at C and at 2C, and r the reference `before` clipped at 2C. The second number is (v - u) r
+    with u and v scaled to length 1, the improvement of the direction, in standard errors |v - u| |r| / sqrt(d). The
+    first number is |v - u|, which makes the improvements of several doublings comparable. The others are u r and v r
+    with u and v divided by their shares of unclipped entries, the signal in each, in standard errors. Under noise
+    alone, with any tails, the second number and the difference of the last two have mean 0 and variance 1. A weak
+    signal passes both thresholds equally. Clipping r at the larger threshold avoids a bias to the smaller one.
     """
-    effects: list[list[float]] = []
+    effects: list[tuple[float, ...]] = []
     u, share_u = x.clamp(-C, C), _share(x, C)
     while len(effects) < DOUBLINGS and share_u < 1:  # while C clips an entry
         C *= 2
         v, r, share_v = x.clamp(-C, C), before.clamp(-C, C), _share(x, C)
         products = torch.stack([u @ u, v @ v, r @ r, u @ v, u @ r, v @ r]).tolist()
-        along_u, along_v = _along(products, math.sqrt(products[0]), math.sqrt(products[1]), len(x))
-        effects.append([along_v - along_u, *_along(products, share_u, share_v, len(x))])
+        distance, along_u, along_v = _along(products, math.sqrt(products[0]), math.sqrt(products[1]), len(x))
+        effects.append((distance, along_v - along_u, *_along(products, share_u, share_v, len(x))[1:]))
         u, share_u = v, share_v
     return effects
 
 
-def _along(products: list[float], a: float, b: float, d: int) -> tuple[float, float]:
-    """(u/a) r and (v/b) r in units of |v/b - u/a| |r| / sqrt(d), from products of u, v and r; 0 if u/a = v/b."""
+def _along(products: list[float], a: float, b: float, d: int) -> tuple[float, float, float]:
+    """|v/b - u/a|, and (u/a) r and (v/b) r in units of |v/b - u/a| |r| / sqrt(d), from products of u, v and r."""
     uu, vv, rr, uv, ur, vr = products
     squared_distance = uu / a**2 + vv / b**2 - 2 * uv / (a * b)
-    if not (squared_distance > 1e-12 * vv / b**2 and rr > 0):
-        return 0.0, 0.0
-    unit = math.sqrt(squared_distance * rr / d)
-    return ur / (a * unit), vr / (b * unit)
+    if not (squared_distance > 1e-12 * vv / b**2 and rr > 0):  # u/a = v/b, or no reference
+        return 0.0, 0.0, 0.0
+    distance = math.sqrt(squared_distance)
+    unit = distance * math.sqrt(rr / d)
+    return distance, ur / (a * unit), vr / (b * unit)
+
+
+def weak_signal_threshold(x: Tensor) -> float:
+    """The best threshold for a signal far below the noise in x = g - med(g): (d,); inf if x is constant."""
+    noise = NoiseEstimate()
+    return noise.best(BEST_C) if noise.update(x) else math.inf
 
 
 def adaptive_cauchy() -> Rule:

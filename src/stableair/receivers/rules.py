@@ -30,10 +30,10 @@ def mac(C: float | Literal["auto"], gain: bool | None = None, pilot: int = 0) ->
     m = med(g); g_i -> m + clip(g_i - m, [-C, C]): (..., d) -> (..., d).
 
     C="auto" estimates the interference from the received vector, or from `pilot` noise-only symbols per round (at least
-    50), and sets the threshold from the estimate. It reduces the weight of rounds with unusually strong noise, and
-    shortens steps that overshoot. With gain=True (the default for "auto" only) the clipped part is divided by its
-    expected derivative, the share of unclipped entries ("auto": the share of the signal that passes), so that the step
-    does not depend on C.
+    50), and sets the threshold from the estimate. It shortens the step in rounds with unusually strong noise, and in
+    all rounds once the steps make no more progress. With gain=True (the default for "auto" only) the clipped part is
+    divided by its expected derivative, the share of unclipped entries ("auto": the share of the signal that passes), so
+    that the step does not depend on C.
 
     >>> mac(1.0)(torch.tensor([0.0, 1.0, 90.0])).tolist()
     [0.0, 1.0, 2.0]

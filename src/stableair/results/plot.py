@@ -19,7 +19,7 @@ from stableair.results.outputs import METADATA, check_output
 from stableair.results.points import draw_points
 from stableair.results.run import Run, group, log_left_out, runs_from, with_metric
 from stableair.results.styles import TRUETYPE, drawing_style, new_figure, root_figure
-from stableair.validation import as_path, positive, typed
+from stableair.validation import as_path, positive, texts, typed
 
 MAX_COLOURED_CLASSES = 20  # with more classes, colours are too similar
 DPI: dict[PlotStyle, int] = {"screen": 150, "dark": 150, "paper": 400}
@@ -36,7 +36,7 @@ def plot(
     band: Band = "std",
     style: PlotStyle = "screen",
     size: tuple[float, float] | None = None,
-    labels: Sequence[str] | None = None,
+    labels: list[str] | tuple[str, ...] | None = None,
     ax: Axes | None = None,
     force: bool = False,
 ) -> Figure:
@@ -109,7 +109,7 @@ def draw(
     if labels is not None and len(labels) != len(names):
         text = f"labels: got {len(labels)} for {len(names)} lines, which are {'; '.join(names)}"
         raise InputError(text, code="label-count", labels=list(labels), lines=names)
-    given = dict(zip(names, labels or (), strict=False))
+    given = dict(zip(names, texts("labels", labels or ()), strict=False))
 
     def legend_text(name: str, of_line: list[Run]) -> str:
         return given.get(name) or (name if terse else described(name, of_line))

@@ -89,9 +89,7 @@ def recorded(
                 k, state, metrics = each
                 checkpoint = Checkpoint(k + 1, with_plain_memory(state))  # raises before anything is written
                 if parts := non_finite_parts(state, infinite_memories=True):
-                    for part in sorted(parts - {"model"}):
-                        log.warning("round %d: the memory of the %s holds NaN; the run ends", k, part)
-                    yield Round(k, state, recorder.diverged(k, metrics))
+                    yield Round(k, state, recorder.diverged(k, metrics, parts))
                     return
                 row = recorder.add({"round": k} | metrics)
                 recorder.keep(checkpoint)
@@ -101,7 +99,7 @@ def recorded(
         except NonFiniteUpload as error:
             if not completed:  # nothing has been transmitted yet: the cause is the data, the model or the lr
                 raise
-            row = recorder.diverged(error.k, recorder.last_row)  # the interference has made the model diverge
+            row = recorder.diverged(error.k, recorder.last_row, {"model"})  # because of the interference
             yield Round(error.k, recorder.last.state if recorder.last else state, row)
 
 
@@ -183,8 +181,10 @@ class _Recorder:
                 if self.saving.done():  # false after Ctrl-C during the wait: __exit__ waits again
                     self.saving = None
 
-    def diverged(self, k: int, metrics: Iterable[str]) -> Row:
-        """Record that the run diverged in round k; the metrics of this round are None."""
+    def diverged(self, k: int, metrics: Iterable[str], parts: set[str]) -> Row:
+        """Record that parts of the state diverged in round k; the metrics of this round are None."""
+        for part in sorted(parts - {"model"}):
+            log.warning("round %d: the memory of the %s holds NaN; the run ends", k, part)
         self.flush()  # the last finite state first: this line ends the run
         self.wait()
         return self.add({"round": k} | dict.fromkeys(metrics) | {"round": k, "diverged": True})

@@ -23,6 +23,7 @@ from stableair.results.axes import METRIC_LABELS, is_logarithmic
 from stableair.results.curves import line_looks, mean_curve
 from stableair.results.outputs import GENERATOR, check_output
 from stableair.results.plot import MAX_COLOURED_CLASSES
+from stableair.results.plugins import MIXED, mixed_components
 from stableair.results.points import mean_points
 from stableair.results.run import LAST, Run, group, linear_mean, log_left_out, runs_from, snrs
 from stableair.results.statistics import MIN_SEEDS, SIGNIFICANCE, PairedDifference, compare_groups, mean_and_std
@@ -94,6 +95,8 @@ def page(runs: list[Run], left_out: Sequence[str] = ()) -> str:
         min_seeds=MIN_SEEDS,
         significance=SIGNIFICANCE,
         results=_results(groups, metric),
+        mixed=", ".join(dict.fromkeys(name for runs in groups.values() for name in mixed_components(runs))),
+        mixed_mark=MIXED,
         curves=_curves(groups, [name.format(split=split) for name in CURVES]),
         argument=only_numeric_argument(groups),
         points=_points(shown, only_numeric_argument(groups), metric),
@@ -182,7 +185,7 @@ def _result_row(name: str, runs: list[Run], metric: str) -> list[Any]:
     diverged = sorted(run.diverged for run in runs if run.diverged is not None)
     decibels = snrs(runs)
     return [
-        name,
+        f"{name} {MIXED}" if mixed_components(runs) else name,
         len({run.settings["seed"] for run in runs}),
         " to ".join(map(str, lengths)),
         *map(_mean_pm_std, (final, best, settled, fluctuation)),

@@ -36,6 +36,11 @@ class ResumePoint(NamedTuple):
         return self.checkpoint.rounds if self.checkpoint else 0
 
     @property
+    def environment(self) -> dict[str, Any]:
+        """The environment that computed the last rounds; empty for a new run."""
+        return self.environments[-1] if self.environments else {}
+
+    @property
     def diverged(self) -> bool:
         return bool(self.rows and self.rows[-1].get("diverged"))
 
@@ -108,6 +113,23 @@ def _refuse_other_objects(record: dict[str, Any], different: list[str], folder: 
             text = f"{folder} was computed with the {setting} {names[0]}, a Python object: it is another one now"
             advice = f"give the same one: sa.run(..., {setting}=...), or choose another folder"
             raise InputError(text, code="object-changed", advice=advice, name=setting)
+
+
+def check_same_data(resume: ResumePoint, files: dict[str, str], folder: Path | None) -> None:
+    """Refuse to continue a run with other data files.
+
+    Args:
+        resume: The recorded part of the run.
+        files: The data files of the experiment and their SHA-256.
+        folder: The run folder, for the error message.
+
+    Raises:
+        InputError: The data files have changed since the run was started (`data-changed`).
+    """
+    before = resume.environment.get("data", files)
+    if before != files:
+        text = f"{folder} was started with other data files: {before}, now {files}"
+        raise InputError(text, code="data-changed", hint="folder", before=before, now=files)
 
 
 def restored_state(start: State, checkpoint: Checkpoint | None, folder: Path | None) -> State:

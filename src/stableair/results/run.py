@@ -35,7 +35,7 @@ from stableair.results.checksums import (
 )
 from stableair.results.stopping import StoppingRule
 from stableair.spec import Given, given, without_digests
-from stableair.validation import as_path, pluralize, short_repr, suggest
+from stableair.validation import as_path, integer, pluralize, short_repr, suggest
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -122,7 +122,7 @@ class Run:
 
     def mean_of_last(self, metric: str, rounds: int) -> float | None:
         """Mean of a metric over some last rounds; None for a run that diverged or did not record it in these rounds."""
-        last = [v for v in self[metric][-rounds:] if v is not None]
+        last = [v for v in self[metric][-integer("rounds", rounds, least=1) :] if v is not None]
         return None if self.diverged is not None or not last else sum(last) / len(last)
 
     def fluctuation(self, metric: str) -> float | None:
@@ -218,17 +218,19 @@ class Run:
 
         return pandas.DataFrame([{k: v for k, v in row.items() if k != "diverged"} for row in self.rounds])
 
-    def plot(self, metric: str = "test/accuracy", *, ax: "Axes | None" = None, **line: Any) -> "Axes":
+    def plot(self, metric: str = "test/accuracy", *, ax: "Axes | None" = None, label: str | None = None) -> "Axes":
         """Draw a metric against the rounds; `sa.plot` draws several runs.
 
         Args:
             metric: Name of a recorded metric.
             ax: Axes to draw into; None: the axes of a new pyplot figure.
-            line: Further arguments of `Axes.plot`, such as `label` and `color`.
+            label: Name of the line in a legend.
 
         Returns:
             The matplotlib axes.
         """
+        from matplotlib.axes import Axes
+
         from stableair.results.axes import label_metric, label_rounds
 
         values = self[metric]
@@ -238,16 +240,20 @@ class Run:
             from matplotlib import pyplot
 
             ax = pyplot.subplots(layout="constrained")[1]
+        if not isinstance(ax, Axes):
+            raise InputError(
+                f"ax must be matplotlib axes: got {short_repr(ax)}", code="wrong-type", name="ax", value=ax
+            )
         rounds = [row["round"] + 1 for row in self.rounds]  # pictures count rounds from 1
-        marker = "o" if len(values) == 1 else None
-        ax.plot(rounds, [math.nan if v is None else v for v in values], **{"marker": marker} | line)
+        heights = [math.nan if value is None else value for value in values]
+        ax.plot(rounds, heights, label=None if label is None else str(label), marker="o" if len(values) == 1 else None)
         label_rounds(ax)
         label_metric(ax, metric)
         return ax
 
 
 class Sweep(list[Run]):
-    """Several runs, such as those of a sweep in the order of its plan."""
+    """The runs of a sweep, in the order of its plan."""
 
     def __repr__(self) -> str:
         diverged = sum(run.diverged is not None for run in self)
@@ -266,7 +272,7 @@ class Sweep(list[Run]):
         return html_table(rows, head, repr(self))
 
 
-def load(folder: str | Path) -> Run | Sweep:
+def load(folder: str | Path) -> Run | list[Run]:
     """Read a run folder, or all runs below a folder; `load(run_folder).to_pandas()` returns a DataFrame.
 
     Returns:
@@ -282,7 +288,7 @@ def load(folder: str | Path) -> Run | Sweep:
         return read_run(folder)
     runs, left_out = find([folder])
     log_left_out(left_out)
-    return Sweep(runs)
+    return runs
 
 
 def read_run(folder: str | Path) -> Run:

@@ -1,6 +1,6 @@
 """Tables of recorded runs: one row per run or per round, with a column for each argument that differs."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from stableair.optional import require
 from stableair.results.arguments import arguments, differing, ordered
 from stableair.results.outputs import GENERATOR, check_output
 from stableair.results.run import Run, log_left_out, runs_from, with_metric
-from stableair.validation import as_path, integer, typed
+from stableair.validation import as_path, integer, texts, typed
 
 DataFrame = Any  # of pandas, which takes half a second to import
 FORMATS = ".csv", ".parquet", ".tex"
@@ -25,7 +25,7 @@ def table(
     runs: Run | str | Path | Iterable[Run | str | Path],
     per: TableRow = "run",
     *,
-    metrics: Sequence[str] | None = None,
+    metrics: list[str] | tuple[str, ...] | None = None,
     last: int = 1,
 ) -> DataFrame:
     """Return recorded runs as a pandas DataFrame. `stableair export` writes it to a file.
@@ -50,7 +50,7 @@ def table(
     if not shown:
         raise InputError("nothing to show: no run has a complete round", code="no-rounds")
     without = [f"{run.folder}: no complete round" for run in every_run if not run.rounds]
-    for metric in metrics or ():
+    for metric in texts("metrics", metrics or ()):
         shown, others = with_metric(shown, metric)
         without += [f"{run.folder} has no {metric}" for run in others]
     log_left_out([*left_out, *without])
@@ -60,13 +60,14 @@ def table(
     rows = [
         row for run in ordered(shown) for row in (_run_rows if per == "run" else _round_rows)(run, columns, names, last)
     ]
-    return _frame(rows)
+    return _frame(rows, names)
 
 
-def _frame(rows: list[dict[str, Any]]) -> DataFrame:
+def _frame(rows: list[dict[str, Any]], metrics: list[str]) -> DataFrame:
     import pandas
 
-    return pandas.DataFrame(rows).set_index(TABLE_INDEX)
+    frame = pandas.DataFrame(rows).set_index(TABLE_INDEX)
+    return frame.astype({name: float for name in metrics if frame[name].dtype == object})  # None becomes NaN
 
 
 def _run_rows(run: Run, columns: Iterable[str], metrics: Iterable[str], last: int) -> list[dict[str, Any]]:
@@ -90,7 +91,7 @@ def export(
     out: str | Path,
     per: TableRow = "run",
     *,
-    metrics: Sequence[str] | None = None,
+    metrics: list[str] | tuple[str, ...] | None = None,
     last: int = 1,
     force: bool = False,
 ) -> Path:

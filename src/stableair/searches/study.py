@@ -81,12 +81,9 @@ def search(
     base = base.with_(evaluate="validation")
     control = RunControl.create(options, base.evaluate, folder)
     parsed = parse_spaces(base, spaces)
-    if is_new := not (folder / RESULT).exists():
-        check_writable(folder)
-    _check_extremes(base, parsed, built=is_new)
     header = {"experiment": base.id(), "rounds": base.rounds, "trials": trials, "seeds": seeds}
     header |= {key: str(one) for key, one in parsed.items()} | control.record()
-    _prepare_folder(folder, header)
+    _prepare_folder(folder, header, base, parsed)
     if choices := _choices(list(parsed.values())):
         trials = min(trials, len(choices))  # further trials would repeat some
     study = _study(base, parsed, trials)
@@ -132,9 +129,13 @@ def _extremes(ends: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
     return [tuple(values[i % len(values)] for values in ends) for i in range(max(map(len, ends)))]
 
 
-def _prepare_folder(folder: Path, header: dict[str, Any]) -> None:
-    """Create the folder of a search, or check that it holds the same search."""
-    if (folder / RESULT).exists():
+def _prepare_folder(folder: Path, header: dict[str, Any], base: Experiment, spaces: dict[str, Space]) -> None:
+    """Create the folder of a search if all its trials are possible, or check that it holds the same search."""
+    is_new = not (folder / RESULT).exists()
+    if is_new:
+        check_writable(folder)
+    _check_extremes(base, spaces, built=is_new)
+    if not is_new:
         _check_same_search(folder, header)
     else:
         folder.mkdir(parents=True, exist_ok=True)

@@ -22,10 +22,10 @@ from stableair.sweeps.plans import Plan, expand_plan
 from stableair.sweeps.workers import POLLING_INTERVAL, Job, Outcome, trim
 from stableair.validation import as_path, integer, number
 
-PORT_TIMEOUT = 5  # seconds that a port has to answer
-CONNECT_TIMEOUT = 20  # seconds until a Ray cluster must have accepted the connection
+PORT_TIMEOUT = 5  # seconds within which a port must answer
+CONNECT_TIMEOUT = 20  # seconds within which a Ray cluster must accept the connection
 RETRIES = 20  # restarts of a task whose worker died, and of a job that reached its time limit
-SBATCH_TIMEOUT = 60  # seconds that sbatch has to answer
+SBATCH_TIMEOUT = 60  # seconds within which sbatch must answer
 KILL_AFTER = 5  # seconds after which a hanging sbatch is killed
 TIMED_OUT = 124, 137, -9  # exit codes of the command `timeout`
 MINUTES = 60  # time limit of a SLURM job; it is queued again afterwards

@@ -27,7 +27,7 @@ from stableair.validation import choice, integer, short_repr, suggest
 
 Plan = Mapping[str, Any]
 PLAN_KEYS = "preset", "seeds", "runs"  # the keys of a plan that are not settings
-MAX_EXPERIMENTS = 10_000  # a larger plan is taken for a mistake
+MAX_EXPERIMENTS = 10_000  # larger plans are refused
 
 
 def over_seeds(experiment: Experiment, count: int) -> list[Experiment]:

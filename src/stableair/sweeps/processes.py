@@ -79,11 +79,8 @@ def sweep(
     choice("plugin_changed", plugin_changed, get_args(PluginChange))
     for split in {one.evaluate for one in experiments}:
         RunControl.create(options, split, folder)
-    if ray is not None and not isinstance(ray, str):
-        text = f"ray must be the address of a Ray cluster, HOST:PORT or auto: got {short_repr(ray)}"
-        raise InputError(text, code="wrong-type", name="ray", value=ray)
-    if ray is not None and parallel > 1:
-        raise InputError("parallel and ray exclude each other: Ray decides how many tasks run", code="parallel-and-ray")
+    if ray is not None:
+        _check_ray(ray, parallel)
     with observing(callbacks, options, folder, len(experiments)) as observer:
         if ray is None:
             outcomes = _run_here(experiments, folder, parallel, plugin_changed, options, observer)
@@ -93,6 +90,15 @@ def sweep(
                 observer=observer,
             )  # fmt: skip
     return collect_runs(experiments, outcomes)
+
+
+def _check_ray(ray: str, parallel: int) -> None:
+    """Refuse an address of a wrong type, and worker processes beside Ray's tasks."""
+    if not isinstance(ray, str):
+        text = f"ray must be the address of a Ray cluster, HOST:PORT or auto: got {short_repr(ray)}"
+        raise InputError(text, code="wrong-type", name="ray", value=ray)
+    if parallel > 1:
+        raise InputError("parallel and ray exclude each other: Ray decides how many tasks run", code="parallel-and-ray")
 
 
 def _run_here(

@@ -1,0 +1,53 @@
+"""bench/auto_steady.py: its settings do not change, and finished runs are not repeated."""
+
+import hashlib
+import importlib
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from helpers import ROOT
+
+
+@pytest.fixture
+def bench(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "bench")
+    return importlib.import_module("auto_steady")
+
+
+def test_the_settings_are_those_that_were_drawn(bench):
+    ids = [each.id() for each in bench.settings().values()]
+    rounds = [each.rounds for each in bench.settings().values()]
+    assert len(set(zip(ids, rounds, strict=True))) == len(ids) == 60
+    assert hashlib.sha256(repr((ids, rounds)).encode()).hexdigest()[:12] == "2ffa0cab4c79"
+
+
+def test_each_half_has_noiseless_settings(bench):
+    noiseless = [number for number, each in bench.settings().items() if each.noise == "none()"]
+    assert [sum(number % 2 == half for number in noiseless) for half in (0, 1)] == [3, 3]
+
+
+def test_finished_runs_are_not_repeated(bench, tmp_path, monkeypatch):
+    jobs, computed = [bench.Job(4, rule, "test", 0, "") for rule in bench.RULES[:3]], []
+    monkeypatch.setattr(bench, "score", lambda job: computed.append(job) or 50.0 + len(computed))
+    with ThreadPoolExecutor(1) as pool:
+        bench.Results(tmp_path / "all.csv").compute(jobs[:2], pool)
+        results = bench.Results(tmp_path / "all.csv")
+        results.compute(jobs, pool)
+    assert computed == jobs
+    assert results.of(jobs) == [51, 52, 53]
+    assert results.best([[job] for job in jobs]) == jobs[2].receiver
+
+
+def test_a_changed_rule_runs_again_and_fixed_thresholds_do_not(bench, tmp_path, monkeypatch, capsys):
+    computed = []
+    monkeypatch.setattr(bench, "score", lambda job: computed.append(job.receiver) or float("auto" in job.receiver))
+    monkeypatch.setattr(bench, "ProcessPoolExecutor", ThreadPoolExecutor)
+    monkeypatch.setattr(sys, "argv", ["auto_steady.py", "--settings", "4", "--out", str(tmp_path / "all.csv")])
+    for commit in ("one", "two", "two"):
+        monkeypatch.setattr(bench, "rule_commit", lambda commit=commit: commit)
+        bench.main()
+    assert computed.count("mac(C=auto)") == 2 * 5
+    assert len(computed) == 2 * 5 + 10 * 2 + 5
+    assert "1 settings: mean +1.00" in capsys.readouterr().out

@@ -1,0 +1,143 @@
+"""The step of mac(C=auto): the noise budget, and the test of progress that cuts it."""
+
+import importlib
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import stableair as sa
+from helpers import ROOT
+from helpers.components import RepeatedReceiver
+from helpers.isolation import forgotten
+from helpers.rounds import noise, received_rounds, signal
+from stableair.receivers import mac
+from stableair.receivers.adaptive import CURVATURE, CUT
+
+
+def steps(metrics):
+    return [each["step"] for each in metrics]
+
+
+def descent(rule, curvature, rounds=80, tau=1.0, d=2000):
+    """Minimise curvature |w|^2 / 2 by w - g with g = curvature w + xi: the last w (d,), and the steps of all rounds."""
+    rule, w, taken = RepeatedReceiver(rule), signal(1.0, d), []
+    for k in range(rounds):
+        w = w - rule(curvature * w + noise(1.5, tau, k, d))
+        taken.append(rule.metrics.get("step", 1.0))
+    return w, taken
+
+
+def overshooting(rule, rounds=20, d=2000):
+    """Apply a rule to rounds whose signal changes its sign each time."""
+    rule = RepeatedReceiver(rule)
+    for k in range(rounds):
+        rule((-1) ** k * signal(1.0, d) + noise(1.5, 1.0, k, d))
+        yield rule
+
+
+def test_a_round_with_more_noise_counts_by_the_inverse_of_its_energy():
+    _, seen = received_rounds(mac("auto"), [0.1] * 10 + [3.0, 6.0], std=0.001)
+    assert seen[10]["step"] == pytest.approx(1 / 30**2, rel=0.3)
+    assert seen[11]["step"] == pytest.approx(seen[10]["step"] * 1.9 / 4, rel=0.3), (
+        "the usual noise has grown by 900^0.1"
+    )
+
+
+def test_a_signal_pays_for_noise():
+    _, seen = received_rounds(mac("auto"), [0.03] * 5 + [0.3], std=0.1)
+    assert seen[5]["step"] == 1, "a hundred times the usual noise, and less than 30 times the energy of the signal"
+    _, seen = received_rounds(mac("auto"), [0.1] * 10 + [30.0], std=0.05)
+    energy = 22.0 * 10**2  # of the clipped noise, per entry
+    assert seen[-1]["step"] == pytest.approx((0.05**2 / CURVATURE + 0.022) / energy, rel=0.4)
+
+
+@pytest.mark.parametrize("curvature", [0.8, 3.0])
+def test_the_step_shrinks_where_only_noise_moves_the_model(curvature):
+    """With whole steps the noise keeps |w| large, and with curvature 3 they diverge."""
+    w, taken = descent(mac("auto"), curvature)
+    plain, _ = descent(mac(1.255, gain=True), curvature)
+    assert taken[0] == 1
+    assert taken[-1] < 0.5
+    assert w.norm() < 0.8 * plain.norm()
+
+
+def test_each_cut_halves_the_budget():
+    levels = [budget for budget, _ in itertools.groupby(r.memory["budget"] for r in overshooting(mac("auto"), 31))]
+    assert levels[0] == math.inf
+    assert len(levels) == 1 + 6, "every fifth round"
+    assert [b / a for a, b in itertools.pairwise(levels[1:])] == pytest.approx([CUT] * 5)
+
+
+@pytest.mark.parametrize("factor", [2.0**10, 2.0**-10])
+def test_the_decision_does_not_depend_on_the_unit(factor):
+    other = RepeatedReceiver(mac("auto"))
+    for k, one in enumerate(overshooting(mac("auto"), 12, d=500)):
+        other(factor * ((-1) ** k * signal(1.0, 500) + noise(1.5, 1.0, k, 500)))
+        assert other.metrics["step"] == pytest.approx(one.metrics["step"], rel=1e-6)
+        assert other.metrics["C"] == pytest.approx(factor * one.metrics["C"], rel=1e-6)
+        assert other.memory["budget"] == pytest.approx(factor**2 * one.memory["budget"], rel=1e-6)
+    assert one.metrics["step"] < 1
+
+
+@pytest.mark.parametrize(("std", "tau"), [(0.0, 0.05), (2.0, 1.0)], ids=["noise falls", "new signal"])
+def test_the_step_returns_after_a_change(std, tau):
+    *_, rule = overshooting(mac("auto"))
+    assert rule.metrics["step"] < 0.2
+    for k in range(20, 30):
+        rule(noise(1.5, tau, k, 2000) + signal(std, 2000))
+    assert rule.metrics["step"] == pytest.approx(1, abs=0.05)
+
+
+def test_overshooting_does_not_lift_the_threshold():
+    """A larger threshold drowns the signal in noise, which brings a negative alignment closer to zero."""
+    assert max(rule.metrics["C"] for rule in overshooting(mac("auto"))) < 3
+
+
+def test_the_usual_noise_follows_a_permanent_change():
+    _, seen = received_rounds(mac("auto"), [0.1] * 3 + [30.0] * 60, std=0.05, d=2000)
+    taken = steps(seen)
+    assert taken[3] < 0.01
+    assert max(taken[30:]) > 0.3
+
+
+def test_noiseless_training_has_no_cut(tiny):
+    silent = sa.run(tiny.with_(rounds=12, noise="none()", receiver="mac(C=auto)"))
+    assert silent.state.receiver[0]["budget"] == math.inf
+    assert min(silent["receiver/step"]) == 1
+
+
+def test_a_resumed_run_continues_the_budget_bit_for_bit(tiny, tmp_path):
+    overshoots = tiny.with_(rounds=12, server="sgd(lr=3)", receiver="mac(C=auto)", noise="sas(alpha=1.5, tau=1)")
+    whole = sa.run(overshoots)
+    sa.run(overshoots.with_(rounds=9), tmp_path / "a")
+    resumed = sa.run(overshoots, tmp_path / "a", resume=True)
+    assert resumed.state.receiver[0]["budget"] == whole.state.receiver[0]["budget"] < math.inf
+    assert torch.equal(resumed.state.model.w, whole.state.model.w)
+
+
+def test_the_memory_holds_one_vector():
+    *_, rule = overshooting(mac("auto"))
+    vectors = [value for value in rule.memory.values() if isinstance(value, torch.Tensor)]
+    assert [vector.shape for vector in vectors] == [(2000,)]
+
+
+@pytest.fixture(scope="module")
+def patterns():
+    """bench/auto_patterns.py, whose noises and data are forgotten after it."""
+    with forgotten(), pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "bench")
+        yield importlib.import_module("auto_patterns")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["every fifth round 3, else 0.1", "from 3 to 0.1 at round 15", "0.03 and 3 in turn"])
+def test_auto_is_within_two_points_of_the_best_fixed_threshold(name, patterns):
+    """The mean of three paired seeds; the best of C = 0.1, 0.3, 1, 3 and 10, with gain and without, by hindsight."""
+    mean = {
+        rule: np.mean([patterns.accuracy((name, rule, seed)) for seed in range(3)])
+        for rule in ("mac(C=auto)", *patterns.FIXED)
+    }
+    assert mean.pop("mac(C=auto)") > max(mean.values()) - 2
