@@ -173,8 +173,9 @@ class Comparison(NamedTuple):
         for channel, lines in self.lines.items():
             metric = f"{lines[0].runs[0].settings['evaluate']}/accuracy"
             drawings = [sparkline([row.get(metric) for row in line.runs[0].rounds]) for line in lines]
-            rows = [[*row, drawing] for row, drawing in zip(self._rows(channel), drawings, strict=True)]
-            tables.append(html_table(rows, [*HEAD, "first seed"], channel))
+            cells = [[*row, drawing] for row, drawing in zip(self._rows(channel), drawings, strict=True)]
+            head, *rows = _without_empty_columns([[*HEAD, "first seed"], *cells])
+            tables.append(html_table(rows, head, channel))
         return "".join([*tables, *(f"<p>{escape(note)}</p>" for note in self._notes())])
 
     def _rows(self, channel: str) -> list[list[str]]:
@@ -236,11 +237,16 @@ def _latex_cell(line: Line) -> str:
     return f"{100 * line.accuracy:.2f}{std}"
 
 
+def _without_empty_columns(rows: list[list[str]]) -> list[list[str]]:
+    """The rows without the columns that have a head only."""
+    columns = [column for column in zip(*rows, strict=True) if any(column[1:])]
+    return [list(row) for row in zip(*columns, strict=True)]
+
+
 def _aligned(rows: list[list[str]]) -> str:
     """A table as plain text: first column left-aligned, others right-aligned; columns without values are dropped."""
-    columns = [column for column in zip(*rows, strict=True) if any(column[1:])]
-    widths = [max(map(len, column)) for column in columns]
-    lines = zip(*columns, strict=True)
+    lines = _without_empty_columns(rows)
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
         "  ".join([first.ljust(widths[0]), *map(str.rjust, rest, widths[1:])]).rstrip() for first, *rest in lines
     )

@@ -3,6 +3,7 @@
 from xml.etree import ElementTree
 
 import pytest
+import torch
 
 import stableair as sa
 from stableair.markup import HEIGHT, WIDTH, sparkline
@@ -44,6 +45,12 @@ def test_a_run_shows_its_result_and_a_line(tiny, tmp_path):
     assert not list(parsed(sa.Run(run.record, [])).iter("svg"))
     diverged = sa.run(tiny.with_(receiver="none()", noise="sas(alpha=0.5, tau=1e37)"))
     assert f"diverged at round {diverged.diverged + 1}" in repr(diverged)
+
+
+def test_a_run_with_python_objects_shows_their_names(tiny):
+    data = sa.Dataset.from_arrays(torch.randn(60, 4), torch.arange(60) % 3)
+    run = sa.run(tiny, data=data)
+    assert ("Dataset" in repr(run), "digest" in repr(run)) == (True, False)
 
 
 def test_a_sweep_is_a_list_with_a_row_for_each_setting(tiny, tmp_path):

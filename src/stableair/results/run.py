@@ -85,7 +85,7 @@ class Run:
     def _summary(self) -> list[tuple[str, str]]:
         """The main settings and results as names and texts."""
         settings, metric = self.settings, f"{self.settings['evaluate']}/accuracy"
-        rows = [("data", settings["data"]), ("noise", settings["noise"]), ("receiver", settings["receiver"])]
+        rows = [(name, without_digests(settings[name])) for name in ("data", "noise", "receiver")]
         rows += [("seed", f"seed {settings['seed']}"), ("rounds", pluralize(len(self), "round"))]
         accuracy = [row[metric] for row in self.rounds if row.get(metric) is not None]
         if self.diverged is not None:
