@@ -18,7 +18,7 @@ STACKED = KERNELS | {"engine": "stacked", "precision": "fp32"}
 
 
 class Ranks(SingleProcess):
-    """A rank whose neighbour reports an obstacle of its own."""
+    """Two ranks, of which the other one reports an obstacle."""
 
     def __init__(self, obstacle):
         self.obstacle = obstacle

@@ -117,6 +117,9 @@ def test_forward_hooks_count():
 def test_qualified_names():
     assert qualified_name(Point) == qualified_name(Point(1.0)) == f"{__name__}.Point"
     assert qualified_name(scaled(1.0)) == f"{__name__}.scaled.lambda"
+    scripted = scaled(1.0)
+    scripted.__module__ = "__main__"
+    assert qualified_name(scripted) == "scaled.lambda"
     assert qualified_name(functools.partial(scaled, 1)) == f"{__name__}.scaled"
 
 

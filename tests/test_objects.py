@@ -130,6 +130,7 @@ def test_a_run_with_objects_is_read_plotted_and_labelled(base, tmp_path):
     labels = list(group([read, sa.load(tmp_path / "b")]))
     assert labels == ["test_objects.smoothed.apply", "test_objects.soft.lambda"]
     assert "object" not in read.experiment.name
+    assert set(sa.table([tmp_path])["receiver"]) == set(labels)
 
 
 def test_a_resumed_run_equals_an_uninterrupted_one(base, tmp_path):

@@ -40,11 +40,18 @@ def fingerprint(value: Any) -> str:
 
 
 def qualified_name(value: Any) -> str:
-    """Return the module and the name of a function or a class, or of the class of another object."""
+    """Return the module and the name of a function or a class, or of the class of another object.
+
+    The module of a script or a notebook is left out.
+
+    >>> qualified_name(nn.ReLU())
+    'torch.nn.modules.activation.ReLU'
+    """
     while isinstance(value, functools.partial):
         value = value.func
     named = value if hasattr(value, "__qualname__") else type(value)
-    return f"{named.__module__}.{named.__qualname__}".replace(".<locals>", "").replace("<lambda>", "lambda")
+    name = f"{named.__module__}.{named.__qualname__}".removeprefix("__main__.")
+    return name.replace(".<locals>", "").replace("<lambda>", "lambda")
 
 
 def _digest(value: Any, outer: frozenset[int]) -> str:

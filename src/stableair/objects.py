@@ -70,9 +70,9 @@ def _needs_no_argument(factory: Callable[..., Any]) -> bool:
 
 
 def _name(value: Any) -> str:
-    """The name under which an object is recorded: a data set's is that of its file."""
-    if isinstance(value, Dataset) and value.files:
-        return value.files[0][0][-MAX_NAME:]
+    """The name under which an object is recorded; a data set from a file has the name of the file."""
+    if isinstance(value, Dataset):
+        return value.files[0][0][-MAX_NAME:] if value.files else "Dataset"
     return qualified_name(value.apply if isinstance(value, Rule | ServerRule) else value)[-MAX_NAME:]
 
 

@@ -315,7 +315,7 @@ def given_object(name: str, digest: str) -> Any:
     """
     if digest not in GIVEN.get():
         text = f"{name} is a Python object, and a spec only names it"
-        raise InputError(text, code="object-needed", advice="give the object itself, such as sa.run(..., model=net)")
+        raise InputError(text, code="object-needed", advice="give sa.run the object itself")
     return GIVEN.get()[digest].component
 
 

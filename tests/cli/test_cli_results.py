@@ -10,7 +10,7 @@ import stableair as sa
 from helpers.words import but
 
 
-def test_runs_without_the_metric_are_left_out_and_said(command, small):
+def test_runs_without_the_metric_are_left_out_and_logged(command, small):
     command("run", *small, "--out", "r/test")
     command("run", *but(small, "evaluate=validation"), "--out", "r/validation")
     code, out, errors = command("plot", "r", "-o", "c.png")

@@ -83,7 +83,7 @@ def test_gradient_of_the_input_and_what_else_flows_there(case):
 
 @pytest.mark.parametrize("norms", ["one", "two"])
 @pytest.mark.parametrize("case", CASES)
-def test_a_gradient_led_on_through_relu_to_the_norms_behind_it(case, norms):
+def test_a_gradient_passes_through_relu_to_the_norms_behind_it(case, norms):
     n, b, h, w, c, o, k, stride, pad = case
     dy, weight = drawn(n, b, *((side + 2 * pad - k) // stride + 1 for side in (h, w)), o), drawn(n, o, k, k, c)
     layers = [(drawn(n, b, h, w, c), Moments(*(drawn(n, c) for _ in range(4)))) for _ in range(1 + (norms == "two"))]
@@ -247,7 +247,7 @@ def test_which_convolutions_the_kernels_take():
         assert not kernel_convolutions(Stacked(nn.Sequential(nn.Conv2d(3, 4, 3, **other))))
 
 
-def test_accelerate_takes_the_kernels_that_it_is_told_to_take(monkeypatch, registries):
+def test_accelerate_uses_the_kernels_that_are_requested(monkeypatch, registries):
     @model("convolutions")
     def convolutions():
         return lambda shape, classes: nn.Sequential(

@@ -252,7 +252,7 @@ def test_an_invalid_record(change, code):
         ({"channel": "waveform()"}, {"channel": "waveform(basis='ofdm(prefix=16)')"}),
     ],
 )
-def test_the_same_thing_said_otherwise_has_the_same_id(one, other):
+def test_equivalent_specs_have_one_id(one, other):
     assert Experiment(**one).id() == Experiment(**other).id()
 
 

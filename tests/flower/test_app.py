@@ -95,7 +95,7 @@ def test_if_all_nodes_have_another_experiment_the_run_ends_with_the_reason(small
     assert "the server has lr 0.03, this node 0.5" in str(error.value)
 
 
-def test_a_node_without_a_number_is_told_how_to_get_one(small):
+def test_the_error_of_a_node_without_a_number_has_the_fix(small):
     told = ConfigRecord({"stableair": sa.__version__, "experiment": small.to_json(), "server-round": 1})
     message = Message(RecordDict({"arrays": start_arrays(), "config": told}), dst_node_id=1, message_type="train")
     with pytest.raises(InputError) as error:

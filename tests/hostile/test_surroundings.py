@@ -71,7 +71,7 @@ def test_without_a_home_or_with_one_that_cannot_be_written(home, tmp_path):
     assert os.listdir(tmp_path) == ["b"]
 
 
-def test_a_reader_that_goes_is_told_why_it_stopped(tmp_path):
+def test_a_broken_pipe_is_reported(tmp_path):
     with begin("run", *LONG, "--out", str(tmp_path / "a")) as process:
         process.stdout.readline()
         process.stdout.close()

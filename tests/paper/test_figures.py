@@ -118,7 +118,7 @@ def test_a_threshold_for_each_point_is_an_option(tmp_path, no_data):
     assert all(f"C = {each[0].experiment.receiver[6:-1]}" in label for label, each in runs.items())
 
 
-def test_given_thresholds_are_taken_and_said(tmp_path, no_data):
+def test_thresholds_of_the_user_are_used_and_reported(tmp_path, no_data):
     planned, runs, notes = compute("fig3a", tmp_path, thresholds={"MAC": 0.5, "GNC": 7.0})
     taken = [runs[method][0].settings["receiver"] for method in ("MAC", "GNC")]
     assert taken == ["mac(C=0.5)", "gnc(max_norm=7)"]

@@ -136,7 +136,7 @@ def test_the_caption_names_versions_and_the_commits_that_are_known():
     assert published_runs.provenance(published) == text
 
 
-def test_a_run_that_diverged_is_said_to_have(published_folder):
+def test_a_diverged_run_is_marked_as_diverged(published_folder):
     """A difference of points to a run that has no accuracy would mean nothing."""
     text = publish.section("fig3a", "images")
     assert "| MAC markedly improves the accuracy | Noisy diverged at round 3 with seed 0 | holds, seed 0 |" in text

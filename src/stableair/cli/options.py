@@ -100,7 +100,7 @@ def literal_option(option: str, word: str, literal: Any) -> Any:
 
 
 def drop_unset(**options: Any) -> dict[str, Any]:
-    """The options without those that are None or an empty string."""
+    """Return the options that are neither None nor an empty string."""
     return {name: value for name, value in options.items() if value is not None and value != ""}
 
 

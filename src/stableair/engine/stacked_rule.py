@@ -9,6 +9,7 @@ from stableair.engine.privates import without_vmap_fallback
 from stableair.engine.stacked import Tensors, Unsupported
 from stableair.errors import first_line
 from stableair.memory import map_tensors, tensors, unchanged
+from stableair.training.local_rules import SGDStep
 
 EXACT = 1e-9  # relative distance in float64
 STEPS = 3  # of a trial
@@ -26,7 +27,7 @@ class StackedRule:
     """
 
     def __init__(self, rule: LocalRule, names: list[str]):
-        self.rule = rule
+        self.rule, self.in_place = rule, rule.entrywise and isinstance(rule.step, SGDStep)
         self.groups = [[name] for name in names] if rule.entrywise else [names]
         self.memories: list[Memory] = []  # one per group; every tensor has a row for each client
 
@@ -51,13 +52,48 @@ class StackedRule:
             active: Which of the clients take the step; the others stay as they are: bool, one per client.
             rows: Rows of the clients in the memories.
         """
+        finished = None if not active.is_cuda and bool(active.all()) else ~active  # a GPU is not waited for
+        if self.in_place and isinstance(rows, slice):
+            self._step_in_place(parameters, gradients, lr, finished, rows)
+        else:
+            self._step_by_vmap(parameters, gradients, lr, finished, rows)
+
+    def _step_in_place(
+        self, parameters: Tensors, gradients: Tensors, lr: float, finished: Tensor | None, rows: slice
+    ) -> None:
+        """A step of SGD on all parameter tensors: what `SGDStep` computes, without copies."""
+        rule: SGDStep = self.rule.step  # type: ignore[assignment]  # `in_place`
+        names = [name for (name,) in self.groups]
+        w, g = [parameters[name] for name in names], [gradients[name] for name in names]
+        memories = [
+            {key: t[rows].view_as(stack) for key, t in memory.items()}
+            for stack, memory in zip(w, self.memories, strict=True)
+        ]
+        if rule.weight_decay:
+            g = list(torch._foreach_add(g, w, alpha=rule.weight_decay))
+        if rule.mu:
+            drift = torch._foreach_sub(w, [memory["start"] for memory in memories])
+            g = list(torch._foreach_add(g, drift, alpha=rule.mu))
+        if rule.momentum:
+            v = [memory["velocity"] for memory in memories]
+            torch._foreach_mul_(v, rule.momentum)
+            torch._foreach_add_(v, g)
+            g = list(torch._foreach_add(g, v, alpha=rule.momentum)) if rule.nesterov else v
+        if finished is not None:
+            g = [t.masked_fill(finished.view(-1, *[1] * (t.ndim - 1)), 0.0) for t in g]
+        torch._foreach_add_(w, g, alpha=-lr)
+
+    def _step_by_vmap(
+        self, parameters: Tensors, gradients: Tensors, lr: float, finished: Tensor | None, rows: slice | Tensor
+    ) -> None:
+        """A step of any rule, group by group."""
         for group, memories in zip(self.groups, self.memories, strict=True):
             w, g = _joined(parameters, group), _joined(gradients, group)
             memory = map_tensors(lambda t: t[rows], memories)
             with without_vmap_fallback():
                 new, memory = vmap(self.rule.step, in_dims=(0, 0, 0, None))(w, g, memory, lr)
             _write(memories, rows, memory)
-            new = torch.where(active[:, None], new, w)
+            new = new if finished is None else torch.where(finished[:, None], w, new)
             sizes = [parameters[name][0].numel() for name in group]
             for name, part in zip(group, new.split(sizes, 1), strict=True):
                 parameters[name].copy_(part.view_as(parameters[name]))

@@ -17,7 +17,7 @@ from stableair.vector import ModelState
 
 
 class RoundReplies:
-    """The replies of one round after the other. Those that are used are the uploads of Algorithm 1.
+    """The replies of the nodes, round by round. The usable replies are the uploads of Algorithm 1.
 
     Args:
         expected: The contents that every reply must have.

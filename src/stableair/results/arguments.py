@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from stableair.errors import InputError
 from stableair.experiment import COMPONENT_SETTINGS, EXECUTION, TYPES, components_of_record
 from stableair.results.run import Run, group
-from stableair.spec import format_call, format_value
+from stableair.spec import OBJECT, format_call, format_value
 from stableair.validation import suggest
 
 Arguments = dict[str, Any]  # numbers and texts by name
@@ -25,7 +25,7 @@ def arguments(run: Run) -> Arguments:
     result: Arguments = {}
     for setting in TYPES:
         if setting in COMPONENT_SETTINGS:
-            result[setting] = " | ".join(name for name, _ in components[setting]) or "auto"
+            result[setting] = " | ".join(_title(name, given) for name, given in components[setting]) or "auto"
             values: dict[str, list[Any]] = {}
             for _, given in components[setting]:
                 for name, value in given.items():
@@ -36,6 +36,11 @@ def arguments(run: Run) -> Arguments:
         elif setting not in (*EXECUTION, "seed"):
             result[setting] = run.settings[setting]
     return result | {"seed": run.settings["seed"]}
+
+
+def _title(component: str, given: dict[str, Any]) -> str:
+    """The name of a component; of a Python object its own name."""
+    return given["name"] if component == OBJECT else component
 
 
 def differing(runs: Iterable[Run]) -> list[str]:

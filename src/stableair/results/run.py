@@ -253,7 +253,7 @@ class Run:
 
 
 class Sweep(list[Run]):
-    """The runs of a sweep, in the order of its plan."""
+    """Several runs, such as those of a sweep in the order of its plan."""
 
     def __repr__(self) -> str:
         diverged = sum(run.diverged is not None for run in self)
@@ -272,7 +272,7 @@ class Sweep(list[Run]):
         return html_table(rows, head, repr(self))
 
 
-def load(folder: str | Path) -> Run | list[Run]:
+def load(folder: str | Path) -> Run | Sweep:
     """Read a run folder, or all runs below a folder; `load(run_folder).to_pandas()` returns a DataFrame.
 
     Returns:
@@ -288,7 +288,7 @@ def load(folder: str | Path) -> Run | list[Run]:
         return read_run(folder)
     runs, left_out = find([folder])
     log_left_out(left_out)
-    return runs
+    return Sweep(runs)
 
 
 def read_run(folder: str | Path) -> Run:

@@ -32,10 +32,10 @@ STYLES: dict[PlotStyle, Any] = {
     "paper": COMMON | {  # a column of an IEEE journal
         "figure.figsize": (3.5, 2.4), "font.size": 8, "font.family": "STIXGeneral", "mathtext.fontset": "stix",
         "axes.linewidth": 0.6, "patch.linewidth": 0.5, "lines.linewidth": 1.1, "lines.markersize": 3.5,
-        "legend.fontsize": 7, "grid.linewidth": 0.4, "xtick.major.width": 0.6, "ytick.major.width": 0.6,
-        "xtick.major.size": 2.5, "ytick.major.size": 2.5, "xtick.labelsize": 7, "ytick.labelsize": 7,
-        "legend.handlelength": 2.6,
-        "axes.titlesize": 8, "errorbar.capsize": 2, "legend.borderpad": 0.3, "legend.labelspacing": 0.3,
+        "grid.linewidth": 0.4, "xtick.major.width": 0.6, "ytick.major.width": 0.6, "xtick.major.size": 2.5,
+        "ytick.major.size": 2.5, "xtick.labelsize": 7, "ytick.labelsize": 7, "legend.handlelength": 2.6,
+        "axes.titlesize": 8, "legend.fontsize": 7, "errorbar.capsize": 2,
+        "legend.borderpad": 0.3, "legend.labelspacing": 0.3,
     },
     "dark": COMMON | {
         "figure.facecolor": DARK, "axes.facecolor": DARK, "legend.facecolor": DARK, "grid.color": "#8a8f9c",

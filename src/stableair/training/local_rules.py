@@ -3,6 +3,7 @@
 The memory of a rule starts anew in every round at every client. The learning rate is the experiment's, see `lr_decay`.
 """
 
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -15,7 +16,7 @@ from stableair.memory import unchanged
 from stableair.spec import Registry
 from stableair.validation import boolean, fraction, number, positive, short_repr
 
-local = Registry("local rule", "local")
+local = Registry("local", "local")
 
 Momenta = dict[str, Tensor]  # of SGD: "velocity", and "start" for the proximal term
 
@@ -157,7 +158,7 @@ def _sgd_rule(mu: float, momentum: float, weight_decay: float, nesterov: bool, c
         raise InputError(text, code="nesterov-without-momentum", name="nesterov", value=nesterov)
     if not (mu or momentum or weight_decay or clip):
         return PLAIN_SGD
-    step = partial(_sgd_step, mu=mu, momentum=momentum, weight_decay=weight_decay, nesterov=nesterov)
+    step = SGDStep(mu, momentum, weight_decay, nesterov)
     init = partial(_sgd_memory, mu=mu, momentum=momentum)
     if clip is None:
         return LocalRule(step, init, entrywise=True)
@@ -168,17 +169,24 @@ def _sgd_memory(w: Tensor, mu: float, momentum: float) -> Momenta:
     return ({"start": w} if mu else {}) | ({"velocity": torch.zeros_like(w)} if momentum else {})
 
 
-def _sgd_step(
-    w: Tensor, g: Tensor, memory: Momenta, lr: float, mu: float, momentum: float, weight_decay: float, nesterov: bool
-) -> tuple[Tensor, Momenta]:
-    if weight_decay:
-        g = g + weight_decay * w
-    if mu:
-        g = g + mu * (w - memory["start"])
-    if momentum:
-        v = momentum * memory["velocity"] + g
-        memory, g = memory | {"velocity": v}, g + momentum * v if nesterov else v
-    return torch.sub(w, g, alpha=lr), memory
+@dataclass(frozen=True)
+class SGDStep:
+    """A step of SGD; engines that know the class compute it in place."""
+
+    mu: float
+    momentum: float
+    weight_decay: float
+    nesterov: bool
+
+    def __call__(self, w: Tensor, g: Tensor, memory: Momenta, lr: float) -> tuple[Tensor, Momenta]:
+        if self.weight_decay:
+            g = g + self.weight_decay * w
+        if self.mu:
+            g = g + self.mu * (w - memory["start"])
+        if self.momentum:
+            v = self.momentum * memory["velocity"] + g
+            memory, g = memory | {"velocity": v}, g + self.momentum * v if self.nesterov else v
+        return torch.sub(w, g, alpha=lr), memory
 
 
 def _clipped_step(
