@@ -79,7 +79,7 @@ def run(
     """
     integer("checkpoint_every", checkpoint_every, 1)
     settings, objects = as_settings(data=data, model=model, receiver=receiver, server=server)
-    experiment = experiment.with_(**settings) if settings else experiment
+    experiment = experiment.with_(**settings) if settings else experiment  # a copy would parse every spec again
     folder = None if folder is None else as_path("folder", folder)
     control = RunControl.create(options, experiment.evaluate, folder)
     with observing(callbacks, options, folder) as observer:

@@ -112,6 +112,7 @@ def public():
 
 
 PUBLIC = dict(public())
+EXPENSIVE = {"figure", "sweep", "search", "report", "compare"}  # each parameter is given a third of the values
 
 
 @pytest.fixture(scope="module")
@@ -161,8 +162,8 @@ def test_every_public_function_takes_or_refuses_every_value(name, right, monkeyp
     needed = [one.name for one in parameters if one.default is one.empty and one.kind == one.POSITIONAL_OR_KEYWORD]
     own = {one.name: right[f"{name}.{one.name}"] for one in parameters if f"{name}.{one.name}" in right}
     given = {one: right[one] for one in needed if one not in own} | own  # a new parameter needs a value in `right`
-    for parameter in parameters:
-        for value in BAD:
+    for number, parameter in enumerate(parameters):
+        for value in BAD[number % 3 :: 3] if name in EXPENSIVE else BAD:
             (place := tmp_path / f"{tried}").mkdir()
             monkeypatch.chdir(place)
             tried += 1

@@ -71,6 +71,13 @@ def test_each_cut_halves_the_budget():
     assert [b / a for a, b in itertools.pairwise(levels[1:])] == pytest.approx([CUT] * 5)
 
 
+def test_one_round_against_many_others_does_not_cut():
+    rule = RepeatedReceiver(mac("auto"))
+    for k in range(10):
+        rule((-1 if k == 9 else 1) * signal(0.5, 2000) + noise(1.5, 1.0, k, 2000))
+    assert rule.memory["budget"] == math.inf
+
+
 @pytest.mark.parametrize("factor", [2.0**10, 2.0**-10])
 def test_the_decision_does_not_depend_on_the_unit(factor):
     other = RepeatedReceiver(mac("auto"))
