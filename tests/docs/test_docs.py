@@ -22,7 +22,7 @@ SLOW_COMMANDS = {  # command.md is in the fast run
     "air-signals.md", "air.md", "compare.md", "paper-figures.md", "scale.md", "tutorial.md",
 }  # fmt: skip
 # In the fast run: an experiment, a sweep with a callback, a plain model, and custom components.
-FAST_PYTHON = {"python.md-1", "python.md-2", "python.md-9", "extending.md-2", "extending.md-3"}
+FAST_PYTHON = {"python.md-1", "python.md-2", "python.md-3", "python.md-10", "extending.md-2", "extending.md-3"}
 
 
 def python_blocks():
