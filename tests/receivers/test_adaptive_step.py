@@ -48,7 +48,7 @@ def test_a_round_with_more_noise_counts_by_the_inverse_of_its_energy():
 
 def test_a_signal_pays_for_noise():
     _, seen = received_rounds(mac("auto"), [0.03] * 5 + [0.3], std=0.1)
-    assert seen[5]["step"] == 1, "a hundred times the usual noise, and less than 30 times the energy of the signal"
+    assert seen[5]["step"] == 1, "a hundred times the usual noise, and less than 100 times the energy of the signal"
     _, seen = received_rounds(mac("auto"), [0.1] * 10 + [30.0], std=0.05)
     energy = 22.0 * 10**2  # of the clipped noise, per entry
     assert seen[-1]["step"] == pytest.approx((0.05**2 / CURVATURE + 0.022) / energy, rel=0.4)
