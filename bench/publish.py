@@ -131,7 +131,8 @@ def rewritten(page: Path) -> str:
 def section(name: str, images: str) -> str:
     """The generated text of a marked section."""
     special = {
-        "front": lambda: _front(_curves("fig3a"), images),
+        "front": lambda: _front_picture(_curves("fig3a"), images),
+        "front_table": lambda: _front_table(_curves("fig3a")),
         "snr": lambda: _snr_table(_curves("fig4b")),
         "choices": lambda: _choices_table(_curves("choices")),
         "gap": lambda: _gap_table(_curves(GAP)),
@@ -359,18 +360,27 @@ def _runs_table() -> str:
     return _table(("run", "settled", "commit", "command"), (rows[title] for title in sorted(rows)))
 
 
-def _front(curves: Curves, images: str) -> str:
-    """The front page: the picture and a small table."""
+def _front_picture(curves: Curves, images: str) -> str:
+    """The picture of the front page."""
     if not curves:
         return f"{MISSING.capitalize()}."
-    rounds, names = max(len(run) for runs in curves.values() for run in runs), _names("fig3a")
-    alt = f"Test accuracy on CIFAR-10 over {rounds} rounds; the curves are in the table below"
+    alt = f"Test accuracy on CIFAR-10 over {_rounds(curves)} rounds; the table below lists the curves"
+    return f"![{alt}]({images}/fig3a.png)"
+
+
+def _front_table(curves: Curves) -> str:
+    """The results of the front page as a small table."""
+    names = _names("fig3a")
     table = _table(
-        ("method", "receiver", "seeds", f"test accuracy after {rounds} rounds", f"mean of the last {LAST}"),
+        ("method", "receiver", "seeds", f"test accuracy after {_rounds(curves)} rounds", f"mean of the last {LAST}"),
         ([names.get(label, label), f"`{runs[0].settings['receiver']}`", f"{len(runs)}",
           _mean_and_deviation(map(_final, runs)), _mean_and_deviation(map(_settled, runs))]
          for label, runs in curves.items()),
     )  # fmt: skip
     missing = [label for label in catalogue.published_curves("fig3a") if label not in curves]
     still = f"\n\nStill to be computed: {', '.join(missing)}." if missing else ""
-    return f"![{alt}]({images}/fig3a.png)\n\n{table}{still}"
+    return f"{table}{still}"
+
+
+def _rounds(curves: Curves) -> int:
+    return max((len(run) for runs in curves.values() for run in runs), default=0)

@@ -214,7 +214,7 @@ def read_text(path: str | Path) -> str:
 def _parse(text: Any, loads: Callable[[str], Any], language: str) -> dict[str, Any]:
     if not isinstance(text, str):
         raise InputError(f"{language} must be a text: got {short_repr(text)}", code="wrong-type", value=text)
-    code = f"not-{language.lower()}"
+    code = "not-toml" if language == "TOML" else "not-json"
     try:
         settings = loads(text)
     except StableairError:
