@@ -296,6 +296,11 @@ class ReducibleChannel(Channel, Protocol):
 Memory = Any
 
 
+def no_memory(like: Tensor) -> Memory:
+    """The memory of a component without one. A lambda could not be sent to another process."""
+    return ()
+
+
 class Reception(NamedTuple):
     """The input of a receiver in one round."""
 
@@ -322,7 +327,7 @@ class Rule:
     """
 
     apply: Callable[[Reception, Memory], tuple[Tensor, Memory, Metrics]]
-    init: Callable[[Tensor], Memory] = lambda like: ()
+    init: Callable[[Tensor], Memory] = no_memory
     pilots: int = 0
     blocks: Layout | None = None
     parts: tuple["Rule", ...] | None = None
@@ -345,7 +350,7 @@ class ServerRule:
     """
 
     apply: Callable[[Tensor, Tensor, Memory], tuple[Tensor, Memory, Metrics]]
-    init: Callable[[Tensor], Memory] = lambda like: ()
+    init: Callable[[Tensor], Memory] = no_memory
 
     def __call__(self, w: Tensor, g: Tensor) -> Tensor:
         return self.apply(w, g, self.init(w))[0]
@@ -371,7 +376,7 @@ class LocalRule:
     """
 
     step: LocalStep
-    init: Callable[[Tensor], Memory] = lambda like: ()
+    init: Callable[[Tensor], Memory] = no_memory
     entrywise: bool = False
 
 

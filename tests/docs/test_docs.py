@@ -23,7 +23,7 @@ SLOW_COMMANDS = {  # command.md is in the fast run
     "sweeps.md", "tutorial.md",
 }  # fmt: skip
 # In the fast run: an experiment, a sweep with a callback, a plain model, and custom components.
-FAST_PYTHON = {"python.md-1", "observe.md-2", "python.md-7", "extending.md-2", "extending.md-3"}
+FAST_PYTHON = {"python.md-1", "observe.md-1", "observe.md-2", "python.md-8", "extending.md-2", "extending.md-3"}
 
 
 def python_blocks():

@@ -48,6 +48,10 @@ def draw(number):
         "local_epochs": r.choice([1, 1, 2]),
         "batch_size": r.choice([1, 2, 3, 4, 5, 8, 100]),
         "lr": r.choice([0.003, 0.03, 0.1]),
+        "lr_decay": r.choice(["constant()", *EXAMPLES["lr_decays"], "in_steps()"]),
+        "local": r.choice(["sgd()", *EXAMPLES["local"], "bounded_descent()"]),
+        "label_smoothing": r.choice([0.0, 0.0, 0.1]),
+        "evaluate_clients": r.random() < 0.3,
         "chunk": r.choice([0, 0, r.randint(1, clients)]),
         "augment": r.choice(["none", "none", "crop_flip"]),
         "payload": r.choice(["gradient", "delta"]),
@@ -157,6 +161,21 @@ def heavy_ball(lr: float = 0.01, beta: float = 0.5):
     return sa.ServerRule(apply, init=lambda like: {"velocity": torch.zeros_like(like), "steps": 0})
 
 
+def in_steps():
+    """A learning rate that is halved every second round."""
+    return lambda k: 0.5 ** (k // 2)
+
+
+def bounded_descent(beta: float = 0.5):
+    """Descent along the mean gradient, of bounded length, with a memory."""
+
+    def step(w, g, mean, lr):
+        mean = torch.lerp(mean, g, beta)
+        return w - lr * torch.tanh(mean), mean
+
+    return sa.LocalRule(step, init=torch.zeros_like)
+
+
 def uniform():
     """Uniform noise."""
     return lambda d, source: (0.2 * source.uniform(d) - 0.1).float()
@@ -240,6 +259,8 @@ PLUGINS = {
     "model": (zoo, small_resnet),
     "receiver": (smoothed, halved),
     "server": (heavy_ball,),
+    "local": (bounded_descent,),
+    "lr_decay": (in_steps,),
     "noise": (uniform,),
     "fading": (slow,),
     "participation": (odd_and_even,),

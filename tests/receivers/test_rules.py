@@ -251,7 +251,7 @@ def test_two_rules_of_one_kind_keep_their_metrics_apart():
     assert list(both.metrics.values()) == pytest.approx([(G + 1).mean().item(), 0, 0], abs=1e-5)
     several = RepeatedReceiver(chain(mac("auto"), mac(1.0, gain=True)))
     several(G)
-    assert list(several.metrics) == ["C", "gain", "counts", "brake", "alpha", "tau", "C_2", "gain_2"]
+    assert list(several.metrics) == ["C", "gain", "step", "alpha", "tau", "clipped", "C_2", "gain_2", "clipped_2"]
 
 
 def listening(pilots):

@@ -51,6 +51,23 @@ def test_a_run_that_has_one_keeps_it_up_to_date_and_a_damaged_one_is_replaced(ti
     assert longer.best.rounds == best_round(longer, "train/loss", min) + 1
 
 
+def test_the_last_round_before_a_resumption_competes(tiny, tmp_path):
+    monitor = "gradient/norm"
+    k = best_round(sa.run(tiny), monitor, max)
+    assert k < 3, "the best round is not the last one"
+    sa.run(tiny.with_(rounds=k + 1), tmp_path)
+    assert sa.run(tiny, tmp_path, resume=True, keep_best=True, monitor=monitor).best.rounds == k + 1
+
+
+def test_a_best_checkpoint_of_a_lost_round_does_not_compete(tiny, tmp_path):
+    """The process was killed after it wrote the best checkpoint and before the last checkpoint was on the disk."""
+    sa.run(tiny.with_(rounds=1), tmp_path / "a", keep_best=True)
+    sa.run(tiny, tmp_path / "b", keep_best=True, monitor="train/loss")
+    (tmp_path / "b" / BEST).replace(tmp_path / "a" / BEST)
+    run = sa.run(tiny, tmp_path / "a", resume=True, keep_best=True, monitor="test/loss")
+    assert run.best.rounds == best_round(run, "test/loss", min) + 1
+
+
 def test_there_is_none_unless_asked_for(tiny, tmp_path):
     run = sa.run(tiny, tmp_path)
     assert not (tmp_path / BEST).exists()

@@ -225,7 +225,7 @@ def test_results_of_an_earlier_version_are_marked(plugin, settings, tmp_path, ro
     html = page(list_runs(after))
     assert html.count(f"<td>scaled() {MIXED}</td>") == 1
     assert f"mac(C=1) {MIXED}" not in html
-    assert "earlier version\nof the receiver scaled" in html
+    assert "an earlier version of the receiver scaled" in html
 
 
 def list_runs(comparison):

@@ -41,8 +41,8 @@ def test_the_page_follows_the_runs(tiny, tmp_path):
         assert "1 run, 1 setting" in page
         assert get() == page
         sa.run(tiny, tmp_path / "a", resume=True)
-        sa.run(tiny.with_(receiver="none()"), tmp_path / "b")
         assert get("/version") != first
+        sa.run(tiny.with_(receiver="none()"), tmp_path / "b")
         assert "2 runs, 2 settings" in get()
 
 

@@ -81,24 +81,27 @@ def sweep(
     load_plugins(plugin)
     from stableair.sweeps.plans import expand_plan, parse_plan
 
-    if slurm and ray:
-        raise InputError("choose one of --slurm and --ray", code="slurm-and-ray")
-    if slurm_option and not slurm:
-        raise InputError("--slurm-option needs --slurm", code="slurm-option")
+    check_cluster(slurm, slurm_option, ray)
     changed = plugin_change(plugin_changed)
     options = run_options(stop, patience, monitor, keep_best, track)
     experiments = expand_plan(parse_plan(words) | drop_unset(seeds=seeds, device=device))
     if slurm:
-        job = sa.submit(
-            experiments, out, jobs=parallel, options=slurm_options(slurm_option or []), plugin_changed=changed,
-            **options,
-        )  # fmt: skip
+        given = slurm_options(slurm_option or [])
+        job = sa.submit(experiments, out, jobs=parallel, options=given, plugin_changed=changed, **options)
         print(f"SLURM job {job}, an array of {parallel}: its logs go to {out / 'slurm'}")
         return
     with advise_on_stop(ADVICE), sweep_display(experiments, out) as display:
         sa.sweep(experiments, out, parallel=parallel, ray=ray, cpus=cpus, gpus=gpus, plugin_changed=changed,
                  callbacks=[display], **options)  # fmt: skip
     print(f"{pluralize(len(experiments), 'experiment')} in {out}; stableair report {out} makes a page of them")
+
+
+def check_cluster(slurm: bool, slurm_option: list[str] | None, ray: str | None) -> None:
+    """Refuse options of two kinds of clusters, and options of SLURM without --slurm."""
+    if slurm and ray:
+        raise InputError("choose one of --slurm and --ray", code="slurm-and-ray")
+    if slurm_option and not slurm:
+        raise InputError("--slurm-option needs --slurm", code="slurm-option")
 
 
 def slurm_options(words: list[str]) -> dict[str, Any]:

@@ -34,7 +34,7 @@ REFERENCE_DECAY = 0.5  # factor on the weight of a past vector in the reference,
 TINY = 1e-60  # replaces the energy of a zero vector
 HORIZON = 25  # rounds over which the usual noise is averaged
 CHANGE = 0.25  # assumed relative change of the signal's energy per round
-CURVATURE = 1 / 30  # upper bound of h, the mean curvature of the loss times the server's learning rate
+CURVATURE = 1 / 100  # upper bound of h, the mean curvature of the loss times the server's learning rate
 CUT = 0.5  # factor on the budget when rounds stop making progress
 PFLUG_ERRORS, PFLUG_ROUNDS = 0.5, 5  # standard errors and least number of rounds of the test for that
 
