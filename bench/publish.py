@@ -28,7 +28,7 @@ from verdicts import (
     verdict,
 )
 
-from stableair.experiment import EXECUTION, PRESETS, Experiment
+from stableair.experiment import COMPONENT_SETTINGS, EXECUTION, PRESETS, Experiment, registry
 from stableair.paper import catalogue, figures, published_runs
 from stableair.results import plot
 from stableair.results.checksums import EXPERIMENT
@@ -335,12 +335,21 @@ def command(experiment: Experiment, preset: str) -> str:
     """The command that computes a run.
 
     >>> command(Experiment(**PRESETS["cifar10"]).with_(seed=1, rounds=60, receiver="mac(C=0.316)"), "cifar10")
-    "stableair run cifar10 rounds=60 seed=1 'receiver=mac(C=0.316)'"
+    'stableair run cifar10 rounds=60 seed=1 receiver=mac receiver.C=0.316'
     """
     base, settings = Experiment(**PRESETS[preset]).to_dict(), experiment.to_dict()
     kept = [key for key in settings if key == "rounds" or key not in EXECUTION]
-    words = [f"{key}={settings[key]}" for key in kept if settings[key] != base[key]]
+    changed = [key for key in kept if settings[key] != base[key]]
+    words = [word for key in changed for word in _words(key, settings[key])]
     return shlex.join(["stableair", "run", preset, *words])
+
+
+def _words(key: str, value: Any) -> list[str]:
+    """A setting as on the command line: `receiver=mac receiver.C=1`; a chain of receivers stays one spec."""
+    calls = registry(key).parse(value) if key in COMPONENT_SETTINGS and value != "auto" else ()
+    if len(calls) != 1:
+        return [f"{key}={value}"]
+    return [f"{key}={calls[0].name}", *(f"{key}.{name}={each}" for name, each in calls[0].arguments.items())]
 
 
 def _runs_table() -> str:
