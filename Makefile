@@ -2,8 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
-# A process a core, one thread each.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
+# One process per core, with one thread each.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
 # Threads that spin while they wait stall each other on a busy machine.
 export OMP_WAIT_POLICY := PASSIVE
 
@@ -14,11 +14,11 @@ demo: .venv/installed
 
 # Everything but the slow tests: under five minutes.
 test: .venv/installed-dev
-	$(PYTEST) -m "not slow"
+	$(PYTEST) --dist loadfile -m "not slow"
 
-# And the slow ones: every figure at full smoke size, statistics over many draws.
+# And the slow ones: figures at smoke size, statistics over many draws, deployments.
 test-all: test
-	$(PYTEST) -m slow
+	$(PYTEST) --dist worksteal -m slow
 
 docs: .venv/installed-dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
@@ -26,6 +26,7 @@ docs: .venv/installed-dev
 lint: .venv/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/codespell
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 

@@ -32,7 +32,7 @@ from stableair.experiment import EXECUTION, PRESETS, Experiment
 from stableair.paper import catalogue, figures, published_runs
 from stableair.results import plot
 from stableair.results.checksums import EXPERIMENT
-from stableair.results.run import LAST, Run, linear_mean, load, snrs
+from stableair.results.run import LAST, Run, linear_mean, read_run, snrs
 from stableair.searches import RESULT
 
 ROOT = Path(__file__).parents[1]
@@ -53,7 +53,7 @@ FIRST = 10  # rounds: later the SNR falls, with the gradient
 
 
 def publish(folder: Path) -> Iterator[Path]:
-    """Write the files of every figure that has finished runs, its picture, and the tables of the pages."""
+    """Write the files of every figure that has finished runs, its pictures, and the tables of the pages."""
     finished, commits = finished_runs(folder), recorded_commits(folder)
     for name in NAMES:
         curves = published_curves(name)
@@ -63,15 +63,23 @@ def publish(folder: Path) -> Iterator[Path]:
         if len({labels[title] for title in runs}) >= fewest:
             data = DATA[PRESETS[preset_of(name)]["data"]]
             yield from published_runs.write(name, curves, runs, searches(folder, name), data, commits)
-    for name in catalogue.FIGURES:
-        if published_runs.is_published(catalogue.SAME_RUNS.get(name, name)):
-            yield plot.save(figures.draw_published(name), IMAGES / f"{name}.png", force=True)
-    if published_runs.is_published("fig3a"):  # with the statistics that a plain implementation uses
-        clients = figures.draw_published("fig3a", metric=f"{ACCURACY}_clients")
-        yield plot.save(clients, IMAGES / "fig3a-clients.png", force=True)
+    yield from draw_pictures()
     for page in PAGES:
         page.write_text(rewritten(page))
         yield page
+
+
+def draw_pictures() -> Iterator[Path]:
+    """Draw every published figure for the light and for the dark mode of the pages."""
+    metrics = {
+        name: "" for name in catalogue.FIGURES if published_runs.is_published(catalogue.SAME_RUNS.get(name, name))
+    }
+    if "fig3a" in metrics:  # with the statistics that a plain implementation uses
+        metrics["fig3a-clients"] = f"{ACCURACY}_clients"
+    for title, metric in metrics.items():
+        for style, ending in (("screen", ".png"), ("dark", "-dark.png")):
+            picture = figures.draw_published(title.partition("-")[0], metric=metric, style=style)
+            yield plot.save(picture, IMAGES / f"{title}{ending}", force=True)
 
 
 def finished_runs(folder: Path) -> dict[str, Run]:
@@ -80,7 +88,7 @@ def finished_runs(folder: Path) -> dict[str, Run]:
     A run in a folder such as version-0.2 is left out when the folder has a finished run of the same name.
     """
     paths = sorted(path.parent for path in folder.rglob(EXPERIMENT) if not (path.parents[1] / RESULT).exists())
-    runs = {path.relative_to(folder).as_posix(): load(path) for path in paths}
+    runs = {path.relative_to(folder).as_posix(): read_run(path) for path in paths}
     finished = {title: run for title, run in runs.items() if published_runs.finished(run)}
     return {title: run for title, run in finished.items() if "/" not in title or Path(title).name not in finished}
 
@@ -115,7 +123,7 @@ def searches(folder: Path, name: str) -> dict[str, Any]:
 
 
 def rewritten(page: Path) -> str:
-    """The text of a page with its marked sections generated anew from the published files."""
+    """The text of a page with its marked sections regenerated from the published files."""
     images = os.path.relpath(IMAGES, page.parent)
     return MARKED.sub(lambda mark: f"{mark[1]}{mark[2]}{section(mark[1], images)}\n", page.read_text())
 
@@ -123,7 +131,8 @@ def rewritten(page: Path) -> str:
 def section(name: str, images: str) -> str:
     """The generated text of a marked section."""
     special = {
-        "front": lambda: _front(_curves("fig3a"), images),
+        "front": lambda: _front_picture(_curves("fig3a"), images),
+        "front_table": lambda: _front_table(_curves("fig3a")),
         "snr": lambda: _snr_table(_curves("fig4b")),
         "choices": lambda: _choices_table(_curves("choices")),
         "gap": lambda: _gap_table(_curves(GAP)),
@@ -221,7 +230,7 @@ def _verdicts(name: str) -> list[tuple[str, str, str]]:
 
 
 def _claims_table(name: str) -> str:
-    return _table(("the paper says", "we saw", "verdict"), _verdicts(name))
+    return _table(("claim of the paper", "our result", "verdict"), _verdicts(name))
 
 
 def _summary() -> str:
@@ -232,7 +241,7 @@ def _summary() -> str:
         if not _curves(name):
             judged = [(judged[0][0] + (", and the other claims" if len(judged) > 1 else ""), MISSING, NONE)]
         rows += [(catalogue.FIGURES[name].title.partition(":")[0].removeprefix("Fig. "), *one) for one in judged]
-    return _table(("Fig.", "the paper says", "we saw", "verdict"), rows)
+    return _table(("Fig.", "claim of the paper", "our result", "verdict"), rows)
 
 
 def _source(name: str) -> str:
@@ -240,12 +249,13 @@ def _source(name: str) -> str:
     published = published_runs.read(name, published_curves(name))
     base = catalogue.FIGURES[name].setup
     notes = [figures.describe_search(published_runs.search_result(one, base)) for one in published.searches.values()]
-    thresholds = f"Thresholds: {'; '.join(notes)}. " if notes else ""
-    return f"Data: {published.data}. {thresholds}C{published_runs.provenance(published)[1:]}."
+    computed = f"C{published_runs.provenance(published)[1:]}"
+    lines = [f"Data: {published.data}", *(f"Threshold: {note}" for note in notes), computed]
+    return "\n".join(f"- {line}." for line in lines)
 
 
 def _snr_table(curves: Curves) -> str:
-    """The measured SNR of Fig. 4(b), in three averages and at its highest, beside the paper's."""
+    """The measured SNR of Fig. 4(b), three averages and the highest value, beside the paper's."""
 
     def averages(db: list[float]) -> list[str]:
         return [f"{value:.1f}" for value in (statistics.fmean(db), statistics.median(db), linear_mean(db))]
@@ -262,7 +272,7 @@ def _snr_table(curves: Curves) -> str:
 
     head = (
         "τ", "the paper", f"{FIRST} rounds: mean", "median", "linear", "all: mean", "median", "linear", "highest",
-        f"median of {FIRST} within {TOLERANCE:g} dB",
+        f"median of {FIRST} within {TOLERANCE:g} dB of the paper",
     )  # fmt: skip
     return _table(head, (row(*item) for item in catalogue.SNR.items()))
 
@@ -275,9 +285,9 @@ def _highest_snr(run: Run) -> float:
 
 
 def _choices_table(curves: Curves) -> str:
-    """Each modelling choice made the other way, beside the baseline at the same round."""
-    baseline = curves.get("as settled", [])
-    head = "the other choice", "setting", "seed", "rounds", "test accuracy", "baseline", f"SNR, median of {FIRST}"
+    """Every alternative modelling choice beside the baseline at the same round."""
+    baseline = curves.get("baseline", [])
+    head = "alternative", "setting", "seed", "rounds", "test accuracy", "baseline", f"SNR, median of {FIRST}"
 
     def row(label: str, settings: dict[str, Any]) -> list[str]:
         setting = f"`{' '.join(f'{key}={value}' for key, value in settings.items())}`"
@@ -292,7 +302,7 @@ def _choices_table(curves: Curves) -> str:
     rows = [row(*item) for item in catalogue.CHOICES.items()]
     for kind in ("clients", "batch"):  # evaluated in every round of the baseline run
         accuracies = [f"{baseline[0][key][19]:.3f}" for key in (f"{ACCURACY}_{kind}", ACCURACY)] if baseline else []
-        label = f"norm statistics: the {kind}{'' if kind == 'batch' else chr(39)}"
+        label = f"norm statistics of the {'test batch' if kind == 'batch' else kind}"
         rows.append([label, f"`norm_stats={kind}`", "0", "20", *(accuracies or [MISSING, NONE]), NONE])
     return _table(head, rows)
 
@@ -350,18 +360,27 @@ def _runs_table() -> str:
     return _table(("run", "settled", "commit", "command"), (rows[title] for title in sorted(rows)))
 
 
-def _front(curves: Curves, images: str) -> str:
-    """The front page: the picture and a small table."""
+def _front_picture(curves: Curves, images: str) -> str:
+    """The picture of the front page."""
     if not curves:
         return f"{MISSING.capitalize()}."
-    rounds, names = max(len(run) for runs in curves.values() for run in runs), _names("fig3a")
-    alt = f"Test accuracy on CIFAR-10 over {rounds} rounds; the curves are in the table below"
+    alt = f"Test accuracy on CIFAR-10 over {_rounds(curves)} rounds; the table below lists the curves"
+    return f"![{alt}]({images}/fig3a.png)"
+
+
+def _front_table(curves: Curves) -> str:
+    """The results of the front page as a small table."""
+    names = _names("fig3a")
     table = _table(
-        ("method", "receiver", "seeds", f"test accuracy after {rounds} rounds", f"mean of the last {LAST}"),
+        ("method", "receiver", "seeds", f"test accuracy after {_rounds(curves)} rounds", f"mean of the last {LAST}"),
         ([names.get(label, label), f"`{runs[0].settings['receiver']}`", f"{len(runs)}",
           _mean_and_deviation(map(_final, runs)), _mean_and_deviation(map(_settled, runs))]
          for label, runs in curves.items()),
     )  # fmt: skip
     missing = [label for label in catalogue.published_curves("fig3a") if label not in curves]
     still = f"\n\nStill to be computed: {', '.join(missing)}." if missing else ""
-    return f"![{alt}]({images}/fig3a.png)\n\n{table}{still}"
+    return f"{table}{still}"
+
+
+def _rounds(curves: Curves) -> int:
+    return max((len(run) for runs in curves.values() for run in runs), default=0)

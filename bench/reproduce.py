@@ -23,7 +23,7 @@ from stableair.experiment import IDEAL, PRESETS, Experiment
 from stableair.paper.catalogue import AUTO, CHOICES, SEARCHED
 from stableair.results.callbacks import Callback
 from stableair.results.checksums import CHECKPOINT, PREVIOUS
-from stableair.results.run import load
+from stableair.results.run import read_run
 from stableair.runner import run
 from stableair.searches import RESULT, search
 
@@ -75,7 +75,7 @@ class Job(NamedTuple):
             return (path / RESULT).exists() and "best" in json.loads((path / RESULT).read_text())
         if not (path / "experiment.json").exists():
             return False
-        recorded = load(path)
+        recorded = read_run(path)
         return len(recorded) >= self.experiment.rounds or recorded.diverged is not None
 
     def best(self, folder: Path) -> dict[str, float]:
@@ -177,7 +177,7 @@ def fig4(**settings: float | str) -> Job:
 
 
 def choices() -> Iterator[Job]:
-    """Short runs in which one modelling choice is made the other way; the first rounds of Fig. 4 are the baseline."""
+    """Short runs, each with one alternative modelling choice; the first rounds of Fig. 4 are the baseline."""
     base = Experiment(**PRESETS["cifar10-noniid"])
     for label, settings in CHOICES.items():
         rounds = SLOW_ROUNDS if "group" in label else SHORT_ROUNDS

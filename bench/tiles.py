@@ -1,4 +1,4 @@
-"""The search behind `kernels.choose_tile` of the engine: every convolution of ResNet-18 with many tiles, on a GPU.
+"""Search the tiles for `kernels.choose_tile` of the engine: every convolution of ResNet-18 with many tiles, on a GPU.
 
     python bench/tiles.py            (a few minutes, mostly compilation on all cores)
 
@@ -34,7 +34,7 @@ TILES = [Tile(rows, columns, *pipeline) for rows, columns in SIDES for pipeline 
 
 
 def product(kind, layer, clients):
-    """One product of a layer, as a function of its tile."""
+    """Return one product of a layer as a function of its tile."""
     side, c, o, k, stride, pad = layer
     out = (side + 2 * pad - k) // stride + 1
 

@@ -161,12 +161,12 @@ class Judge:
 
 def _describe_gain(one: str, other: str, paired: list[Pair]) -> str:
     gains = describe_values([accuracy_gain(*pair) for pair in paired], "{:+.1f}")
-    return f"{one} against {other}: {gains} points"
+    return f"{one} compared with {other}: {gains} points"
 
 
 def _describe_losses(one: str, other: str, paired: list[Pair]) -> str:
     first, second = (statistics.fmean(run.settled(LOSS) for run in runs) for runs in zip(*paired, strict=True))
-    return f"{one} {first:.3f}, {other} {second:.3f}"
+    return f"loss {first:.3f} with {one}, {second:.3f} with {other}"
 
 
 def _describe_fluctuation(one: str, other: str, paired: list[Pair]) -> str:
@@ -188,7 +188,7 @@ def claims(name: str, curves: Curves, names: dict[str, str]) -> Iterator[Verdict
         yield by.kept("(ours) `auto` replaces the search of C", "MAC, C = auto", "MAC")
     if name == "fig4a":
         yield by.kept("MAC keeps its accuracy from α = 1.5 to 1.1", "α = 1.1", "α = 1.5")
-        yield by.kept("(ours) so does `auto`", "α = 1.1, C = auto", "α = 1.5, C = auto")
+        yield by.kept("(ours) `auto` keeps its accuracy from α = 1.5 to 1.1", "α = 1.1, C = auto", "α = 1.5, C = auto")
     if name == "fig4b":
         claim = "performance is sustained at -50 dB"
         yield by.kept(f"{claim}, C searched", SEARCHED_C, "τ = 0.05")

@@ -1,8 +1,10 @@
-"""What the site has besides the pages in this folder: some files of the source, and the lists of the reference.
+"""Generated content of the site: files from outside this folder, the API reference, and the reference tables.
 
-A page of the reference names its rooms in its first lines (`rooms: [channels]`). Below its text come all public names
-of these rooms, from `stableair._public()`, and every component that is registered in them: no list is kept by hand. The
-modules that it names as `whole` are shown with all that is in them.
+The front matter of a page selects what is appended to its text:
+
+- `modules: [channels]`: all public names of these modules, from `stableair._public()`, and their registered components.
+- `whole: [streams]`: everything in these modules.
+- `generated: settings`: a table of `reference_tables.py`.
 """
 
 import re
@@ -16,13 +18,16 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "src"))  # what the reference shows is what lies beside it
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "docs")]  # document this copy of the source
+
+from reference_tables import TABLES  # noqa: E402
 
 import stableair as sa  # noqa: E402
 from stableair.experiment import COMPONENT_SETTINGS, NESTED_COMPONENTS, registry  # noqa: E402
 
 OUTSIDE = ["CHANGELOG.md", "CONTRIBUTING.md", *(f"examples/{path.name}" for path in (ROOT / "examples").glob("*.*"))]
 SCRIPT = re.compile(r"^## \[[^]]*\]\((examples/\w+\.py)\)\n\n(?:.+\n)+", re.MULTILINE)  # a section about one of them
+PICTURE = re.compile(r"(!\[[^]]*\])\(([\w/.-]+)\.png\)")
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -38,9 +43,20 @@ def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> st
         markdown = markdown.replace(f"](../{path})", f"]({path})")
     if page.file.src_uri == "examples.md":
         markdown = SCRIPT.sub(_with_its_code, markdown)
-    if "rooms" in page.meta:
-        markdown = "\n".join([markdown, *_reference(page.meta["rooms"], page.meta.get("whole", []))])
+    markdown = PICTURE.sub(lambda image: _with_dark_version(image, Path(page.file.src_uri).parent), markdown)
+    if "modules" in page.meta:
+        markdown = "\n".join([markdown, *_reference(page.meta["modules"], page.meta.get("whole", []))])
+    if "generated" in page.meta:
+        markdown = "\n".join([markdown, *TABLES[page.meta["generated"]]()])
     return markdown
+
+
+def _with_dark_version(image: re.Match, folder: Path) -> str:
+    """A picture, and beside it the version for the dark mode if there is one."""
+    dark = f"{image[2]}-dark.png"
+    if not (ROOT / "docs" / folder / dark).exists():
+        return image[0]
+    return f"{image[1]}({image[2]}.png#only-light)\n{image[1]}({dark}#only-dark)"
 
 
 def _with_its_code(section: re.Match) -> str:
@@ -49,19 +65,19 @@ def _with_its_code(section: re.Match) -> str:
     return f'{section[0]}\n??? example "The script"\n\n    ```python\n{code}    ```\n'
 
 
-def _reference(rooms: list[str], whole: list[str]) -> Iterator[str]:
+def _reference(modules: list[str], whole: list[str]) -> Iterator[str]:
     """The entries of a page: its public names, its components by kind, and whole modules."""
     kinds = {field: registry(field) for field in COMPONENT_SETTINGS | NESTED_COMPONENTS}
     known = [None, *kinds.values(), *(entry.factory for kind in kinds.values() for entry in kind)]
     for name, module in sa._public().items():
         home = _home(name, module)
-        if _within(home, rooms) and home not in whole and (found := getattr(sa, name, None)) not in known:
+        if _within(home, modules) and home not in whole and (found := getattr(sa, name, None)) not in known:
             yield _entry(getattr(found, "__module__", module), name, f"sa.{name}", 2)
     for field, kind in kinds.items():
         module, name = (COMPONENT_SETTINGS | NESTED_COMPONENTS)[field]
-        if _within(module.removeprefix("stableair."), rooms):
+        if _within(module.removeprefix("stableair."), modules):
             yield f"## All {kind.plural} {{ #{module}.{name} }}\n"
-            yield f"`@sa.{name}(name)` adds one of your own ([how](../extending.md)).\n"
+            yield f"`@sa.{name}(name)` registers a custom component ([guide](../extending.md)).\n"
             for entry in kind:
                 yield _entry(entry.factory.__module__, entry.factory.__qualname__, entry.name, 3)
     for name in whole:
@@ -75,8 +91,8 @@ def _home(name: str, module: str) -> str:
     return name if module == "stableair" else module.removeprefix("stableair.")
 
 
-def _within(home: str, rooms: list[str]) -> bool:
-    return any(home == room or home.startswith(f"{room}.") for room in rooms)
+def _within(home: str, modules: list[str]) -> bool:
+    return any(home == module or home.startswith(f"{module}.") for module in modules)
 
 
 def _entry(module: str, name: str, heading: str, level: int) -> str:
@@ -86,11 +102,11 @@ def _entry(module: str, name: str, heading: str, level: int) -> str:
 
 def on_env(env: Any, config: Any, files: Files) -> None:
     """Every public name has a page, or the site is not built."""
-    rooms = [room for file in files.documentation_pages() for room in file.page.meta.get("rooms", [])]
+    modules = [module for file in files.documentation_pages() for module in file.page.meta.get("modules", [])]
     registered = [module.removeprefix("stableair.") for module, _ in COMPONENT_SETTINGS.values()]
     homes = [*(_home(name, module) for name, module in sa._public().items()), *registered]
-    if lost := [home for home in homes if not _within(home, rooms)]:
-        raise PluginError(f"no page in docs/reference/ has {', '.join(lost)} among its rooms")
+    if lost := [home for home in homes if not _within(home, modules)]:
+        raise PluginError(f"no page in docs/reference/ has {', '.join(lost)} among its modules")
 
 
 def on_post_build(config: Any) -> None:

@@ -1,4 +1,4 @@
-"""A stock Flower client, which knows nothing of radio, is heard over the air: with the MAC receiver and without."""
+"""Train unmodified Flower clients over a noisy channel, with the MAC receiver and without repair."""
 
 import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict

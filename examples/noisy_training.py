@@ -1,8 +1,8 @@
-"""Plain training, no clients and no radio: impulses hit the gradients, which are left so or repaired in two ways.
+"""Train a model in plain PyTorch, with impulsive noise on the gradients, and compare two ways to repair them.
 
-Each gradient entry gets alpha-stable noise, whose variance is infinite. Scaling the norm down keeps an impulse's
-direction and shrinks all else; median anchored clipping cuts the impulse alone. Each has a range of thresholds, all of
-them shown: the best one is seen on test data, and would be chosen on other data.
+Each gradient entry gets alpha-stable noise, which has infinite variance. Norm clipping keeps the direction of an
+impulse and shrinks all other entries; median anchored clipping reduces only the impulse. Both run with several
+thresholds. The table shows the test accuracy of each threshold; select a threshold on validation data.
 
     python examples/noisy_training.py
 """
@@ -14,18 +14,18 @@ from torch import nn
 import stableair as sa
 from stableair.nn import clip_grad_mac_
 
-ALPHA, TAU = 1.5, 0.1  # how heavy the tails are, and the scale of the noise
+ALPHA, TAU = 1.5, 0.1  # tail index and scale of the noise
 EPOCHS, BATCH, LR, SEEDS = 5, 40, 0.1, 3
-torch.set_num_threads(1)  # the model is too small to be shared out
+torch.set_num_threads(1)  # the model is too small to use more threads
 
 images, labels = load_digits(return_X_y=True)
 x, y = torch.tensor(images, dtype=torch.float32) / 16, torch.tensor(labels)
-held = torch.arange(len(y)) % 5 == 0  # every fifth image is kept for the test
+held = torch.arange(len(y)) % 5 == 0  # every fifth image is a test image
 train_x, train_y, test_x, test_y = x[~held], y[~held], x[held], y[held]
 
 
 def train(repair, tau, seed):
-    """The test accuracy after a training in which `repair(parameters)` comes between the noise and the step."""
+    """Train a model, with `repair(parameters)` after the noise and before the step; return the test accuracy."""
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=LR)

@@ -1,7 +1,7 @@
-"""A channel of one's own: interference that is loud in stretches, and shadowing, against three receivers.
+"""Define a custom channel, bursts of strong noise and shadowing, and compare three receivers over it.
 
-A noise is a function (d, source) -> (d,), a fading (n, source) -> (n,). Both draw from `source` and from nothing
-else: then every receiver meets the same channel, and a stopped run goes on as if it had not been stopped.
+A noise is a function (d, source) -> (d,), a fading a function (n, source) -> (n,). Both draw random numbers only from
+`source`. Therefore every receiver sees the same channel, and a resumed run equals an uninterrupted one.
 
     python examples/own_channel_noise.py
 """
@@ -19,12 +19,12 @@ SETTINGS = {"clients": 20, "rounds": 12, "noise": "stretches(share=0.02, std=0.3
 
 @sa.noise("stretches")
 def stretches(share, std, length=16, strength=100):
-    """Normal noise that is `strength` times as strong in a `share` of the stretches of `length` entries."""
+    """Normal noise, `strength` times as strong in a `share` of the blocks of `length` entries."""
     if not 0 <= share <= 1:
         raise ValueError(f"share must be in [0, 1]: got {share}")
 
     def draw(d, source):
-        loud = source.uniform(math.ceil(d / length)) < share  # one number for a stretch
+        loud = source.uniform(math.ceil(d / length)) < share  # one number per block
         return torch.where(loud.repeat_interleave(length)[:d], strength * std, std) * source.normal(d)
 
     return draw
@@ -32,7 +32,7 @@ def stretches(share, std, length=16, strength=100):
 
 @sa.fading("shadowing")
 def shadowing(db):
-    """Amplitudes of unit mean whose logarithm is normal, of `db` decibels standard deviation: obstacles on the way."""
+    """Log-normal shadowing: amplitudes of unit mean, with a standard deviation of `db` decibels."""
     sigma = db * math.log(10) / 20
     return lambda n, source: (sigma * source.normal(n) - sigma**2 / 2).exp()
 
@@ -45,7 +45,7 @@ def main():
         found = [mean(run["test/accuracy"][-LAST:]) for run in runs]
         print(f"{receiver:<14}{mean(found):>9.3f}   " + " ".join(f"{a:.3f}" for a in found), flush=True)
         if receiver == "mac(C=auto)":
-            print("   it chose C = " + ", ".join(f"{run['receiver/C'][-1]:.2f}" for run in runs) + " in the last round")
+            print("   C = " + ", ".join(f"{run['receiver/C'][-1]:.2f}" for run in runs) + " in the last round")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""A receiver of one's own against median anchored clipping, on the same fading, interference and batches.
+"""Compare a custom receiver with median anchored clipping on the same fading, interference and batches.
 
-All randomness is a function of the seed, the round and the client. So two receivers with one seed meet the same
-numbers, and their difference seed by seed says more than their means side by side.
+All randomness is a function of the seed, the round and the client. Two receivers with the same seed therefore get the
+same random numbers, and their paired differences are more precise than the difference of their means.
 
     python examples/own_receiver.py
 """
@@ -18,11 +18,11 @@ SETTINGS = {"clients": 20, "rounds": 12, "noise": "sas(alpha=1.5, tau=0.5)"}
 
 @sa.receiver("reset")
 def reset(C):
-    """Set every entry that is further than C from the median to the median; MAC would pull it to that distance."""
+    """Replace every entry that is further than C from the median by the median; MAC clips it to this distance."""
     if not C > 0:
-        raise ValueError(f"C must be positive: got {C}")  # refused with the spec in front: receiver reset(C=0): ...
+        raise ValueError(f"C must be positive: got {C}")  # the error names the spec: receiver reset(C=0): ...
 
-    def apply(g):  # (d,), one tensor of the model at a time -> (d,)
+    def apply(g):  # one tensor of the model at a time: (d,) -> (d,)
         m = g.median(dim=-1, keepdim=True).values
         return torch.where((g - m).abs() > C, m, g)
 
@@ -30,7 +30,7 @@ def reset(C):
 
 
 def accuracies(receiver):
-    """The mean test accuracy of the last rounds, for each seed."""
+    """Mean test accuracy of the last rounds, for each seed."""
     runs = [sa.run(sa.Experiment(receiver=receiver, seed=seed, **SETTINGS)) for seed in SEEDS]
     return [mean(run["test/accuracy"][-LAST:]) for run in runs]
 

@@ -72,7 +72,7 @@ def test_the_table_has_ratios_of_its_own_run():
 
 
 @pytest.mark.slow
-def test_the_plain_loop_runs_and_what_is_not_installed_is_said(tmp_path):
+def test_the_plain_loop_runs_and_missing_peers_are_reported(tmp_path):
     for name in ("plain.py", "work.py"):
         (tmp_path / name).write_text((PEERS / name).read_text())
     lines = []

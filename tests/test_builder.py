@@ -1,10 +1,13 @@
 """The simulation that is built from an experiment."""
 
+import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import stableair as sa
 from helpers.errors import refused
+from helpers.isolation import forgotten
 from stableair.builder import build
 from stableair.errors import ResourceError
 from stableair.experiment import (
@@ -76,3 +79,41 @@ def test_what_does_not_fit_into_memory_is_one_line_and_leaves_nothing(size, tmp_
         sa.run(Experiment(rounds=1, device="cpu", **size), tmp_path / "a")
     assert error.value.code == "out-of-memory"
     assert not (tmp_path / "a").exists()
+
+
+def built_with(data, **settings):
+    with forgotten():
+        sa.dataset("given")(lambda: data)
+        return build(Experiment(data="given", clients=3, device="cpu", **settings))
+
+
+TABLE = sa.Dataset.from_arrays(np.ones((30, 4)), np.arange(30) % 3)
+
+
+def test_token_ids_need_a_model():
+    data = sa.Dataset.from_arrays(np.arange(120).reshape(30, 4) % 9, np.arange(30) % 3)
+    refused("no-default-model", built_with, data)
+    refused("invalid-model", built_with, data, model="mlp(4)")
+
+
+def test_a_vocabulary_that_is_too_small_is_found_before_the_first_round(registries):
+    tokens = np.arange(120).reshape(30, 4) % 9
+    tokens[20, 2] = 9  # one sample, somewhere
+    data = sa.Dataset.from_arrays(tokens, np.arange(30) % 3)
+    sa.model("bag")(lambda vocabulary: lambda shape, classes: nn.EmbeddingBag(vocabulary, classes))
+    built_with(data, model="bag(vocabulary=10)")
+    refused("invalid-model", built_with, data, model="bag(vocabulary=9)")
+
+
+def test_augmentation_needs_images():
+    refused("not-images", built_with, TABLE, augment="crop_flip")
+
+
+@pytest.mark.parametrize("change", [{"mean": (0.0, 1.0)}, {"std": (1.0,) * 3}])
+def test_a_scale_must_fit_the_columns(change):
+    refused("invalid-data", built_with, TABLE._replace(**change))
+
+
+def test_splits_of_different_kinds_are_refused():
+    test = TABLE.test._replace(x=TABLE.test.x.long())
+    refused("invalid-data", built_with, TABLE._replace(test=test))

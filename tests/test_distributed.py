@@ -32,6 +32,7 @@ SAME = [
     "signals",
     "digital",
     "stacked",
+    "local rule",
     "turning",
     "in blocks",
 ]

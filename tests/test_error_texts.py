@@ -53,6 +53,13 @@ def test_the_text_of_an_error(name):
     assert "\n" not in str(error.value)
 
 
+def test_an_unknown_component_names_the_fix_for_python():
+    with pytest.raises(sa.InputError) as error:
+        sa.Experiment(receiver="mac(C=1) | mack()")
+    assert str(error.value).endswith("; import the module that registers a component of your own")
+    assert error.value.hint == "component"
+
+
 def test_the_text_of_a_non_finite_upload():
     assert str(NonFiniteUpload(3, 7, "update")) == (
         "round 3: client 7 uploaded a non-finite update: its data are not finite, or its local training overflowed"

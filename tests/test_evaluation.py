@@ -1,6 +1,8 @@
+import random
 from dataclasses import replace
 from typing import get_args
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -100,6 +102,31 @@ def test_an_evaluation_leaves_no_trace(normed):
     assert torch.equal(sim.start.model.stats, before[0])
     assert torch.equal(module[0].num_batches_tracked, before[1])
     assert module[0].momentum == 0.3
+
+
+def test_a_model_that_counts_or_draws_in_its_evaluation(tiny, registries):
+    """Its counter and the generators of the caller stay as they are, and every evaluation draws the same."""
+
+    class Noisy(nn.Linear):
+        def __init__(self, classes):
+            super().__init__(4, classes)
+            self.register_buffer("calls", torch.tensor(0))
+
+        def forward(self, x):
+            self.calls += 1
+            x = x + torch.randn_like(x) + random.random() + np.random.random()
+            return super().forward(x.flatten(1)) * self.calls
+
+    sa.model("noisy")(lambda: lambda shape, classes: Noisy(classes))
+    sim = build(tiny.with_(model="noisy()"))
+    module, calls = sim.train.work.module, sim.train.work.module.calls.item()
+    torch.manual_seed(3), random.seed(3), np.random.seed(3)
+    expected = torch.rand(1), random.random(), np.random.random()
+    torch.manual_seed(3), random.seed(3), np.random.seed(3)
+    first = sim.evaluate(sim.start.model)
+    assert (torch.rand(1), random.random(), np.random.random()) == expected
+    assert sim.evaluate(sim.start.model) == first
+    assert module.calls == calls
 
 
 def test_the_treatment_never_touches_the_training(normed):

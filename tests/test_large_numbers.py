@@ -46,6 +46,13 @@ def test_number_beyond_float32(spec, command):
     assert (code, errors.count("\n")) == (2, 1), errors
 
 
+@pytest.mark.parametrize("lr", [1e-39, 1e39])
+def test_learning_rate_or_its_inverse_beyond_float32(lr):
+    with pytest.raises(InputError) as error:
+        sa.Experiment(lr=lr)
+    assert error.value.code == "out-of-range"
+
+
 def test_infinite_threshold_is_allowed():
     assert sa.Experiment(receiver="clip(C=inf)").receiver == "clip(C=inf)"
 

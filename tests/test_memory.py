@@ -1,5 +1,7 @@
 """Every memory that is accepted can be read from its checkpoint; every other memory is refused before it is written."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -9,8 +11,8 @@ from hypothesis import strategies as st
 import stableair as sa
 from stableair.contracts import Round, Rule, State
 from stableair.errors import InputError
-from stableair.memory import check_memory, same_structure
-from stableair.results.checkpoint import Checkpoint, parse_checkpoint, save_checkpoint
+from stableair.memory import check_memory, non_finite_parts, same_structure
+from stableair.results.checkpoint import Checkpoint, parse_checkpoint, read_checkpoint, save_checkpoint
 from stableair.results.checksums import CHECKPOINT
 from stableair.results.lock import locked
 from stableair.vector import ModelState
@@ -166,3 +168,55 @@ def test_a_vector_inside_a_dict_keeps_its_shape():
     like = {"mean": torch.zeros(3), "evidence": {}}
     assert same_structure({"mean": torch.ones(3), "evidence": {1: 2.0}}, like)
     assert not same_structure({"mean": torch.ones(1), "evidence": {}}, like)
+
+
+def test_non_finite_parts():
+    finite = State(ModelState(torch.ones(2), torch.zeros(0)))
+    assert non_finite_parts(finite) == set()
+    inf, nan = torch.tensor([1.0, math.inf]), torch.tensor([math.nan])
+    assert non_finite_parts(finite._replace(model=ModelState(inf, torch.zeros(0)))) == {"model"}
+    assert non_finite_parts(finite._replace(model=ModelState(torch.ones(2), inf)), infinite_memories=True) == {"model"}
+    state = finite._replace(receiver={"limit": math.inf, "n": torch.tensor([3])}, server=(inf, "text"), average=[nan])
+    assert non_finite_parts(state) == {"server", "average"}
+    assert non_finite_parts(state, infinite_memories=True) == {"average"}
+    assert non_finite_parts(finite._replace(clients=({"x": math.nan},)), infinite_memories=True) == {"clients"}
+    small = torch.ones(2).to(torch.float8_e4m3fn)  # torch has no isfinite for it
+    assert non_finite_parts(finite._replace(server=small), infinite_memories=True) == set()
+
+
+def with_value(kind, value, at):
+    """A component whose memory becomes `value` in round `at`, while the model stays finite."""
+
+    def apply(*arguments):
+        *_, memory = arguments
+        vector = arguments[0].g if kind == "receiver" else arguments[0]
+        return vector, {"k": memory["k"] + 1, "x": value if memory["k"] == at else memory["x"]}, {}
+
+    rule = sa.Rule if kind == "receiver" else sa.ServerRule
+    return rule(apply, lambda like: {"k": 0, "x": torch.zeros(3)})
+
+
+@pytest.mark.parametrize("kind", ["receiver", "server"])
+def test_a_memory_that_becomes_nan_ends_the_run(tiny, tmp_path, registries, caplog, kind):
+    getattr(sa, kind)("odd")(lambda: with_value(kind, torch.tensor([1.0, math.nan, 2.0]), at=2))
+    run = sa.run(tiny.with_(**{kind: "odd()"}), tmp_path / "a")
+    assert (run.diverged, len(run)) == (2, 3)
+    assert read_checkpoint(tmp_path / "a").rounds == 2
+    assert sa.run(tiny.with_(**{kind: "odd()"}), tmp_path / "a", resume=True).diverged == 2
+    assert f"the memory of the {kind} holds NaN" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["receiver", "server"])
+def test_a_memory_may_be_infinite(tiny, tmp_path, registries, kind):
+    getattr(sa, kind)("odd")(lambda: with_value(kind, torch.tensor([1.0, math.inf, 2.0]), at=1))
+    run = sa.run(tiny.with_(**{kind: "odd()"}), tmp_path / "a")
+    assert (run.diverged, len(run)) == (None, 4)
+
+
+def test_norm_buffers_that_are_not_finite_end_the_run(tiny, tmp_path):
+    w = torch.ones(2)
+    states = [State(ModelState(w, torch.tensor([x]))) for x in (1.0, math.inf)]
+    rounds = [Round(k, state, {"test/loss": 0.5}) for k, state in enumerate(states)]
+    recorded = list(sa.recorded(rounds, tmp_path / "a", sa.RunMetadata(tiny.with_(rounds=2), {})))
+    assert [each.metrics.get("diverged") for each in recorded] == [None, True]
+    assert read_checkpoint(tmp_path / "a").rounds == 1

@@ -210,7 +210,7 @@ def test_choices_are_mixed_and_none_is_tried_twice(tiny, tmp_path):
     assert len(many.trials) == len({tuple(t.values.values()) for t in many.trials}) == 9
 
 
-def test_a_best_value_at_boundary_of_its_range_is_told():
+def test_a_best_value_at_the_boundary_of_its_range_is_reported():
     def found(value):
         return Result(None, {"C": Range(0.01, 1, log=True)}, [Trial({"C": value}, 0.5, 1)])
 

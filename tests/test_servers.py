@@ -153,7 +153,7 @@ def steps(rule, rounds):
     return [-repeated(w, torch.ones_like(w)).item() for _ in range(rounds)]
 
 
-def test_the_steps_decay_as_they_are_said_to():
+def test_the_steps_decay_as_documented():
     inverse, cosine = sgd(0.5, "inverse", over=4, floor=0.1), sgd(0.5, "cosine", over=4, floor=0.1)
     assert steps(inverse, 60) == pytest.approx([0.5 * max(0.1, 1 / (1 + k / 4)) for k in range(60)])
     half_wave = [0.05 + 0.45 * (1 + math.cos(math.pi * k / 4)) / 2 for k in range(5)]

@@ -199,7 +199,7 @@ def test_a_name_is_registered_once(registries):
 
 def test_all_decorators_are_offered_and_their_modules_too(registries):
     kinds = ["receiver", "noise", "fading", "partition", "model", "dataset", "server"]
-    for name in [*kinds, "channel", "participation", "power", "basis", "quantizer", "aggregator"]:
+    for name in [*kinds, "channel", "participation", "power", "basis", "quantizer", "aggregator", "local", "lr_decay"]:
         getattr(sa, name)("fresh")(lambda: None)
     assert all("fresh" in registry.entries for registry in registries.values())
     import stableair.receivers as module

@@ -1,4 +1,4 @@
-"""Flower's simulation: a ServerApp with FedAvg, a ClientApp per supernode, on Ray with one core each."""
+"""Flower's simulation: a ServerApp with FedAvg, a ClientApp per supernode, on Ray with one core per client."""
 
 import os
 import time
@@ -13,7 +13,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 from torch.nn import functional as F
-from work import network, read, tell
+from work import network, print_result, read
 
 work = read()
 client_app, server_app = ClientApp(), ServerApp()
@@ -56,4 +56,4 @@ def main(grid: Grid, context: Context) -> None:
 run_simulation(server_app, client_app, len(work.parts), backend_config={"client_resources": {"num_cpus": 1}})
 module = network(work)
 module.load_state_dict(found["state"])
-tell(found["seconds"], module, work)
+print_result(found["seconds"], module, work)

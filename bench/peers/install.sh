@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The peers in environments of their own, because their pins conflict with ours: bench/peers/.env/{flower,pfl_research}
+# Install each peer in a separate environment, because its pinned versions conflict with ours: bench/peers/.env/{flower,pfl_research}
 set -euo pipefail
 cd "$(dirname "$0")"
 for peer in "flower flwr[simulation]==1.41.0" "pfl_research pfl[pytorch]==0.6.0"; do

@@ -16,7 +16,7 @@ from pfl.metrics import Metrics, Weighted
 from pfl.model.pytorch import PyTorchModel
 from torch import nn
 from torch.nn import functional as F
-from work import network, read, tell
+from work import network, print_result, read
 
 work = read()
 torch.set_num_threads(1)
@@ -65,4 +65,4 @@ FederatedAveraging().run(
     NNEvalHyperParams(local_batch_size=None),
     callbacks=[clock],
 )
-tell([b - a for a, b in pairwise(clock.stamps)], module.body, work)
+print_result([b - a for a, b in pairwise(clock.stamps)], module.body, work)

@@ -1,14 +1,14 @@
-"""A plain loop in PyTorch, as most research code has it: one client after the other, an optimiser each."""
+"""A plain PyTorch loop, as in most research code: one client after the other, with one optimiser per client."""
 
 import copy
 import time
 
 import torch
 from torch.nn import functional as F
-from work import network, read, tell
+from work import network, print_result, read
 
 work = read()
-torch.set_num_threads(1)  # more are slower for a network this small
+torch.set_num_threads(1)  # more threads are slower for such a small network
 server, seconds = network(work), []
 for _ in range(work.rounds + 1):
     begin = time.perf_counter()
@@ -27,4 +27,4 @@ for _ in range(work.rounds + 1):
         for p, t in zip(server.parameters(), total, strict=True):
             p.copy_(t)
     seconds.append(time.perf_counter() - begin)
-tell(seconds, server, work)
+print_result(seconds, server, work)

@@ -1,6 +1,7 @@
-"""The work that every peer does: federated averaging of a small network over the same clients, data and batches' size.
+"""The workload of every peer: federated averaging of a small network with the same clients, data and batch size.
 
-Reads what `stableair bench` wrote, imports nothing of it, and prints the seconds of each round and the final accuracy.
+Reads the file of `stableair bench` without importing stableair, and prints the seconds of each round and the final
+accuracy.
 """
 
 import json
@@ -18,7 +19,7 @@ class Work(NamedTuple):
     test_x: torch.Tensor
     test_y: torch.Tensor
     parts: list[torch.Tensor]
-    start: torch.Tensor  # the parameters to begin with, one flat vector
+    start: torch.Tensor  # initial parameters as one flat vector
     epochs: int
     batch: int
     lr: float
@@ -44,6 +45,6 @@ def accuracy(module: nn.Module, work: Work) -> float:
         return (module(work.test_x).argmax(1) == work.test_y).float().mean().item()
 
 
-def tell(seconds: list[float], module: nn.Module, work: Work) -> None:
-    """The last line of the output; the first round warms up and does not count."""
+def print_result(seconds: list[float], module: nn.Module, work: Work) -> None:
+    """Print the times and the accuracy as the last line of the output; the first round is a warm-up."""
     print(json.dumps({"seconds": seconds[1:], "accuracy": accuracy(module, work)}))

@@ -16,10 +16,12 @@ from stableair.channels.registries import noise as noise
 from stableair.channels.registries import power as power
 from stableair.channels.registries import quantizer as quantizer
 from stableair.comparisons import compare as compare
+from stableair.contracts import LocalRule as LocalRule
 from stableair.contracts import Reception as Reception
 from stableair.contracts import Rule as Rule
 from stableair.contracts import ServerRule as ServerRule
 from stableair.contracts import State as State
+from stableair.data.dataset import Dataset as Dataset
 from stableair.data.datasets import dataset as dataset
 from stableair.data.partitions import partition as partition
 from stableair.engine import accelerate as accelerate
@@ -47,21 +49,28 @@ from stableair.receivers.rules import receiver as receiver
 from stableair.receivers.rules import sign as sign
 from stableair.receivers.rules import tanh_clip as tanh_clip
 from stableair.results.callbacks import Callback as Callback
+from stableair.results.options import RunOptions as RunOptions
 from stableair.results.plot import plot as plot
 from stableair.results.recorder import RunMetadata as RunMetadata
 from stableair.results.recorder import recorded as recorded
 from stableair.results.report import report as report
 from stableair.results.resume import resume_point as resume_point
 from stableair.results.run import Run as Run
+from stableair.results.run import Sweep as Sweep
 from stableair.results.run import load as load
+from stableair.results.table import export as export
+from stableair.results.table import table as table
 from stableair.results.trackers import MLflow as MLflow
 from stableair.results.trackers import TensorBoard as TensorBoard
 from stableair.results.trackers import WandB as WandB
+from stableair.results.watch import watch as watch
 from stableair.runner import run as run
+from stableair.schedules import lr_decay as lr_decay
 from stableair.searches import search as search
 from stableair.servers import server as server
 from stableair.spec import load_plugin as load_plugin
 from stableair.sweeps.clusters import submit as submit
 from stableair.sweeps.processes import sweep as sweep
+from stableair.training.local_rules import local as local
 
 __version__: str

@@ -24,6 +24,7 @@ from stableair.contracts import (
 from stableair.errors import InputError
 from stableair.isolation import isolated_steps
 from stableair.memory import check_memory, check_structure, map_tensors, unchanged, unchanged_uploads
+from stableair.schedules import Schedule, full_rate
 from stableair.validation import typed
 from stableair.vector import NOTHING, Layout, ModelState, check_shape, powers
 
@@ -50,6 +51,7 @@ class Simulation:
     labels: np.ndarray | None = None  # (n, classes), samples of each class at each client: for the record
     files: dict[str, str] = field(default_factory=dict)  # data files and their SHA-256: for the record
     snr_blocks: Layout = NOTHING  # blocks whose SNR is recorded beside that of the whole vector
+    server_share: Schedule = full_rate  # factor of g in the server's step of round k, where the server's lr follows
 
 
 @typed
@@ -76,7 +78,7 @@ def simulate(sim: Simulation, state: State, rounds: int, start: int = 0) -> Iter
         g = None
         if received.senders:
             g, receiver, seen = receive(sim.receiver, received, receiver, k, sim.layout)  # MAC, Eqs. (5)-(8)
-            w, server, step = serve(sim.server, model.w, g, server)  # Eq. (4)
+            w, server, step = serve(sim.server, model.w, sim.server_share(k) * g, server)  # Eq. (4)
             model, metrics = ModelState(w, received.stats), seen | step
         else:
             log.warning("round %d: no client was received; the model stays unchanged", k)

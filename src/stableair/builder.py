@@ -6,13 +6,15 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import nn
 
 from stableair import vector
 from stableair.algorithm import Simulation
 from stableair.channels import assembly
-from stableair.contracts import Channel, Dataset, Rule, ServerRule, Split, State
+from stableair.client_tests import client_tests
+from stableair.contracts import Channel, Dataset, Rule, ServerRule, Split, State, holds_tokens
 from stableair.data.datasets import hold_out
 from stableair.data.partitions import divide, labels
 from stableair.errors import InputError, StableairError
@@ -23,9 +25,11 @@ from stableair.memory import check_memory
 from stableair.models import model
 from stableair.participants import divisor, participants
 from stableair.receivers import assemble
+from stableair.schedules import Schedule, full_rate
 from stableair.servers import as_server_rule
 from stableair.spec import Call, traceback_location
 from stableair.streams import generator
+from stableair.training.local_rules import as_local_rule
 from stableair.training.local_training import LocalTraining
 from stableair.training.reference import CHUNK, Reference
 from stableair.validation import short_repr, suggest, typed
@@ -78,11 +82,11 @@ def attribute_plugin_errors(experiment: Experiment) -> Iterator[None]:
 def _user_locations(experiment: Experiment, settings: Iterable[str]) -> str:
     """The files and lines of the user-defined components among some settings."""
     calls = [call for name in settings for call in experiment.calls(name)]
-    return " or ".join(f"{file[0]}, line {file[1]}" for call in calls if (file := call.entry.user_location))
+    return " or ".join(f"{file[0]}, line {file[1]}" for call in calls if (file := call.user_location))
 
 
 def _check_data(data: Any, splits: Iterable[str]) -> None:
-    """Refuse an invalid data set: the splits in use need images of one shape, each with a label."""
+    """Refuse an invalid data set: the splits in use need samples of one shape and kind, each with a label."""
     if not isinstance(data, Dataset):
         text = f"the data set must be a Dataset: got {type(data).__name__}"
         raise InputError(text, code="invalid-data", setting="data")
@@ -92,16 +96,29 @@ def _check_data(data: Any, splits: Iterable[str]) -> None:
     for name in splits:
         split = getattr(data, name)
         if not isinstance(split, Split) or not _is_labelled(split, data.train.x, data.classes):
-            wanted = f"x (m, c, h, w) of one shape, and y (m,) int64 in 0 ... {data.classes - 1}"
+            wanted = f"x (m, ...) of one shape and dtype, and y (m,) int64 in 0 ... {data.classes - 1}"
             text = f"the data set's {name} split must be {wanted}"
             raise InputError(text, code="invalid-data", setting="data")
-    if data.inputs(data.train.x[:1]).shape != data.train.x[:1].shape:
-        text = "the data set's mean and std must be a number, or one for each channel"
+    try:
+        fits = data.inputs(data.train.x[:1]).shape == data.train.x[:1].shape
+    except RuntimeError:  # the numbers of columns differ
+        fits = False
+    if not fits:
+        text = "the data set's mean and std must be a number, or one for each channel or column"
         raise InputError(text, code="invalid-data", setting="data")
 
 
 def _default_model(data: Dataset) -> Call:
-    """Parse the model that a data set names."""
+    """Parse the model that a data set names.
+
+    Raises:
+        InputError: It names none (`no-default-model`), or not a model (`invalid-data`).
+    """
+    if data.model is None:
+        kind = "token ids" if holds_tokens(data.train.x) else "samples"
+        text = f"the data set names no model for its {kind} of shape {tuple(data.train.x.shape[1:])}"
+        advice = "name one: model=...; integers that are measurements must be given as floats"
+        raise InputError(text, code="no-default-model", advice=advice)
     try:
         return model.one(data.model)
     except StableairError as error:
@@ -110,14 +127,25 @@ def _default_model(data: Dataset) -> Call:
 
 
 def _is_labelled(split: Split, like: Any, classes: int) -> bool:
-    """Whether each image has a label below `classes`, and a writer where there are any."""
+    """Whether each sample has a label below `classes`, and a writer where there are any."""
     x, y, writer = split
-    if not isinstance(x, torch.Tensor) or x.ndim != 4 or x.is_complex() or not len(x) or x.shape[1:] != like.shape[1:]:
+    if not isinstance(x, torch.Tensor) or x.ndim < 2 or x.is_complex() or not len(x):
+        return False
+    if x.shape[1:] != like.shape[1:] or holds_tokens(x) != holds_tokens(like):
         return False
     numbers = [y] if writer is None else [y, writer]
     if any(not isinstance(t, torch.Tensor) or t.dtype != torch.int64 or t.shape != x.shape[:1] for t in numbers):
         return False
     return min(int(t.min()) for t in numbers) >= 0 and int(y.max()) < classes
+
+
+def _trial_samples(data: Dataset) -> torch.Tensor:
+    """Two samples for the check of a model; of token ids the second one has the largest id in any split."""
+    x = data.train.x
+    if not holds_tokens(x):
+        return x[:2]
+    largest = max((split.x for split in (data.train, data.test)), key=torch.max)
+    return torch.stack([x[0], largest[largest.flatten(1).amax(1).argmax()]])
 
 
 @torch.no_grad()
@@ -126,12 +154,13 @@ def _check_model(module: Any, data: Dataset) -> None:
     if not isinstance(module, nn.Module):
         text = f"the model must be a torch.nn.Module: got {type(module).__name__}"
         raise InputError(text, code="invalid-model", setting="model")
-    x = data.inputs(data.train.x[:2])
+    x = data.inputs(_trial_samples(data))
     try:
         out = copy.deepcopy(module).eval()(x)
     except Exception as error:  # the code of the model may raise anything
         reason = traceback_location(error) or f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-        text = f"the model cannot take inputs of shape {tuple(x.shape)}: {reason}"
+        kind = "token ids" if holds_tokens(x) else "inputs"
+        text = f"the model cannot take {kind} of shape {tuple(x.shape)}: {reason}"
         raise InputError(text, code="invalid-model", setting="model") from error
     wanted = len(x), data.classes
     if not isinstance(out, torch.Tensor) or tuple(out.shape) != wanted:
@@ -156,18 +185,11 @@ def build(experiment: Experiment) -> Simulation:
 
 def _build(e: Experiment) -> Simulation:
     target = device(e.device)
-    data = e.call("data")()
-    _check_data(data, ("train",) if e.evaluate == "validation" else ("train", "test"))
-    if e.evaluate == "validation":
-        data = hold_out(data, VALIDATION, e.seed)
-    parts = divide(e.call("partition")(), data.train, e.clients, generator(e.seed, "partition").numpy())
-
-    with torch.random.fork_rng(devices=[]):  # torch initialises on the CPU: the same w_0 on every device
-        torch.manual_seed(generator(e.seed, "init").key[0])
-        call = _default_model(data) if e.model == "auto" else e.call("model")
-        module = call()(tuple(data.train.x.shape[1:]), data.classes)
-        _check_model(module, data)
-    module, data = module.to(target), data.to(target)
+    data, parts = _data_of_clients(e)
+    if e.augment != "none" and (data.train.x.ndim != 4 or holds_tokens(data.train.x)):
+        text = f"augment={e.augment} needs images (m, c, h, w): got samples of shape {tuple(data.train.x.shape[1:])}"
+        raise InputError(text, code="not-images", name="augment", value=e.augment)
+    module, data = _new_module(e, data).to(target), data.to(target)
 
     if e.norm_stats != "clients" and not norm_layers(module):
         log.warning("norm_stats=%s changes nothing: the model keeps no norm statistics", e.norm_stats)
@@ -183,12 +205,17 @@ def _build(e: Experiment) -> Simulation:
         payload=e.payload,
         seed=e.seed,
         augment=e.augment,
+        rule=as_local_rule(e.call("local")()),
+        lr_share=e.call("lr_decay")(),
+        label_smoothing=e.label_smoothing,
     )
     participation = e.call("participation")()
     draw_participants = participants(participation, work.sizes, e.seed)
     draw_participants(0)  # a rule that asks for too many clients is refused before anything is computed
     side = receiving_side(e, layout, work.norms, divisor(participation, e.clients))
-    evaluate = Evaluate(module, data, e.evaluate, e.norm_stats, calibration_sample(samples, e.seed).to(target))
+    calibration = calibration_sample(samples, e.seed).to(target)
+    tests = client_tests(data, samples).to(target) if e.evaluate_clients else None
+    evaluate = Evaluate(module, data, e.evaluate, e.norm_stats, calibration, tests)
     return Simulation(
         n=e.clients,
         seed=e.seed,
@@ -202,7 +229,42 @@ def _build(e: Experiment) -> Simulation:
         labels=labels(parts, data.train, data.classes),
         files=dict(data.files),
         snr_blocks=vector.NOTHING if e.snr_blocks == "none" else layout.merge(e.snr_blocks),
+        server_share=server_share(e),
     )
+
+
+def _data_of_clients(e: Experiment) -> tuple[Dataset, list[np.ndarray]]:
+    """The data set, and the numbers of each client's training samples."""
+    data = e.call("data")()
+    _check_data(data, ("train",) if e.evaluate == "validation" else ("train", "test"))
+    if e.evaluate == "validation":
+        data = hold_out(data, VALIDATION, e.seed)
+    return data, divide(e.call("partition")(), data.train, e.clients, generator(e.seed, "partition").numpy())
+
+
+def label_counts(experiment: Experiment) -> np.ndarray:
+    """Return the number of samples per client and class, (clients, classes); no model is built."""
+    with attribute_plugin_errors(experiment):
+        data, parts = _data_of_clients(experiment)
+        return labels(parts, data.train, data.classes)
+
+
+@isolated()
+def network(experiment: Experiment) -> nn.Module:
+    """Return the network of an experiment with its initial parameters, on the CPU; the data set is read."""
+    with attribute_plugin_errors(experiment):
+        data = experiment.call("data")()
+        _check_data(data, ("train",))
+        return _new_module(experiment, data)
+
+
+def _new_module(e: Experiment, data: Dataset) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):  # torch initialises on the CPU: the same w_0 on every device
+        torch.manual_seed(generator(e.seed, "init").key[0])
+        call = _default_model(data) if e.model == "auto" else e.call("model")
+        module: nn.Module = call()(tuple(data.train.x.shape[1:]), data.classes)
+        _check_model(module, data)
+    return module
 
 
 class ReceivingSide(NamedTuple):
@@ -222,6 +284,17 @@ def receiving_side(e: Experiment, layout: Layout, norms: Layout, divisor: float 
     if "lr" in step.parameters and step.full().arguments["lr"] is None:
         step = step.with_("lr", e.lr if e.payload == "gradient" else 1.0)
     return ReceivingSide(channel, receiver, as_server_rule(step()))
+
+
+def server_share(e: Experiment) -> Schedule:
+    """The factor of g in the server's step: a server without its own lr follows the clients' schedule.
+
+    With payload "gradient", w_k - w_{k,n} is eta_k times the payload; so the server multiplies by the same eta_k.
+    """
+    step = e.call("server")
+    follows = "lr" in step.parameters and step.full().arguments["lr"] is None and e.payload == "gradient"
+    share: Schedule = e.call("lr_decay")() if follows else full_rate
+    return share
 
 
 def start_state(model: ModelState, side: ReceivingSide) -> State:

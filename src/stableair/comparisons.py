@@ -1,15 +1,22 @@
 """Comparison of receivers over channels on the same seeds: all share data, batches, fading and noise."""
 
 import logging
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from html import escape
 from itertools import combinations
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
+
+import numpy as np
 
 from stableair.errors import InputError
 from stableair.experiment import Experiment
 from stableair.literals import PluginChange
+from stableair.markup import html_table, sparkline
 from stableair.results.callbacks import Callback
+from stableair.results.options import RunOptions
+from stableair.results.plugins import MIXED, mixed_components
 from stableair.results.run import LAST, Run, group, log_left_out, runs_from
 from stableair.results.statistics import (
     CHANNEL,
@@ -20,9 +27,10 @@ from stableair.results.statistics import (
     compare_groups,
     mean_and_std,
 )
+from stableair.results.table import write_table
 from stableair.sweeps.plans import Plan, expand_plan, read_plan
 from stableair.sweeps.processes import sweep
-from stableair.validation import as_path, pluralize
+from stableair.validation import as_path, pluralize, suggest
 
 log = logging.getLogger("stableair")
 
@@ -58,6 +66,11 @@ class Line(NamedTuple):
         """Number of runs that diverged."""
         return sum(run.diverged is not None for run in self.runs)
 
+    @property
+    def mixed_components(self) -> list[str]:
+        """The components of which the runs hold results of several versions, or of an earlier version that was kept."""
+        return mixed_components(self.runs)
+
 
 class Comparison(NamedTuple):
     """Result of a comparison; print() shows one table per channel.
@@ -74,9 +87,96 @@ class Comparison(NamedTuple):
         """The difference between two receivers over a channel; None if they share no seed."""
         return next((pair for pair in self.pairs[channel] if {pair.better, pair.worse} == {one, other}), None)
 
+    def to_pandas(self) -> Any:
+        """The lines of all channels as a pandas DataFrame, one row each; accuracies are between 0 and 1.
+
+        `behind` is the mean paired difference to the best line of the channel, `low` and `high` its 95 % interval.
+        """
+        import pandas
+
+        records = [self._record(channel, line) for channel, lines in self.lines.items() for line in lines]
+        return pandas.DataFrame(records).astype(dict.fromkeys(("std", "behind", "low", "high", "p", "uses"), float))
+
+    def _record(self, channel: str, line: Line) -> dict[str, Any]:
+        pair = self.pair(channel, self.lines[channel][0].receiver, line.receiver)
+        behind, low, high = _behind(line, pair) if pair else (None, None, None)
+        std = float(mean_and_std(line.accuracies)[1]) if len(line.accuracies) > 1 else None
+        return {
+            "channel": channel, "receiver": line.receiver, "accuracy": line.accuracy, "std": std, "behind": behind,
+            "low": low, "high": high, "p": pair.p if pair else None, "seeds": len(line.runs),
+            "diverged": line.diverged, "uses": line.uses, "seconds": line.seconds,
+        }  # fmt: skip
+
+    def to_latex(self, labels: Mapping[str, str] | None = None) -> str:
+        """A table for the LaTeX package booktabs: a row per receiver, a column per channel.
+
+        A cell is the mean accuracy in per cent and its standard deviation over the seeds; the best ones are bold.
+
+        Args:
+            labels: Texts for receivers and channels, such as {"mac(C=1)": "MAC, $C = 1$"}; formulas are between $.
+
+        Raises:
+            InputError: A label is of no receiver or channel (`unknown-label`) or is given twice (`duplicate-label`).
+        """
+        import pandas
+
+        names = list(dict.fromkeys(line.receiver for lines in self.lines.values() for line in lines))
+        text = self._labelled(names, labels or {})
+        cells = {
+            text[channel]: {text[line.receiver]: _latex_cell(line) for line in lines}
+            for channel, lines in self.lines.items()
+        }
+        best = [
+            [
+                name in [line.receiver for line in lines if line.accuracy == lines[0].accuracy]
+                for lines in self.lines.values()
+            ]
+            for name in names
+        ]
+        style = pandas.DataFrame(cells, [text[name] for name in names]).style.format(na_rep="--")
+        for axis in (0, 1):
+            style = style.format_index(escape="latex-math", axis=axis)
+        return style.apply(lambda _: np.where(best, "textbf:--rwrap;", ""), axis=None).to_latex(hrules=True)
+
+    def _labelled(self, names: list[str], labels: Mapping[str, str]) -> dict[str, str]:
+        """The texts of receivers and channels."""
+        known = [*names, *self.lines]
+        for name in labels:
+            if name not in known:
+                raise InputError(
+                    f"label {name!r}: {suggest(name, known)}", code="unknown-label", name=name, allowed=known
+                )
+        texts = {name: labels.get(name, name) for name in known}
+        if repeated := [text for text, n in Counter(texts.values()).items() if n > 1]:
+            raise InputError(f"label {repeated[0]!r} is given twice", code="duplicate-label", name=repeated[0])
+        return texts
+
+    def save(self, path: str | Path, *, labels: Mapping[str, str] | None = None, force: bool = False) -> Path:
+        """Write the comparison as a table: .tex as `to_latex`, .csv and .parquet as `to_pandas`.
+
+        A file that stableair has not made is replaced only with `force`.
+        """
+        frame = self.to_pandas().set_index("channel")
+        return write_table(frame, path, force, tex=self.to_latex(labels))
+
     def __str__(self) -> str:
         tables = [f"{channel}\n{_aligned([HEAD, *self._rows(channel)])}" for channel in self.lines]
         return "\n\n".join([*tables, "\n".join(self._notes())])
+
+    def __repr__(self) -> str:
+        results = [f"{each[0].receiver} {100 * each[0].accuracy:.2f} %" for each in self.lines.values()]
+        best = ", ".join(dict.fromkeys(results))
+        return f"Comparison({pluralize(len(self.lines), 'channel')}; best accuracy: {best})"
+
+    def _repr_html_(self) -> str:
+        tables = []
+        for channel, lines in self.lines.items():
+            metric = f"{lines[0].runs[0].settings['evaluate']}/accuracy"
+            drawings = [sparkline([row.get(metric) for row in line.runs[0].rounds]) for line in lines]
+            cells = [[*row, drawing] for row, drawing in zip(self._rows(channel), drawings, strict=True)]
+            head, *rows = _without_empty_columns([[*HEAD, "first seed"], *cells])
+            tables.append(html_table(rows, head, channel))
+        return "".join([*tables, *(f"<p>{escape(note)}</p>" for note in self._notes())])
 
     def _rows(self, channel: str) -> list[list[str]]:
         best = self.lines[channel][0]
@@ -102,6 +202,8 @@ class Comparison(NamedTuple):
             notes.append("no p for a difference that is the same for every seed")
         if any(line.diverged for line in lines):
             notes.append("a run that diverged counts as 0")
+        if mixed := dict.fromkeys(name for line in lines for name in line.mixed_components):
+            notes.append(f"{MIXED}: includes results of an earlier version of the {', '.join(mixed)}")
         return notes
 
 
@@ -114,20 +216,37 @@ def _row(line: Line, behind: PairedDifference | None) -> list[str]:
     diverged = f", {line.diverged} diverged" if line.diverged else ""
     cells = ["", "", ""]
     if behind:
-        sign = 1 if behind.worse == line.receiver else -1
-        ends = sorted(100 * sign * end + 0.0 for end in behind.interval or ())  # + 0.0 turns -0.0 into 0.0
         p = "" if behind.p is None else f"{behind.p:.2g} {behind.mark or ' '}"
-        cells = [f"{100 * sign * behind.difference + 0.0:.2f}", " to ".join(f"{end:.2f}" for end in ends), p]
+        difference, *ends = (None if value is None else f"{100 * value:.2f}" for value in _behind(line, behind))
+        cells = [difference or "", " to ".join(filter(None, ends)), p]
     uses = "" if line.uses is None else f"{line.uses:,.0f}"
     accuracy = f"{100 * line.accuracy:.2f}{std}{diverged}"
-    return [line.receiver, accuracy, *cells, str(len(line.runs)), uses, f"{line.seconds:.1f}"]
+    name = f"{line.receiver} {MIXED}" if line.mixed_components else line.receiver
+    return [name, accuracy, *cells, str(len(line.runs)), uses, f"{line.seconds:.1f}"]
+
+
+def _behind(line: Line, pair: PairedDifference) -> tuple[float, float | None, float | None]:
+    """How much the best line is above this one, and the ends of the 95 % interval of this difference."""
+    sign = 1 if pair.worse == line.receiver else -1
+    low, high = sorted(sign * end + 0.0 for end in pair.interval) if pair.interval else (None, None)
+    return sign * pair.difference + 0.0, low, high  # + 0.0 turns -0.0 into 0.0
+
+
+def _latex_cell(line: Line) -> str:
+    std = f" $\\pm$ {100 * mean_and_std(line.accuracies)[1]:.2f}" if len(line.accuracies) > 1 else ""
+    return f"{100 * line.accuracy:.2f}{std}"
+
+
+def _without_empty_columns(rows: list[list[str]]) -> list[list[str]]:
+    """The rows without the columns that have a head only."""
+    columns = [column for column in zip(*rows, strict=True) if any(column[1:])]
+    return [list(row) for row in zip(*columns, strict=True)]
 
 
 def _aligned(rows: list[list[str]]) -> str:
     """A table as plain text: first column left-aligned, others right-aligned; columns without values are dropped."""
-    columns = [column for column in zip(*rows, strict=True) if any(column[1:])]
-    widths = [max(map(len, column)) for column in columns]
-    lines = zip(*columns, strict=True)
+    lines = _without_empty_columns(rows)
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
         "  ".join([first.ljust(widths[0]), *map(str.rjust, rest, widths[1:])]).rstrip() for first, *rest in lines
     )
@@ -141,6 +260,7 @@ def compare(
     parallel: int = 1,
     plugin_changed: PluginChange = "refuse",
     callbacks: Sequence[Callback] = (),
+    **options: Unpack[RunOptions],
 ) -> Comparison:
     """Compare receivers over channels with paired seeds. `stableair compare` calls this function.
 
@@ -155,6 +275,7 @@ def compare(
         plugin_changed: What to do with results of a plug-in that has changed since: "refuse" raises an error, "keep"
             uses them and records both versions, "recompute" restarts such runs.
         callbacks: Observers of the runs of a plan.
+        options: `stop`, `patience`, `monitor`, `keep_best`, `profile`, `track`, `progress`: see `RunOptions`.
 
     Raises:
         InputError: The plan is invalid, or its experiments cannot be paired.
@@ -162,7 +283,7 @@ def compare(
     if _is_recorded(plan):
         return comparison(plan)  # type: ignore[arg-type]
     experiments = comparison_plan(plan, seeds)  # type: ignore[arg-type]
-    runs = sweep(experiments, folder, parallel=parallel, plugin_changed=plugin_changed, callbacks=callbacks)
+    runs = sweep(experiments, folder, parallel=parallel, plugin_changed=plugin_changed, callbacks=callbacks, **options)
     return comparison(runs)
 
 
@@ -191,7 +312,9 @@ def comparison_plan(plan: Plan | str | Path | Iterable[Experiment], seeds: int |
 
 
 def comparison(runs: Run | str | Path | Iterable[Run | str | Path]) -> Comparison:
-    """Compare recorded runs. Runs with fewer rounds than the longest are left out unless they diverged.
+    """Compare recorded runs.
+
+    Runs with fewer rounds than the longest are left out, unless they diverged or stopped early.
 
     Args:
         runs: Runs, run folders, or folders that contain run folders.
@@ -204,11 +327,12 @@ def comparison(runs: Run | str | Path | Iterable[Run | str | Path]) -> Compariso
     started = [run for run in readable if run.rounds]
     if not started:
         raise InputError("nothing to compare: no run has a complete round", code="no-rounds")
+    unfinished = [run for run in started if run.diverged is None and not run.stopped]
     rounds = max((len(run) for run in started if run.diverged is None), default=0)
-    if shorter := [len(run) for run in started if run.diverged is None and len(run) < rounds]:
+    if shorter := [len(run) for run in unfinished if len(run) < rounds]:
         lengths = " and ".join(pluralize(n, "round") for n in sorted(set(shorter)))
         log.warning("%s left out: %s, where others have %d", pluralize(len(shorter), "run"), lengths, rounds)
-    complete = [run for run in started if run.diverged is not None or len(run) == rounds]
+    complete = [run for run in started if run not in unfinished or len(run) == rounds]
     metric = f"{complete[0].settings['evaluate']}/accuracy"
     lines, pairs = {}, {}
     for channel, groups in sorted(_by_channel(complete).items()):

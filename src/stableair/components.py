@@ -3,12 +3,17 @@
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from stableair.contracts import Rule, ServerRule
+from stableair.contracts import LocalRule, Rule, ServerRule
 from stableair.errors import InputError
 from stableair.validation import short_repr
 
-AnyRule = TypeVar("AnyRule", Rule, ServerRule)
-OPTIONS: dict[type, tuple[str, ...]] = {Rule: ("pilots",), ServerRule: ()}  # attributes in addition to apply and init
+AnyRule = TypeVar("AnyRule", Rule, ServerRule, LocalRule)
+METHODS: dict[type, tuple[str, ...]] = {
+    Rule: ("apply", "init"),
+    ServerRule: ("apply", "init"),
+    LocalRule: ("step", "init"),
+}
+OPTIONS: dict[type, tuple[str, ...]] = {Rule: ("pilots",), ServerRule: (), LocalRule: ("entrywise",)}
 
 
 def as_rule(
@@ -18,8 +23,8 @@ def as_rule(
 
     Args:
         setting: The experiment's setting of the component, for the error.
-        component: A rule of this class; an object with the methods `apply` and `init` of one; or a plain function.
-        rule_class: `Rule` or `ServerRule`.
+        component: A rule of this class; an object with the `METHODS` of one, and perhaps its `OPTIONS`; or a function.
+        rule_class: `Rule`, `ServerRule` or `LocalRule`.
         lift: Converts a plain function to a rule.
 
     Raises:
@@ -27,11 +32,12 @@ def as_rule(
     """
     if isinstance(component, rule_class):
         return component
-    has_methods = callable(getattr(component, "apply", None)) and callable(getattr(component, "init", None))
+    methods: list[Any] = [getattr(component, name, None) for name in METHODS[rule_class]]
+    has_methods = all(map(callable, methods))
     if isinstance(component, type) or not (has_methods or callable(component)):
         text = f"the {setting} must be a function or a {rule_class.__name__}: got {short_repr(component)}"
         raise InputError(text, code="wrong-type", setting=setting)
     if not has_methods:
         return lift(component)
     options = {name: getattr(component, name) for name in OPTIONS[rule_class] if hasattr(component, name)}
-    return rule_class(component.apply, component.init, **options)
+    return rule_class(*methods, **options)

@@ -22,7 +22,7 @@ Metrics = dict[str, float | None]
 class Split(NamedTuple):
     """Stored samples; `Dataset.inputs` converts them to the inputs of a model."""
 
-    x: Tensor  # (m, c, h, w), uint8 or float32
+    x: Tensor  # (m, ...): images (m, c, h, w), tables (m, f); uint8, float32, or int64 for token ids (m, t)
     y: Tensor  # (m,) int64
     writer: Tensor | None = None  # (m,) int64, the author of each sample, if known
 
@@ -40,27 +40,39 @@ class Dataset(NamedTuple):
     train: Split
     test: Split
     classes: int
-    model: str
+    model: str | None  # None: the experiment must name one
     mean: float | tuple[float, ...] = 0.0
     std: float | tuple[float, ...] = 1.0
     files: tuple[tuple[str, str], ...] = ()  # names and SHA-256 of the files that were read
 
     def scaling(self, device: torch.device | str) -> tuple[Tensor, Tensor]:
-        """The mean and the standard deviation of each channel, on a device: (c, 1, 1) each."""
-        mean, std = (torch.tensor(t, device=device).reshape(-1, 1, 1) for t in (self.mean, self.std))
+        """The mean and the standard deviation of each channel or column, on a device: (c, 1, 1) or (f,) each."""
+        shape = -1, *[1] * (self.train.x.ndim - 2)
+        mean, std = (torch.tensor(t, device=device).reshape(shape) for t in (self.mean, self.std))
         return mean, std
 
-    def inputs(self, x: Tensor) -> Tensor:
-        """Stored samples (m, c, h, w) as float32, normalised per channel."""
-        return normalised(x, *self.scaling(x.device))
+    def inputs(
+        self, x: Tensor, dtype: torch.dtype = torch.float32, scaling: tuple[Tensor, Tensor] | None = None
+    ) -> Tensor:
+        """Stored samples as inputs of a model, normalised per channel or column; token ids stay as they are.
+
+        Args:
+            x: The samples.
+            dtype: The type of normalised inputs.
+            scaling: `scaling(x.device)`, so that nothing is copied to the device; None computes it.
+        """
+        if holds_tokens(x):
+            return x
+        mean, std = scaling or self.scaling(x.device)
+        return ((x.float() - mean) / std).to(dtype)
 
     def to(self, device: torch.device | str) -> "Dataset":
         return self._replace(train=self.train.to(device), test=self.test.to(device))
 
 
-def normalised(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """Stored samples as float32 inputs: (..., c, h, w) -> (..., c, h, w)."""
-    return (x.float() - mean) / std
+def holds_tokens(x: Tensor) -> bool:
+    """Whether stored samples are token ids: integers that a model looks up, and that are never normalised."""
+    return x.dtype == torch.int64
 
 
 # ------------------------------------------------------------------------------------------------------ local training
@@ -285,7 +297,7 @@ Memory = Any
 
 
 def no_memory(like: Tensor) -> Memory:
-    """The memory of a component without one."""
+    """The memory of a component without one. A lambda could not be sent to another process."""
     return ()
 
 
@@ -344,9 +356,34 @@ class ServerRule:
         return self.apply(w, g, self.init(w))[0]
 
 
-# Plain functions are components too: `as_receiver` and `as_server_rule` make rules of them.
+# One local step of one client: (w (d,), gradient (d,), Memory, lr) -> (w (d,), Memory).
+LocalStep = Callable[[Tensor, Tensor, Memory, float], tuple[Tensor, Memory]]
+
+
+@dataclass(frozen=True)
+class LocalRule:
+    """An optimiser of the local training: a pure function of one client's parameters, gradient and memory.
+
+    The vectors hold the parameters that are trained, in the order of the model; d is their number.
+
+    Args:
+        step: (w (d,), gradient (d,), Memory, lr) -> (w (d,), Memory), one local step. It changes none of its arguments
+            in place. To run in a fast engine, it may not branch on the values of tensors, and the memory may hold only
+            tensors.
+        init: The parameters w_k with which the round starts (d,) -> the memory before the first local step.
+        entrywise: Whether an entry of the new parameters and memory depends on the same entry of the arguments alone.
+            Then an engine may apply the rule to one parameter tensor after the other, as flat vectors.
+    """
+
+    step: LocalStep
+    init: Callable[[Tensor], Memory] = no_memory
+    entrywise: bool = False
+
+
+# Plain functions are components too: `as_receiver`, `as_server_rule` and `as_local_rule` make rules of them.
 ReceiverLike = Rule | Callable[[Tensor], Tensor]
 ServerRuleLike = ServerRule | Callable[[Tensor, Tensor], Tensor]
+LocalRuleLike = LocalRule | LocalStep
 
 
 # ---------------------------------------------------------------------------------------------------------- simulation

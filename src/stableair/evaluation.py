@@ -13,17 +13,18 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import get_args
+from typing import NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from stableair.contracts import Average, Dataset, Memory, Metrics, normalised
+from stableair.client_tests import ClientTests
+from stableair.contracts import Average, Dataset, Memory, Metrics
 from stableair.literals import NormStats
 from stableair.streams import generator
-from stableair.training.reference import float32_matmul
+from stableair.training.reference import float32_matmul, restored_buffers, restored_generators, seed_generators
 from stableair.vector import Layout, ModelState, attach, buffers
 
 SAMPLES = 40  # samples per client for the recalibration
@@ -44,6 +45,14 @@ def calibration_sample(parts: Sequence[Tensor], seed: int) -> Tensor:
     return samples[generator(seed, "calibration").permutation(len(samples))]
 
 
+class Score(NamedTuple):
+    """Accuracy and mean loss of a model under one treatment, and which predictions are correct: (m,) bool."""
+
+    accuracy: float
+    loss: float
+    correct: Tensor
+
+
 @dataclass(frozen=True)
 class Evaluate:
     """Accuracy and mean loss of a state on the data's test split, recorded under `name`."""
@@ -53,6 +62,7 @@ class Evaluate:
     name: str = "test"
     norm_stats: str = "clients"  # treatment of the metrics "accuracy" and "loss"
     calibration: Tensor | None = None  # (m,) int64, training samples; None: evaluate `clients` only
+    clients: ClientTests | None = None  # for the accuracies of the single clients
     batch: int = 1000
     precision: str = "fp32"  # of matrix products on a GPU
 
@@ -79,37 +89,43 @@ class Evaluate:
     def __call__(self, state: ModelState, averaged: ModelState | None = None) -> Metrics:
         """The metrics of a model, and the accuracy of an averaged model under the treatment `norm_stats`."""
         scores = self.scores(state, self.treatments)
-        accuracy, loss = scores[self.named]
-        metrics: Metrics = {f"{self.name}/accuracy": accuracy, f"{self.name}/loss": loss}
+        named = scores[self.named]
+        metrics: Metrics = {f"{self.name}/accuracy": named.accuracy, f"{self.name}/loss": named.loss}
         if len(scores) > 1:
-            metrics |= {f"{self.name}/accuracy_{treatment}": score[0] for treatment, score in scores.items()}
+            metrics |= {f"{self.name}/accuracy_{treatment}": score.accuracy for treatment, score in scores.items()}
+        if self.clients:
+            metrics |= self.clients.metrics(named.correct, self.name)
         if averaged is not None:
-            metrics[f"{self.name}/accuracy_averaged"] = self.scores(averaged, [self.named])[self.named][0]
+            metrics[f"{self.name}/accuracy_averaged"] = self.scores(averaged, [self.named])[self.named].accuracy
         return metrics
 
-    def scores(self, state: ModelState, treatments: Sequence[str]) -> dict[str, tuple[float, float]]:
-        """Accuracy and mean loss under each of these treatments."""
+    def scores(self, state: ModelState, treatments: Sequence[str]) -> dict[str, Score]:
+        """The scores of a model under each of these treatments."""
         scaling = self.data.scaling(state.w.device)
-        with torch.no_grad(), self._arithmetic(), _restored(self.module):
-            totals = torch.stack([self._score(state, treatment, scaling) for treatment in treatments])
-        means = (totals / len(self.data.test.y)).tolist()  # the only synchronisation with the device
-        return {treatment: (accuracy, loss) for treatment, (accuracy, loss) in zip(treatments, means, strict=True)}
+        device = state.w.device
+        with torch.no_grad(), self._arithmetic(), _restored(self.module, self.norms), restored_generators(device):
+            totals, correct = zip(*(self._score(state, t, scaling) for t in treatments), strict=True)
+        means = (torch.stack(totals) / len(self.data.test.y)).tolist()  # the only synchronisation with the device
+        scores = zip(treatments, means, correct, strict=True)
+        return {treatment: Score(accuracy, loss, right) for treatment, (accuracy, loss), right in scores}
 
-    def _score(self, state: ModelState, treatment: str, scaling: Scaling) -> Tensor:
-        """Number of correct predictions and summed loss on the test split, under a treatment: (2,)."""
+    def _score(self, state: ModelState, treatment: str, scaling: Scaling) -> tuple[Tensor, Tensor]:
+        """Number of correct predictions and summed loss on the test split, (2,), and which are correct, (m,) bool."""
         recalibrated = treatment == "recalibrated"
         state = self._recalibrated(state, scaling) if recalibrated else state._replace(stats=state.stats.clone())
         attach(self.module, state, norms=self.norms)
         self.module.eval()
+        seed_generators(0)  # for models that draw in their evaluation, too
         if treatment == "batch":
             _train(norm_layers(self.module), 0.0)
         test = self.data.test
-        totals = torch.zeros(2, dtype=torch.float64, device=state.w.device)
+        totals, correct = torch.zeros(2, dtype=torch.float64, device=state.w.device), []
         for x, y in zip(_evenly(test.x, self.batch), _evenly(test.y, self.batch), strict=True):
             output = self._output(x, scaling)
             loss = F.cross_entropy(output.double(), y, reduction="sum")
-            totals += torch.stack([(output.argmax(1) == y).sum(), loss])
-        return totals
+            correct.append(output.argmax(1) == y)
+            totals += torch.stack([correct[-1].sum(), loss])
+        return totals, torch.cat(correct)
 
     def _recalibrated(self, state: ModelState, scaling: Scaling) -> ModelState:
         """The state with norm statistics recomputed for its weights, as the mean over batches of the sample."""
@@ -126,8 +142,9 @@ class Evaluate:
         return state
 
     def _output(self, x: Tensor, scaling: Scaling) -> Tensor:
-        x = normalised(x, *scaling)
-        return self.module(x if self.precision == "fp32" else x.contiguous(memory_format=torch.channels_last))
+        x = self.data.inputs(x, scaling=scaling)
+        fast_images = self.precision != "fp32" and x.ndim == 4
+        return self.module(x.contiguous(memory_format=torch.channels_last) if fast_images else x)
 
     @contextmanager
     def _arithmetic(self) -> Iterator[None]:
@@ -164,16 +181,14 @@ def _evenly(rows: Tensor, max_rows: int) -> tuple[Tensor, ...]:
 
 
 @contextmanager
-def _restored(module: nn.Module) -> Iterator[None]:
-    """Restore the momenta and counters of the norm layers on exit."""
+def _restored(module: nn.Module, norms: Layout) -> Iterator[None]:
+    """Restore the momenta of the norm layers, and all buffers but the norm statistics, on exit."""
     layers = norm_layers(module)
     momenta = [layer.momentum for layer in layers]
-    counters = [(c, c.clone()) for layer in layers if (c := layer.num_batches_tracked) is not None]
-    try:
-        yield
-    finally:
-        module.eval()
-        for layer, momentum in zip(layers, momenta, strict=True):
-            layer.momentum = momentum
-        for counter, before in counters:
-            counter.copy_(before)
+    with restored_buffers(module, norms):
+        try:
+            yield
+        finally:
+            module.eval()
+            for layer, momentum in zip(layers, momenta, strict=True):
+                layer.momentum = momentum

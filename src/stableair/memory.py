@@ -1,5 +1,6 @@
 """Memories: trees of tensors that components keep between rounds. Components do not change their arguments."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -8,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stableair.contracts import Memory, Upload
+from stableair.contracts import Memory, State, Upload
 from stableair.errors import InputError
 from stableair.validation import short_repr
 
@@ -34,11 +35,16 @@ def map_tensors(change: Callable[[Tensor], Tensor], memory: Memory) -> Memory:
 
 def tensors(memory: Memory) -> Iterator[Tensor]:
     """All tensors of a tree."""
-    if isinstance(memory, Tensor):
-        yield memory
-    elif isinstance(memory, dict | tuple | list):
+    return (leaf for leaf in leaves(memory) if isinstance(leaf, Tensor))
+
+
+def leaves(memory: Memory) -> Iterator[Any]:
+    """All values of a tree that are not containers."""
+    if isinstance(memory, dict | tuple | list):
         for value in memory.values() if isinstance(memory, dict) else memory:
-            yield from tensors(value)
+            yield from leaves(value)
+    else:
+        yield memory
 
 
 def check_memory(kind: str, memory: Memory, path: str = "memory") -> Memory:
@@ -113,6 +119,33 @@ def same_structure(memory: Memory, like: Memory) -> bool:
     return type(memory) is type(like) or (
         isinstance(memory, bool | int | float) and isinstance(like, bool | int | float)
     )
+
+
+def non_finite_parts(state: State, infinite_memories: bool = False) -> set[str]:
+    """The parts of a state that are not finite: "model", "receiver", "server", "average" or "clients".
+
+    Parameters and norm buffers must be finite: no client can train from others. In a memory, infinity can be correct: a
+    limit that is not set yet, or the largest entry of a received sum, which may be infinite. NaN is never correct: the
+    result of every computation with it is NaN again.
+
+    Args:
+        state: The state after a round.
+        infinite_memories: Whether the tensors of memories may be infinite. Python numbers always may.
+    """
+    memories = {name: memory for name, memory in state._asdict().items() if name != "model"}
+    parts = {name for name, memory in memories.items() if not _is_finite(memory, infinite_memories)}
+    return parts if _is_finite(state.model) else parts | {"model"}
+
+
+def _is_finite(memory: Memory, infinity: bool = False) -> bool:
+    """Whether no number or tensor of a tree is NaN, and no tensor infinite unless `infinity` is true."""
+    for leaf in leaves(memory):
+        if isinstance(leaf, Tensor):
+            if leaf.isnan().any() or not (infinity or leaf.isfinite().all()):
+                return False
+        elif isinstance(leaf, float) and math.isnan(leaf):
+            return False
+    return True
 
 
 def _describe(memory: Memory) -> str:

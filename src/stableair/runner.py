@@ -1,40 +1,38 @@
-"""Run an experiment: build it, choose an engine, resume it, record it."""
+"""Run an experiment: build it, resume it, record it."""
 
-import logging
 import re
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
+from torch import nn
 
 from stableair import __version__
 from stableair.algorithm import Simulation, simulate
 from stableair.builder import attribute_plugin_errors, build
-from stableair.contracts import Round, State
+from stableair.contracts import Dataset, Round, State
 from stableair.distributed import ProcessGroup, SingleProcess, join_process_group
-from stableair.errors import InputError, ResourceError, RunBusyError, StableairError
+from stableair.errors import ResourceError, RunBusyError, StableairError
+from stableair.execution import Engine, projection, with_engine
 from stableair.experiment import COMPONENT_SETTINGS, Experiment
 from stableair.isolation import isolated
 from stableair.literals import PluginChange
-from stableair.results.callbacks import Callback, CallbackList, is_main_process
+from stableair.objects import as_settings
+from stableair.results.callbacks import Callback
 from stableair.results.environment import environment
 from stableair.results.lock import LockedFolder, locked
+from stableair.results.options import RunControl, RunOptions, observing
 from stableair.results.plugins import component_sources, record_kept
+from stableair.results.profiling import profiled
 from stableair.results.recorder import RunMetadata, recorded
-from stableair.results.resume import NEW_RUN, ResumePoint, restored_state, resume_point
-from stableair.results.run import Row, Run, load
-from stableair.training.reference import Reference, threads
+from stableair.results.resume import NEW_RUN, ResumePoint, check_same_data, restored_state, resume_point
+from stableair.results.run import Row, Run, read_run
+from stableair.spec import given
+from stableair.training.reference import threads
 from stableair.validation import as_path, integer, typed
-
-log = logging.getLogger("stableair")
-
-Engine = dict[str, Any]  # how a run is computed: engine, precision, chunk, why, ranks
-TIMED_STEPS = 3  # local steps from which the duration of a slow run is projected
-CHUNKS_OVER_RANKS = 4  # the clients are split into this many chunks; independent of the number of ranks
 
 
 @typed
@@ -47,6 +45,11 @@ def run(
     checkpoint_every: int = 1,
     plugin_changed: PluginChange = "refuse",
     callbacks: Sequence[Callback] = (),
+    data: Dataset | str | None = None,
+    model: nn.Module | Callable[..., Any] | str | None = None,
+    receiver: Any = None,
+    server: Any = None,
+    **options: Unpack[RunOptions],
 ) -> Run:
     """Run an experiment, in memory or recorded in a folder.
 
@@ -58,34 +61,44 @@ def run(
         plugin_changed: What to do with results of a plug-in that has changed since: "refuse" raises an error, "keep"
             uses them and records both versions, "recompute" starts such runs anew.
         callbacks: Observers of the run.
+        data: A data set in place of the experiment's. Like the arguments below, the run records its name and a digest,
+            and is resumed only with the same one.
+        model: A network, whose parameters are the first model; or a function that makes one, called with the shape of a
+            sample and the number of classes, or with nothing if it needs no arguments.
+        receiver: A function g -> g, or a `Rule`.
+        server: A function (w, g) -> w, or a `ServerRule`.
+        options: `stop`, `patience`, `monitor`, `keep_best`, `profile`, `track`, `progress`: see `RunOptions`.
 
     Returns:
         The rounds and the final model.
 
     Raises:
         InputError: The folder holds a different experiment, a run and `resume` is false, or results of a plug-in that
-            has changed (`plugin-changed`).
+            has changed (`plugin-changed`) or of other Python objects (`object-changed`).
         RunBusyError: Another process computes the run in this folder; the callbacks are not called.
     """
     integer("checkpoint_every", checkpoint_every, 1)
+    settings, objects = as_settings(data=data, model=model, receiver=receiver, server=server)
+    experiment = experiment.with_(**settings) if settings else experiment  # a copy would parse every spec again
     folder = None if folder is None else as_path("folder", folder)
-    observer = CallbackList(callbacks)
-    if not is_main_process():
-        observer = CallbackList()
-    try:
-        result = _run(experiment, folder, resume, checkpoint_every, plugin_changed, observer)
-    except RunBusyError:
-        raise
-    except StableairError as error:
-        observer.end(experiment, error)
-        raise
-    observer.end(experiment, result)
+    control = RunControl.create(options, experiment.evaluate, folder)
+    with observing(callbacks, options, folder) as observer:
+        try:
+            with given(objects):
+                result = _run(experiment, folder, resume, checkpoint_every, plugin_changed, control, observer)
+            result = replace(result, objects=objects)
+        except RunBusyError:
+            raise
+        except StableairError as error:
+            observer.end(experiment, error)
+            raise
+        observer.end(experiment, result)
     return result
 
 
 def _run(
     experiment: Experiment, folder: Path | None, resume: bool, checkpoint_every: int, plugin_changed: PluginChange,
-    observer: Callback,
+    control: RunControl, observer: Callback,
 ) -> Run:  # fmt: skip
     """Run the experiment; the observer is called at its start and after each round."""
     with ExitStack() as stack, out_of_memory_as_error():
@@ -100,25 +113,33 @@ def _run(
             return resume_point(folder, experiment, resume, plugin_changed)
 
         previous = ranks.broadcast_from_main(open_folder)
-        if folder and (previous.rounds >= experiment.rounds or previous.diverged):
+        done = previous.rows[: previous.rounds]
+        if folder and (len(done) >= experiment.rounds or previous.diverged or control.stops(done)):
             if lock:
                 record_kept(lock, experiment, previous.environments)
-            return ranks.broadcast_from_main(lambda: load(folder))
-        if previous.environments:
-            stack.enter_context(threads(previous.environments[-1].get("threads")))
+                control.record_stopped(lock, done)
+            return ranks.broadcast_from_main(lambda: read_run(folder))
+        stack.enter_context(threads(previous.environment.get("threads")))
         sim, engine = _prepare(experiment, previous, ranks, folder)
         ranks.check_agreement({name: engine[name] for name in ("engine", "precision", "chunk")} | {"data": sim.files})
-        projected = projection(sim, experiment.rounds - previous.rounds, engine) if ranks.size == 1 else {}
+        with attribute_plugin_errors(experiment):
+            projected = projection(sim, experiment.rounds - previous.rounds, engine) if ranks.size == 1 else {}
         observer.start(experiment, engine | projected)
         state = restored_state(sim.start, previous.checkpoint, folder)
         sim = ranks.shard(sim)
-        rounds = _attributed(simulate(sim, state, experiment.rounds, start=previous.rounds), experiment)
-        metadata = _metadata(experiment, sim, engine)
+        algorithm = profiled if control.profile else simulate
+        rounds = _attributed(algorithm(sim, state, experiment.rounds, start=previous.rounds), experiment)
+        metadata = _metadata(experiment, sim, engine | control.record())
         with (
             closing(recorded(rounds, lock, metadata, previous, checkpoint_every)) as recording,
             _advise_on_chunk(engine),
         ):
-            rows, final = _collect(recording, experiment, previous, observer)
+            observed = control.observed(recording, lock, previous)
+
+            def stops(rows: list[Row]) -> bool:
+                return control.may_stop and ranks.broadcast_from_main(lambda: control.stops(rows))
+
+            rows, final = _collect(observed, experiment, previous, observer, stops)
         rows = ranks.broadcast_from_main(lambda: rows)  # only the main process has evaluated
         ranks.log_traffic(len(rows) - previous.rounds)
     return Run(experiment.to_record(), rows, folder, final)
@@ -145,17 +166,10 @@ def _settings_of_rank(experiment: Experiment, folder: Path | None) -> dict[str, 
 def _prepare(
     experiment: Experiment, previous: ResumePoint, ranks: SingleProcess | ProcessGroup, folder: Path | None
 ) -> tuple[Simulation, Engine]:
-    """Build the simulation and choose its engine.
-
-    Raises:
-        InputError: The data files have changed since the run was started (`data-changed`).
-    """
+    """Build the simulation and choose its engine; refuse data files that have changed since the run was started."""
     sim = ranks.run_on_every_rank(lambda: build(experiment))
-    sim, engine = _with_engine(sim, experiment, previous.environments, ranks)
-    before = previous.environments[-1].get("data", sim.files) if previous.environments else sim.files
-    if before != sim.files:
-        text = f"{folder} was started with other data files: {before}, now {sim.files}"
-        raise InputError(text, code="data-changed", hint="folder", before=before, now=sim.files)
+    check_same_data(previous, sim.files, folder)
+    sim, engine = with_engine(sim, experiment, previous.environment, ranks)
     return sim, engine | {"ranks": ranks.size}
 
 
@@ -169,14 +183,17 @@ def _metadata(experiment: Experiment, sim: Simulation, engine: Engine) -> RunMet
 
 
 def _collect(
-    recording: Iterator[Round], experiment: Experiment, previous: ResumePoint, observer: Callback
-) -> tuple[list[Row], State | None]:
-    """Run all rounds: returns the rows of the whole run and its last finite state."""
+    recording: Iterator[Round], experiment: Experiment, previous: ResumePoint, observer: Callback,
+    stops: Callable[[list[Row]], bool],
+) -> tuple[list[Row], State | None]:  # fmt: skip
+    """Run the rounds until the last one or until `stops`: returns the rows of the whole run, its last finite state."""
     rows, final = previous.rows[: previous.rounds], previous.checkpoint.state if previous.checkpoint else None
     for _, state, row in recording:
         rows.append(row)
         final = final if row.get("diverged") else state
         observer.round(experiment, row)
+        if stops(rows):
+            break
     return rows, final
 
 
@@ -208,70 +225,3 @@ def out_of_memory_as_error() -> Iterator[None]:
         if not re.search("allocate memory|out of memory|Storage size calculation", str(error)):
             raise
         raise ResourceError(text, code="out-of-memory") from None
-
-
-def _with_engine(
-    sim: Simulation, experiment: Experiment, environments: Sequence[dict[str, Any]], ranks: SingleProcess | ProcessGroup
-) -> tuple[Simulation, Engine]:
-    """The simulation with its engine: that of the last of the environments if possible, else the best one."""
-    e = experiment
-    plain = {"engine": "reference", "precision": "fp32", "chunk": getattr(sim.train, "chunk", sim.n)}
-    if e.engine == "reference":
-        if e.precision not in ("auto", "fp32"):
-            text = f"engine=reference computes in fp32: leave out precision={e.precision}"
-            raise InputError(text, code="unsupported-precision", name="precision", value=e.precision)
-        if ranks.size > 1 and isinstance(sim.train, Reference):
-            chunk = _equal_chunks(sim, ranks.size)
-            sim, plain = replace(sim, train=replace(sim.train, chunk=chunk)), plain | {"chunk": chunk}
-        return sim, plain | {"why": "as asked for"}
-    from stableair.engine import EngineChoice, accelerate, choose
-
-    before = environments[-1] if environments else {}
-    same_kind = (before.get("device") == "cpu") == (sim.start.model.w.device.type == "cpu")
-    if same_kind and plain.keys() <= before.keys() and _allows(e, before["engine"], before["precision"]):
-        chunk = min(e.chunk or before["chunk"], sim.n)
-        chosen = EngineChoice(before["engine"], before["precision"], chunk, "as the rounds before")
-    else:
-        chosen = choose(sim, e.engine, e.precision, e.chunk, e.rounds)
-        if ranks.size > 1 and not e.chunk:  # independent of the number of ranks: the chunk may change the last bits
-            fitting = min(ranks.all_gather_objects(chosen.chunk))  # the ranks may have different free memory
-            chosen = chosen._replace(chunk=min(fitting, -(-sim.n // CHUNKS_OVER_RANKS)))
-    if ranks.size > 1 and chosen.engine in ("reference", "processes"):  # the chunk does not change their bits
-        why = "the ranks share the clients"
-        chosen = chosen._replace(engine="reference", chunk=_equal_chunks(sim, ranks.size), why=why)
-    return accelerate(sim, chosen), chosen.record()
-
-
-def projection(sim: Simulation, rounds: int, engine: Engine) -> dict[str, float]:
-    """The projected duration of a run on the reference loop, from the first local steps of one client.
-
-    Returns:
-        {"projected_seconds": ...}; empty for every other engine, whose first round takes little time.
-    """
-    if engine["engine"] != "reference" or not isinstance(sim.train, Reference):
-        return {}
-    if sim.start.model.w.is_cuda:
-        log.warning("the slow reference loop computes this run on a GPU: %s", engine["why"])
-    work, clients = sim.train.work, sim.participants(0).tolist()
-    if not clients:
-        return {}
-    first = [work.parts[clients[0]][: TIMED_STEPS * work.batch_size]]
-    trainer = Reference(replace(work, parts=first, epochs=1))
-    for _ in range(2):  # the first pass is a warm-up
-        start = time.perf_counter()
-        trainer.train(sim.start.model, 0, torch.tensor([0])).update.sum().item()  # waits for the GPU
-        elapsed = time.perf_counter() - start
-    steps = sum(work.steps(n) for n in clients)
-    return {"projected_seconds": elapsed / trainer.work.steps(0) * steps * rounds}
-
-
-def _equal_chunks(sim: Simulation, ranks: int) -> int:
-    """Number of clients that a rank trains together, chosen so that all ranks have about the same work."""
-    most = getattr(sim.train, "chunk", sim.n)
-    share = -(-sim.n // ranks)
-    return -(-share // -(-share // most))
-
-
-def _allows(e: Experiment, engine: str, precision: str) -> bool:
-    """Whether the settings of an experiment allow the engine and the precision of its earlier rounds."""
-    return (e.engine == "auto" or engine != "reference") and e.precision in ("auto", precision)

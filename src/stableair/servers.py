@@ -4,7 +4,6 @@ The memory of a rule holds vectors like the model, in its precision and on its d
 unchanged.
 """
 
-import math
 from collections.abc import Callable
 from typing import Literal
 
@@ -13,9 +12,9 @@ from torch import Tensor
 
 from stableair.components import as_rule
 from stableair.contracts import Metrics, ServerRule, ServerRuleLike
-from stableair.errors import InputError
+from stableair.schedules import cosine, inverse
 from stableair.spec import Registry
-from stableair.validation import choice, float32, fraction, integer, number, positive, short_repr
+from stableair.validation import boolean, choice, float32, fraction, number, positive
 
 server = Registry("server", "servers")
 
@@ -43,26 +42,15 @@ def sgd(
     -0.5
     """
     step = 1.0 if lr is None else positive("lr", lr)
-    over = integer("over", over, 1)
-    least = number("floor", floor, high=1.0)
-    if not least > 0:
-        text = f"floor must be above 0, so that the step never vanishes: got {least:g}"
-        raise InputError(text, code="out-of-range", name="floor", value=least, low=0, high=1)
-    if choice("decay", decay, SHARES) == "constant":
+    shares = {"inverse": inverse(over, floor), "cosine": cosine(over, floor)}  # of lr, by the number of steps
+    if choice("decay", decay, ("constant", *shares)) == "constant":
         return lambda w, g: w - step * g
 
     def apply(w: Tensor, g: Tensor, rounds: int) -> tuple[Tensor, int, Metrics]:
-        length = step * SHARES[decay](rounds, over, least)
+        length = step * shares[decay](rounds)
         return w - length * g, rounds + 1, {"lr": length}
 
     return ServerRule(apply, init=lambda like: 0)
-
-
-SHARES: dict[str, Callable[[int, int, float], float]] = {
-    "constant": lambda k, over, floor: 1.0,
-    "inverse": lambda k, over, floor: max(floor, 1 / (1 + k / over)),
-    "cosine": lambda k, over, floor: floor + (1 - floor) * (1 + math.cos(math.pi * min(k / over, 1))) / 2,
-}  # of lr in step k
 
 
 @server("momentum")
@@ -93,9 +81,7 @@ def fedavgm(lr: float | None = None, beta: float = 0.9, nesterov: bool = False) 
     """
     step = 1.0 if lr is None else positive("lr", lr)
     beta = number("beta", beta, 0.0, 1.0)
-    if not isinstance(nesterov, bool):
-        text = f"nesterov must be true or false: got {short_repr(nesterov)}"
-        raise InputError(text, code="wrong-type", name="nesterov", value=nesterov)
+    boolean("nesterov", nesterov)
 
     def apply(w: Tensor, g: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Metrics]:
         v = beta * v + g

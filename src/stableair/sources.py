@@ -8,7 +8,7 @@ import secrets
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator
-from importlib.machinery import PathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import resolve_name
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,7 +25,7 @@ class Source(NamedTuple):
     Args:
         file: The file of the plug-in or the script; a name such as "<stdin>" for an interactive session.
         version: "sha256:..." of the code. Without source code "unknown:..." and a random number: it differs from the
-            version of every other registration, so that results cannot be re-used from another process.
+            version of every other registration, so that results cannot be reused from another process.
     """
 
     file: str
@@ -35,8 +35,11 @@ class Source(NamedTuple):
 def source_of(factory: Callable[..., Any]) -> Source | None:
     """Find the source of a component; None for a component of this package.
 
-    The version of a component in a module covers the module's file and the local modules that it imports. The version
-    of a component in a script or notebook covers the code of the component.
+    The version of a component in a module covers the module's file and the local modules that it imports, at the top or
+    in a function, by a statement or by `importlib.import_module("name")`. If a package loads its modules on demand (its
+    __init__.py defines `__getattr__`), all of its modules are covered. Modules whose name is computed, and files that
+    are read or executed in another way, are not covered. The version of a component in a script or notebook covers the
+    code of the component.
     """
     function = inspect.unwrap(factory)
     while isinstance(function, functools.partial):
@@ -71,26 +74,52 @@ def _local_files(file: Path, package: str) -> dict[str, str]:
         if path in hashes:
             continue
         status = path.stat()
-        hashes[path], imports = _read(path, status.st_mtime_ns, status.st_size)
+        hashes[path], imports, on_demand = _read(path, status.st_mtime_ns, status.st_size)
+        if on_demand and path.name == "__init__.py":
+            for other in path.parent.rglob("*.py"):
+                pending.append((other, ".".join([package, *other.parent.relative_to(path.parent).parts])))
         for name in _module_names(imports, package):
             module_file, is_package = _module_file(name)
-            if module_file and _is_local(module_file):
+            if module_file and is_local(module_file):
                 pending.append((module_file, name if is_package else name.rpartition(".")[0]))
     return {f"{path.name} {digest}": digest for path, digest in hashes.items()}
 
 
 @functools.lru_cache(1000)
-def _read(path: Path, changed: int, size: int) -> tuple[str, tuple[tuple[int, str], ...]]:
-    """The hash of a file, and its imports as (number of leading dots, name); `changed` and `size` key the cache."""
+def _read(path: Path, changed: int, size: int) -> tuple[str, tuple[tuple[int, str], ...], bool]:
+    """The hash of a file, its imports as (number of leading dots, name), and whether it defines `__getattr__`.
+
+    `changed` and `size` key the cache.
+    """
     content = path.read_bytes()
+    tree = ast.parse(content)
     imports = []
-    for node in ast.walk(ast.parse(content)):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             imports += [(0, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             start = f"{node.module}." if node.module else ""
             imports += [(node.level, start + alias.name) for alias in node.names]
-    return hashlib.sha256(content).hexdigest(), tuple(imports)
+        elif isinstance(node, ast.Call) and (name := _imported_by_call(node)):
+            imports.append((len(name) - len(name.lstrip(".")), name.lstrip(".")))
+    return hashlib.sha256(content).hexdigest(), tuple(imports), any(map(_defines_getattr, tree.body))
+
+
+def _imported_by_call(call: ast.Call) -> str:
+    """The name in `importlib.import_module("name")` or `__import__("name")`; "" for any other call."""
+    function = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    argument = call.args[0] if call.args else None
+    if function not in ("import_module", "__import__") or not isinstance(argument, ast.Constant):
+        return ""
+    return argument.value if isinstance(argument.value, str) else ""
+
+
+def _defines_getattr(statement: ast.stmt) -> bool:
+    """Whether a statement of a module defines `__getattr__`, with def or by an assignment."""
+    if isinstance(statement, ast.FunctionDef):
+        return statement.name == "__getattr__"
+    targets = statement.targets if isinstance(statement, ast.Assign) else []
+    return any(getattr(node, "id", "") == "__getattr__" for target in targets for node in ast.walk(target))
 
 
 def _module_names(imports: tuple[tuple[int, str], ...], package: str) -> Iterator[str]:
@@ -109,14 +138,25 @@ def _module_file(name: str) -> tuple[Path | None, bool]:
         module = sys.modules[name]
         file = getattr(module, "__file__", None)
         return (Path(file) if file else None), hasattr(module, "__path__")
-    parent = name.rpartition(".")[0]
-    path = getattr(sys.modules.get(parent), "__path__", None) if parent else sys.path
-    spec = PathFinder.find_spec(name, list(path)) if path is not None else None
+    spec = _module_spec(name)
     is_package = bool(spec and spec.submodule_search_locations is not None)
     return (Path(spec.origin) if spec and spec.origin else None), is_package
 
 
-def _is_local(file: Path) -> bool:
+def _module_spec(name: str) -> ModuleSpec | None:
+    """The spec of a module; neither the module nor its parents are imported."""
+    parent = name.rpartition(".")[0]
+    if not parent:
+        return PathFinder.find_spec(name)
+    if parent in sys.modules:
+        path = getattr(sys.modules[parent], "__path__", None)
+    else:
+        spec = _module_spec(parent)
+        path = spec.submodule_search_locations if spec else None
+    return None if path is None else PathFinder.find_spec(name, list(path))
+
+
+def is_local(file: Path) -> bool:
     """Whether a module is the user's: neither of this package, nor installed, nor of the standard library."""
     path = file.absolute()
     is_known = path.is_relative_to(PACKAGE) or path.is_relative_to(STANDARD_LIBRARY) or INSTALLED & set(path.parts)

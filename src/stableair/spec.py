@@ -7,9 +7,12 @@ spec.
 import ast
 import inspect
 import math
+import re
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
@@ -35,6 +38,11 @@ class Entry:
     factory: Callable[..., Any]
     declared: dict[str, Any]
     source: Source | None = None  # None for a factory of this package
+
+    @property
+    def parameters(self) -> list[str]:
+        """The names of the factory's parameters."""
+        return list(inspect.signature(self.factory).parameters)
 
     @property
     def signature(self) -> str:
@@ -98,7 +106,25 @@ class Call:
     @property
     def entry(self) -> Entry:
         """The entry registered under the name now: a notebook may have redefined it since the spec was parsed."""
-        return self.registry.entries[self.name]
+        return self.registry.entry(self.name)
+
+    @property
+    def is_object(self) -> bool:
+        """Whether the component is a Python object, which the spec only names."""
+        return self.name == OBJECT
+
+    @property
+    def title(self) -> str:
+        """The name of the component, or the last part of the name of a Python object."""
+        return re.sub(r"\W", "", self.arguments["name"].rpartition(".")[2]) if self.is_object else self.name
+
+    @property
+    def user_location(self) -> tuple[str, int] | None:
+        """The file and line of a component that is not part of this package."""
+        if self.is_object:
+            given = GIVEN.get().get(self.arguments["digest"])
+            return given.location if given else None
+        return self.entry.user_location
 
     @property
     def parameters(self) -> dict[str, inspect.Parameter]:
@@ -148,6 +174,10 @@ class Registry:
         self.entries: dict[str, Entry] = {}
         REGISTRIES[plural] = self
 
+    def entry(self, name: str) -> Entry:
+        """Return the component of a name; each registry has the Python objects that are given to a run, too."""
+        return OBJECT_ENTRY if name == OBJECT else self.entries[name]
+
     def __call__(self, name: str, **declared: Any) -> Callable[[Factory], Factory]:
         """Register a factory: `@receiver("soft")` registers it as "soft"."""
         if not isinstance(name, str) or not name.isidentifier():
@@ -157,8 +187,9 @@ class Registry:
         def register(factory: Factory) -> Factory:
             known = self.entries.get(name)
             redefined_in_notebook = known and known.factory.__module__ == factory.__module__ == "__main__"
-            if known and not redefined_in_notebook:
-                text = f"{self.kind} {name!r} is already registered by {known.factory.__module__}; choose another name"
+            if name == OBJECT or (known and not redefined_in_notebook):
+                owner = known.factory.__module__ if known else __name__
+                text = f"{self.kind} {name!r} is already registered by {owner}; choose another name"
                 raise InputError(text, code="name-taken", name=name)
             self.entries[name] = Entry(name, factory, declared, source_of(factory))
             return factory
@@ -191,12 +222,13 @@ class Registry:
         function, positional, keywords = _parts(node)
         if not isinstance(function, ast.Name):
             _refuse_code(self.kind, text, function)
-        if function.id not in self.entries:
+        if function.id not in (OBJECT, *self.entries):
             message = f"{self.kind} {function.id!r} is unknown; {suggest(function.id, self.entries)}"
             raise InputError(
-                message, code="unknown-component", kind=self.kind, name=function.id, allowed=list(self.entries)
-            )
-        entry = self.entries[function.id]
+                message, code="unknown-component", hint="component", kind=self.kind, name=function.id,
+                allowed=list(self.entries), advice="import the module that registers a component of your own",
+            )  # fmt: skip
+        entry = self.entry(function.id)
         self._check_keywords(entry, keywords, text)
         self._check_nested(entry, positional, keywords, text)
         named = {str(keyword.arg): _value(self.kind, text, keyword.value) for keyword in keywords}
@@ -209,7 +241,7 @@ class Registry:
 
     def _check_keywords(self, entry: Entry, keywords: list[ast.keyword], text: str) -> None:
         """Refuse arguments that the factory does not have, and arguments that are given twice."""
-        known = list(inspect.signature(entry.factory).parameters)
+        known = entry.parameters
         names: set[str] = set()
         for keyword in keywords:
             if keyword.arg is None:
@@ -245,6 +277,61 @@ class Registry:
             passed_on = bound.signature.parameters[name].kind == inspect.Parameter.VAR_KEYWORD
             arguments |= value if passed_on else {name: value}
         return arguments
+
+
+# -------------------------------------------------------------------------------------------------- Python objects
+
+OBJECT = (
+    "object"  # name of a component that is a Python object, given to `sa.run`: object(name='net.Net', digest='...')
+)
+
+
+@dataclass(frozen=True)
+class Given:
+    """A Python object that is given to a run as a component."""
+
+    component: Any  # what a registered factory would return
+    location: tuple[str, int] | None  # file and line of its code
+
+
+GIVEN: ContextVar[Mapping[str, Given]] = ContextVar("GIVEN", default={})  # noqa: B039 (never changed in place)
+
+
+@contextmanager
+def given(objects: Mapping[str, Given]) -> Iterator[None]:
+    """Make Python objects available by their digests."""
+    token = GIVEN.set({**GIVEN.get(), **objects})
+    try:
+        yield
+    finally:
+        GIVEN.reset(token)
+
+
+def given_object(name: str, digest: str) -> Any:
+    """A Python object that was given to `sa.run`.
+
+    Raises:
+        InputError: The object is not given now (`object-needed`).
+    """
+    if digest not in GIVEN.get():
+        text = f"{name} is a Python object, and a spec only names it"
+        raise InputError(text, code="object-needed", advice="give sa.run the object itself")
+    return GIVEN.get()[digest].component
+
+
+OBJECT_ENTRY = Entry(OBJECT, given_object, {})
+
+
+def without_digests(text: str) -> str:
+    """Return a spec with the names of Python objects only, for labels.
+
+    >>> without_digests("object(name='net.Net', digest='3f')")
+    'net.Net'
+    """
+    return re.sub(rf"{OBJECT}\(name='?([^',]*)'?, digest='?[0-9a-f]*'?\)", r"\1", text)
+
+
+# ----------------------------------------------------------------------------------------------------------- the parser
 
 
 def parse_unchecked(kind: str, text: str) -> list[tuple[str, dict[str, Any]]]:
@@ -324,6 +411,7 @@ def load_plugin(path: str | Path) -> None:
 def traceback_location(error: BaseException, *files: str) -> str:
     """Return the file, line and text of an error raised in these files or in a user's component, else ""."""
     locations = [entry.user_location for registry in REGISTRIES.values() for entry in registry]
+    locations += [given.location for given in GIVEN.get().values()]
     user_files = {*(location[0] for location in locations if location), *PLUGINS, *files}
     frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     for file, line in reversed(frames):

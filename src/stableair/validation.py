@@ -116,6 +116,17 @@ def number(name: str, value: object, low: float = -math.inf, high: float = math.
     return value
 
 
+def boolean(name: str, value: object) -> bool:
+    """Return `value`, which must be True or False; the error writes them as a spec does.
+
+    Raises:
+        InputError: It is something else (`wrong-type`).
+    """
+    if not isinstance(value, bool):
+        raise _wrong_type(name, value, "true or false")
+    return value
+
+
 def fraction(name: str, value: object) -> float:
     """Return `value` as a float in [0, 1)."""
     share = float(value) if isinstance(value, float) else number(name, value)  # NaN gets the same message
@@ -142,6 +153,18 @@ def float32(name: str, value: float) -> float:
     if math.isfinite(value) and abs(value) > FLOAT32_MAX:
         raise _out_of_range(name, value, f"at most {FLOAT32_MAX:g}, the largest float32", high=FLOAT32_MAX)
     return value
+
+
+def texts(name: str, values: Iterable[object]) -> list[str]:
+    """Return values as a list of texts.
+
+    Raises:
+        InputError: A value is not a text (`wrong-type`).
+    """
+    for value in (values := list(values)):
+        if not isinstance(value, str):
+            raise _wrong_type(name, value, "texts")
+    return [str(value) for value in values]
 
 
 def as_path(name: str, value: object) -> Path:
@@ -197,6 +220,8 @@ def _kinds(function: Callable[..., Any]) -> dict[str, Any]:
 def _is_a(value: object, kind: Any) -> bool:
     """Whether a value is of an annotated type. Generic parameters are ignored; an int is a float, a bool is not."""
     origin = get_origin(kind) or kind
+    if origin is Any:
+        return True
     if origin in (Union, UnionType):
         return any(_is_a(value, one) for one in get_args(kind))
     if origin is Literal:

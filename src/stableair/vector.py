@@ -150,13 +150,32 @@ def _flat(tensors: Iterable[Tensor]) -> Tensor:
 def state(module: nn.Module) -> ModelState:
     """A copy of the module's parameters and norm buffers as two flat vectors."""
     w = _flat(module.parameters())
-    norms = [module.get_buffer(name) for name in buffers(module).names]
-    return ModelState(w, _flat([w[:0], *norms]))  # a module without buffers has none on the same device
+    return ModelState(w, _flat([w[:0], *_norm_buffers(module)]))  # a module without buffers has none on the same device
 
 
 def _views(tensors: list[Tensor], v: Tensor) -> Iterable[tuple[Tensor, Tensor]]:
     for tensor, part in zip(tensors, v.split([t.numel() for t in tensors]), strict=True):
         yield tensor, part.view(tensor.shape)
+
+
+@torch.no_grad()
+def load(module: nn.Module, state: ModelState) -> None:
+    """Copy parameters and norm buffers into a module.
+
+    Raises:
+        InputError: The module has another number of entries (`wrong-model`).
+    """
+    parameters: list[Tensor] = list(module.parameters())
+    for tensors, v in ((parameters, state.w), (_norm_buffers(module), state.stats)):
+        if (size := sum(t.numel() for t in tensors)) != len(v):
+            text = f"the module has {size:,} entries, the state has {len(v):,}: it belongs to another model"
+            raise InputError(text, code="wrong-model", expected=len(v), actual=size)
+        for tensor, view in _views(tensors, v):
+            tensor.copy_(view)
+
+
+def _norm_buffers(module: nn.Module) -> list[Tensor]:
+    return [module.get_buffer(name) for name in buffers(module).names]
 
 
 def attach(module: nn.Module, state: ModelState, grad: Tensor | None = None, norms: Layout | None = None) -> None:

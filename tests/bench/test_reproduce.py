@@ -145,15 +145,15 @@ def test_differences_are_paired_by_seed():
     """The mean over both seeds of Ideal would give another value."""
     curves = {"Ideal": [made(0.9, 0.9), made(0.5, 0.5, seed=1)], "MAC": [made(0.8, 0.8)]}
     row = verdicts.Judge(curves, {}).above("claim", "Ideal", "MAC")
-    assert row == ("claim", "Ideal against MAC: +10.0 points", "holds, seed 0")
+    assert row == ("claim", "Ideal compared with MAC: +10.0 points", "holds, seed 0")
     loss = verdicts.Judge(curves, {}).higher_loss("claim", "MAC", "Ideal")
-    assert (loss.seen, loss.verdict) == ("MAC 0.200, Ideal 0.100", "holds, seed 0")
+    assert (loss.seen, loss.verdict) == ("loss 0.200 with MAC, 0.100 with Ideal", "holds, seed 0")
 
 
 def test_a_second_seed_that_contradicts_the_first_is_in_the_verdict():
     curves = {"Ideal": [made(0.9, 0.9), made(0.5, 0.5, seed=1)], "MAC": [made(0.8, 0.8), made(0.55, 0.55, seed=1)]}
     row = verdicts.Judge(curves, {}).above("claim", "Ideal", "MAC")
-    assert row.seen == "Ideal against MAC: +10.0 and -5.0 points"
+    assert row.seen == "Ideal compared with MAC: +10.0 and -5.0 points"
     assert row.verdict == "**mixed**: holds with seed 0, does not with seed 1"
     row = verdicts.Judge(curves, {}).kept("claim", "MAC", "Ideal")
     assert row.verdict == "**mixed**: holds within 3 points with seed 1, does not with seed 0"
@@ -164,7 +164,8 @@ def test_a_run_that_diverged_decides_its_seed_only():
     calm = [made(0.8, 0.81, 0.8, 0.81), made(0.8, 0.81, 0.8, 0.81, seed=1)]
     judge = verdicts.Judge({"Noisy": noisy, "MAC": calm}, {})
     ended = "Noisy diverged at round 4 with seed 1"
-    assert judge.above("", "MAC", "Noisy")[1:] == (f"MAC against Noisy: +20.5 points; {ended}", "holds, seeds 0 and 1")
+    gain = f"MAC compared with Noisy: +20.5 points; {ended}"
+    assert judge.above("", "MAC", "Noisy")[1:] == (gain, "holds, seeds 0 and 1")
     assert judge.fluctuates("", "Noisy", "MAC")[1:] == (
         f"Noisy fluctuates 20.0 times as much as MAC; {ended}", "holds, seeds 0 and 1",
     )  # fmt: skip

@@ -72,7 +72,7 @@ def test_every_part_is_the_same_on_a_gpu(tiny, part, cuda):
         (power, "inversion(P=1)", ("wrong-arguments", None)),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_said_in_one_line(registry, text, expected):
+def test_errors_are_one_line(registry, text, expected):
     with pytest.raises(InputError) as error:
         registry.one(text)()
     assert (error.value.code, error.value.fields.get("name")) == expected

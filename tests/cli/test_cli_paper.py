@@ -27,8 +27,6 @@ def test_search_says_what_it_found_and_the_command_that_runs_it(command, small, 
     assert lines[-2:] == ["s/search.json", "s/search.png"]
     assert (tmp_path / "s" / "search.png").stat().st_size > 1000
     assert command(*again[1:], "--out", "r")[0] == 0
-    code, _, errors = command("search", *words, "receiver.C=0.1:10", "receiver.C=1", "--out", "t")
-    assert (code, errors) == (2, "error: receiver.C is given twice\n")
 
 
 def test_theory_prints_every_form_and_draws(command, tmp_path):

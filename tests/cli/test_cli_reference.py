@@ -7,13 +7,16 @@ import sys
 import pytest
 
 import stableair as sa
+from stableair.cli.main import COMMANDS
 from stableair.cli.reference import KINDS
+from stableair.experiment import COMPONENT_SETTINGS, SETTING_FIELDS, allowed_values, registry
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_list_gives_signatures(command, kind):
+def test_list_gives_signatures_by_the_plural_and_the_singular(command, kind):
     code, out, _ = command("list", kind)
     assert code == 0
+    assert command("list", KINDS[kind])[1] == out
     entries = list(sa.spec.REGISTRIES[kind])
     assert entries
     assert all(entry.typed_signature in out and entry.summary in out for entry in entries)
@@ -37,8 +40,28 @@ def test_list_needs_nothing_that_ran_before():
 def test_list_gives_everything_and_the_version_is_there(command):
     _, out, _ = command("list")
     assert all(f"{kind}\n" in out for kind in (*KINDS, "presets", "settings"))
-    assert re.search(r"^  clients: int = 50 +Number of clients", out, re.MULTILINE)
+    assert re.search(r"^  clients: int, at least 1 = 50 +Number of clients", out, re.MULTILINE)
+    assert command("list", "setting")[1] == command("list", "settings")[1] != command("list", "preset")[1]
     assert command("--version")[1] == f"{sa.__version__}\n"
+
+
+def test_list_settings_describes_each_with_its_allowed_values(command):
+    lines = dict(line.strip().split(": ", 1) for line in command("list", "settings")[1].splitlines()[1:])
+    assert list(lines) == list(SETTING_FIELDS)
+    for name, line in lines.items():
+        assert SETTING_FIELDS[name].metadata["help"] in line
+        if name in COMPONENT_SETTINGS:
+            assert all(entry.name in line for entry in registry(name))
+        elif SETTING_FIELDS[name].type in (int, float):
+            assert SETTING_FIELDS[name].metadata["allowed"].words in line
+        else:
+            assert name == "device" or line.startswith(" | ".join(allowed_values(name)))
+
+
+def test_every_output_has_the_same_option(command):
+    for words in (*COMMANDS, "data show"):
+        shown = command(*words.split(), "--help")[1]
+        assert ("--out" in shown) == ("-o" in re.findall(r"(?<!\S)-\w(?!\S)", shown)), words
 
 
 def test_help_needs_nothing_heavy():

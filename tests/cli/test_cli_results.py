@@ -3,11 +3,14 @@
 import subprocess
 import sys
 
+import pandas
+import pytest
+
 import stableair as sa
 from helpers.words import but
 
 
-def test_runs_without_the_metric_are_left_out_and_said(command, small):
+def test_runs_without_the_metric_are_left_out_and_logged(command, small):
     command("run", *small, "--out", "r/test")
     command("run", *but(small, "evaluate=validation"), "--out", "r/validation")
     code, out, errors = command("plot", "r", "-o", "c.png")
@@ -36,3 +39,63 @@ def test_one_bad_folder_does_not_spoil_the_others(command, small, caplog):
         assert errors.count("left out: ") == errors.count("\n") == 2
     sa.plot(["missing", "good"])
     assert "left out: missing: there is no such folder" in caplog.text
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """The folder of a grid of C on two seeds."""
+    data = "synthetic(samples=60, classes=3, shape=(1, 2, 2))"
+    plan = {"data": data, "model": "mlp(width=4)", "clients": 5, "rounds": 2, "receiver.C": [0.1, 1.0], "seeds": 2}
+    sa.sweep(plan, tmp_path / "runs")
+    return "runs"
+
+
+def test_plot_against_an_argument(command, runs):
+    words = [
+        "plot",
+        runs,
+        "--x",
+        "receiver.C",
+        "--band",
+        "ci95",
+        "--style",
+        "paper",
+        "--size",
+        "3,2",
+        "--labels",
+        "MAC",
+    ]
+    assert command(*words, "-o", "a.pdf") == (0, "a.pdf\n", "")
+    code, _, errors = command("plot", runs, "--x", "C")
+    assert (code, errors.count("\n")) == (2, 1)
+    assert "allowed: round, receiver.C, seed" in errors
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--size", "3"], ["--size", "a,b"], ["--size", "3,-1"], ["--band", "x"], ["--style", "x"], ["--labels", "a,b,c"]],
+    ids=" ".join,
+)
+def test_options_of_plot_are_refused_in_one_line(command, runs, words):
+    code, out, errors = command("plot", runs, *words)
+    assert (code, out, errors.count("\n")) == (2, "", 1)
+
+
+def test_export_writes_what_the_function_returns(command, runs):
+    assert command("export", runs) == (0, "results.csv\n", "")
+    assert command("export", runs, "-o", "a.csv", "--per", "round", "--metric", "test/loss") == (0, "a.csv\n", "")
+    frame = pandas.read_csv("a.csv", index_col=0)
+    pandas.testing.assert_frame_equal(frame, sa.table(runs, "round", metrics=["test/loss"]))
+    assert pandas.read_csv("results.csv")["receiver.C"].tolist() == [0.1, 0.1, 1, 1]
+    code, _, errors = command("export", runs, "-o", "a.xlsx")
+    assert (code, errors.count("\n")) == (2, 1)
+    assert ".csv, .parquet or .tex" in errors
+
+
+def test_compare_writes_its_table(command, runs):
+    code, out, _ = command("compare", runs, "--table", "a.tex")
+    assert (code, out.splitlines()[-1]) == (0, "a.tex")
+    with open("a.tex") as file:
+        assert file.read().endswith(sa.compare(runs).to_latex())
+    code, out, errors = command("compare", runs, "--table", "a.txt")
+    assert (code, out, errors.count("\n")) == (2, "", 1)

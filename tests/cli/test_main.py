@@ -8,6 +8,7 @@ import pytest
 
 import stableair as sa
 from stableair.cli import main as cli
+from stableair.cli.display import FLAGS
 
 
 @pytest.mark.parametrize(
@@ -29,7 +30,7 @@ from stableair.cli import main as cli
         (["rum"], "No such command 'rum'"),
         (["plot", "missing"], "missing: there is no such folder"),
         (["plot"], "Missing argument"),
-        (["list", "receiver"], "did you mean 'receivers'"),
+        (["list", "recevers"], "did you mean 'receivers'"),
         (["data", "check", "cifar11"], "did you mean 'cifar10'"),
         (["data", "prepare", "digits"], "set of the hub: 'digits' is unknown; allowed: cifar10, cifar100, femnist, hf"),
         (["data", "check", "hf(a/b)"], "is code"),
@@ -103,9 +104,16 @@ def test_every_option_that_is_hinted_at_exists():
 
     groups = get_command(cli.app).commands, get_command(cli.data.app).commands
     known = {word for group in groups for one in group.values() for option in one.params for word in option.opts}
-    hinted = re.findall(r"--[a-z-]+", " ".join(cli.FLAGS.values()))
-    assert len(hinted) >= len(cli.FLAGS)
+    hinted = re.findall(r"--[a-z-]+", " ".join(FLAGS.values()))
+    assert len(hinted) >= len(FLAGS)
     assert set(hinted) <= known
+
+
+@pytest.mark.parametrize("words", [["run", "receiver=smoothed()"], ["sweep", "model=mine()"]])
+def test_an_unknown_component_hints_at_plugins(command, words):
+    code, _, errors = command(*words)
+    assert code == 2
+    assert errors.endswith("; a component of your own needs --plugin FILE.py\n")
 
 
 @pytest.mark.parametrize("words", [["--debug", "run", "rounds=0"], ["run", "rounds=0", "--debug"]])

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -280,6 +281,15 @@ def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_fetched(t
     with pytest.raises(InputError) as error:
         hub.prepare("cifar10", hub.NAMED["cifar10"])
     assert error.value.code == "cannot-write"
+
+
+def test_the_check_of_a_missing_data_folder_creates_nothing(tmp_path, monkeypatch):
+    """Otherwise one process could remove a folder that another one is about to write to."""
+    monkeypatch.setenv(hub.VARIABLE, str(tmp_path / "new" / "data"))
+    for name in ("mkdir", "rmdir"):
+        monkeypatch.setattr(Path, name, lambda *_, **__: pytest.fail("a folder was changed"))
+    hub._check_writable()
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_validation_split_serves_where_there_is_no_test_split(tmp_path, empty):

@@ -11,6 +11,7 @@ import torch
 
 from stableair.data import hub
 from stableair.data.datasets import dataset, stored
+from stableair.data.manifest import manifest
 from stableair.errors import InputError
 
 pytest.importorskip("datasets", reason="the hub's library is not installed")
@@ -180,6 +181,22 @@ def test_a_changed_folder_is_refused_at_every_use_until_it_is_converted_again(fo
     name, source = stored(str(folder))
     with pytest.raises(InputError):
         hub.prepare(name, source)
+
+
+def test_every_ending_that_the_library_reads_is_in_the_manifest(folder):
+    from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
+
+    for ending in [*ImageFolder.EXTENSIONS, ".JFIF", ".tgz", ".tar.gz", ".zip", ".parquet"]:
+        (folder / "a" / f"x{ending}").write_bytes(b"")
+    files = {name for name in manifest(folder) if "/x" in name}
+    assert files == {f"a/{path.name}" for path in (folder / "a").glob("x.*")}
+
+
+@pytest.mark.parametrize("name", ["1.jfif", "more.tgz"])
+def test_other_image_files_and_archives_are_changes(folder, name):
+    load(folder)
+    (folder / "a" / name).write_bytes(b"new")
+    assert refused(folder).code == "changed-data"
 
 
 def test_conversion_again_takes_the_change(folder):

@@ -180,7 +180,7 @@ def test_partitioners_of_flower():
         ("flwr(NaturalIdPartitioner, partition_by=who)", "who"),
     ],
 )
-def test_what_flower_refuses_is_said(text, said):
+def test_an_error_of_flowers_partitioner_is_raised_as_one_line(text, said):
     with pytest.raises(InputError) as error:
         parts_of(partition.one(text)(), np.arange(100) % 10, 5)
     assert said in str(error.value)

@@ -13,26 +13,16 @@ import pytest
 import stableair
 from helpers import ROOT
 from helpers.isolation import forgotten
+from helpers.pages import PAGES, PLAN, PLUGIN, README, TABLE, TUTORIAL, blocks, commands
 from stableair.cli import main as cli
 from stableair.models import model
 from stableair.paper.catalogue import DRAWINGS, FIGURES
 
-README = ROOT / "README.md"
-PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
-PLUGIN = "# my_rule.py\n"  # how a block begins that is to be saved under that name
-PLAN = "# plan.toml\n"  # likewise
-SLOW_COMMANDS = {"air-signals.md", "air.md", "compare.md", "scale.md", "tutorial.md"}  # command.md is in the fast run
+SLOW_COMMANDS = {  # command.md is in the fast run
+    "air-signals.md", "air.md", "compare.md", "paper-figures.md", "scale.md", "tutorial.md",
+}  # fmt: skip
 # In the fast run: an experiment, a sweep with a callback, a plain model, and custom components.
-FAST_PYTHON = {"python.md-1", "python.md-2", "python.md-9", "extending.md-2", "extending.md-3"}
-
-
-def blocks(page: Path, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
-
-
-def commands(page: Path) -> list[str]:
-    typed = [line for text in blocks(page, "sh") for line in text.splitlines() if line.startswith("stableair ")]
-    return typed + re.findall(r"`(stableair run [^`]*my_rule.py)`", page.read_text())
+FAST_PYTHON = {"python.md-1", "python.md-2", "python.md-3", "python.md-10", "extending.md-2", "extending.md-3"}
 
 
 def python_blocks():
@@ -43,7 +33,7 @@ def python_blocks():
 
 
 def pages_with_commands():
-    for page in filter(commands, PAGES):
+    for page in (page for page in PAGES if commands(page) and page != TUTORIAL):  # see test_default_install.py
         yield pytest.param(page, id=page.name, marks=[pytest.mark.slow] if page.name in SLOW_COMMANDS else [])
 
 
@@ -82,6 +72,8 @@ def test_the_commands_run(page, monkeypatch, tmp_path, capsys, registries):
         (tmp_path / "my_rule.py").write_text(rule)
     for plan in (text for text in blocks(page, "toml") if text.startswith(PLAN)):
         (tmp_path / "plan.toml").write_text(plan)
+    for table in blocks(page, "csv"):
+        (tmp_path / TABLE).write_text(table)
     for line in commands(page):
         words = shlex.split(line, comments=True)
         if words[1] == "figure" and words[2] in FIGURES and "--published" not in words:  # own tests: own size
@@ -129,7 +121,8 @@ def test_every_figure_has_a_page():
         link = re.search(rf"\[[^]]*\b{name}\b[^]]*\]\(([\w-]+\.md)\)", shown)
         page = (ROOT / "docs/figures" / link[1]).read_text()
         assert f"stableair figure {name}" in page
-        assert all(part in page for part in ("**What.**", "**Command", "**What we got", "**Where we differ"))
+        parts = "**Content.**", "**Command.**", "**Result", "**Differences from the paper.**"
+        assert all(part in page for part in parts)
 
 
 def test_the_sizes_in_the_docs_are_the_models_own():

@@ -108,7 +108,7 @@ def test_a_blocked_gradient_is_not_stacked():
         ),
         (Odd(), "its code cannot be traced", "data-dependent control flow"),
         (nn.Sequential(nn.Flatten(2), nn.TransformerEncoderLayer(64, 2, 8, 0.0, batch_first=True), nn.Flatten(),
-                       nn.Linear(192, 3)), "layer 1 is a Transf|other axes", "vmapped: it fails"),
+                       nn.Linear(192, 3)), "layer 1 is a Transf|start_dim", "vmapped: it fails"),
     ],
     ids=["dropout", "momentum", "control flow", "no batching rule"],
 )  # fmt: skip

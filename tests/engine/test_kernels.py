@@ -83,7 +83,7 @@ def test_gradient_of_the_input_and_what_else_flows_there(case):
 
 @pytest.mark.parametrize("norms", ["one", "two"])
 @pytest.mark.parametrize("case", CASES)
-def test_a_gradient_led_on_through_relu_to_the_norms_behind_it(case, norms):
+def test_a_gradient_passes_through_relu_to_the_norms_behind_it(case, norms):
     n, b, h, w, c, o, k, stride, pad = case
     dy, weight = drawn(n, b, *((side + 2 * pad - k) // stride + 1 for side in (h, w)), o), drawn(n, o, k, k, c)
     layers = [(drawn(n, b, h, w, c), Moments(*(drawn(n, c) for _ in range(4)))) for _ in range(1 + (norms == "two"))]
@@ -185,9 +185,9 @@ def both(slow, precision, worker=ResNetWorker):
 
 
 @pytest.mark.slow  # in the interpreter
-@pytest.mark.parametrize("sizes", [[8, 8], [2, 12, 5]], ids=["full batches", "unequal"])
-def test_a_residual_network_is_the_references(sizes):
-    for got, expected in both(small(sizes), "fp32"):
+def test_a_residual_network_is_the_references():
+    """Full batches, a short last batch, and clients that have finished before the others."""
+    for got, expected in both(small([1, 6, 4]), "fp32"):
         near(got, expected, 1e-3)
 
 
@@ -216,9 +216,8 @@ class Small(nn.Sequential):
 
 IN_STACKED = [
     pytest.param(Small, [4, 3], id="small"),
-    pytest.param(Mixed, [4, 3], id="mixed", marks=pytest.mark.slow),  # in the interpreter
-    pytest.param(Mixed, [2, 12, 5], id="mixed, unequal", marks=pytest.mark.slow),
-    pytest.param(lambda: cnn(width=8)((3, 8, 8), 4), [2, 12, 5], id="cnn, unequal", marks=pytest.mark.slow),
+    pytest.param(Mixed, [1, 6, 4], id="mixed, unequal", marks=pytest.mark.slow),  # in the interpreter
+    pytest.param(lambda: cnn(width=4)((3, 8, 8), 4), [1, 6, 4], id="cnn, unequal", marks=pytest.mark.slow),
 ]
 
 
@@ -248,7 +247,7 @@ def test_which_convolutions_the_kernels_take():
         assert not kernel_convolutions(Stacked(nn.Sequential(nn.Conv2d(3, 4, 3, **other))))
 
 
-def test_accelerate_takes_the_kernels_that_it_is_told_to_take(monkeypatch, registries):
+def test_accelerate_uses_the_kernels_that_are_requested(monkeypatch, registries):
     @model("convolutions")
     def convolutions():
         return lambda shape, classes: nn.Sequential(

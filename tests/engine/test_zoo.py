@@ -1,11 +1,15 @@
 """Every model of the zoo trains under engine=auto as under engine=reference, or takes the reference with a reason."""
 
+import random
+
+import numpy as np
 import pytest
 import torch
 
 import stableair as sa
 from helpers.callbacks import Hooks
-from helpers.zoo import IMPURE, PURE, ZOO
+from helpers.runs import same as same_bits
+from helpers.zoo import IMPURE, PURE, REPEATABLE, ZOO
 from stableair.builder import build
 from stableair.engine import EngineChoice, Unsupported, accelerate, choose
 
@@ -97,13 +101,17 @@ def test_the_choice_depends_neither_on_generators_nor_on_the_mode(experiment, na
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(ZOO.keys() - {"entropy_of_the_system", "counter_in_a_closure"}))
-def test_a_run_is_repeatable(experiment, name):
-    """Also for models that draw: the generators are seeded for each client."""
-    if name == "counter_in_the_class":
-        pytest.skip("its state outlives a run")
-    first, second = (sa.run(experiment(name)) for _ in range(2))
-    assert torch.equal(first.state.model.w, second.state.model.w)
+@pytest.mark.parametrize("name", REPEATABLE)
+def test_a_run_is_repeatable_and_resumable(experiment, name, tmp_path):
+    """Also for models that draw or count in buffers: generators and buffers start anew with every client."""
+    e = experiment(name).with_(engine="reference")
+    first = sa.run(e)
+    torch.manual_seed(7), random.seed(7), np.random.seed(7)
+    second = sa.run(e)
+    sa.run(e.with_(rounds=1), tmp_path / "a")
+    resumed = sa.run(e, tmp_path / "a", resume=True)
+    assert same_bits(first, second)
+    assert same_bits(first, resumed)
 
 
 def test_signs_differ_between_engines_only_where_the_true_gradient_is_zero(experiment):

@@ -40,7 +40,7 @@ def test_words_of_a_command_line(tmp_path):
         (["=3"], "unknown-setting"),
         (["model.width=3"], "unknown-argument"),
         (["lr=" + "1" * 400], "out-of-range"),
-        (["clients=5", "clients=6"], "duplicate-setting"),
+        (["digits", "digits"], "not-a-setting"),
         (["noise=none", "noise.tau=3"], "unknown-argument"),
         (["noise=gaussian"], "wrong-arguments"),
         (["noise_on=sum"], "unknown-setting"),
@@ -48,6 +48,28 @@ def test_words_of_a_command_line(tmp_path):
 )
 def test_invalid_words(words, code):
     refused(code, from_words, words)
+
+
+def test_of_a_repeated_setting_the_last_one_counts_and_a_note_names_both(caplog):
+    caplog.set_level("INFO", "stableair")
+    e = from_words(["clients=5", "noise=none", "clients=6", "noise=sas(tau=1)"])
+    assert (e.clients, e.noise) == (6, "sas(tau=1)")
+    assert [record.getMessage() for record in caplog.records] == [
+        "clients is given twice: 6 replaces 5", "noise is given twice: sas(tau=1) replaces none",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("word", "advice"),
+    [
+        ("tau=0.3", "did you mean noise.tau=0.3?"),
+        ("max_norm=5", "did you mean receiver.max_norm=5?"),
+        ("alpha=1.2", "did you mean noise.alpha=1.2?"),  # not of the server: the default components come first
+        ("recever=none()", "did you mean 'receiver'?"),
+    ],
+)
+def test_an_argument_without_its_component_suggests_the_dotted_key(word, advice):
+    assert advice in str(refused("unknown-setting", from_words, [word]))
 
 
 def test_the_text_of_errors_in_words():

@@ -9,10 +9,11 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 
 import stableair as sa
 from helpers import ROOT
-from helpers.flower import NODES, Nodes, averaging, ours, start_arrays
+from helpers.flower import NODES, Nodes, averaging, bits, ours, start_arrays
 from stableair.errors import InputError
 from stableair.flower import OverTheAir, client_app
 from stableair.flower.app import OPTIONS, experiment_from_config
+from stableair.flower.arrays import to_array_record
 
 EXAMPLE = ROOT / "examples/flower"
 
@@ -26,6 +27,15 @@ def test_our_app_gives_the_bits_of_a_plain_run(small, tmp_path):
     assert torch.equal(run.state.model.stats, plain.state.model.stats)
     assert run.experiment == plain.experiment
     assert run.labels == plain.labels
+
+
+def test_our_clients_train_with_the_local_rule_and_the_rounds_rate(small):
+    e = small.with_(local="sgd(momentum=0.9, clip=1)", lr_decay="inverse(over=1)", label_smoothing=0.1)
+    over = OverTheAir(averaging(), e)
+    result = over.start(ours(e), num_rounds=3)
+    assert bits(result.arrays) == bits(
+        to_array_record(sa.run(e).state.model, over.expected.layout, over.expected.norms)
+    )
 
 
 def test_what_flower_began_a_plain_run_finishes(small, tmp_path):
@@ -85,7 +95,7 @@ def test_if_all_nodes_have_another_experiment_the_run_ends_with_the_reason(small
     assert "the server has lr 0.03, this node 0.5" in str(error.value)
 
 
-def test_a_node_without_a_number_is_told_how_to_get_one(small):
+def test_the_error_of_a_node_without_a_number_has_the_fix(small):
     told = ConfigRecord({"stableair": sa.__version__, "experiment": small.to_json(), "server-round": 1})
     message = Message(RecordDict({"arrays": start_arrays(), "config": told}), dst_node_id=1, message_type="train")
     with pytest.raises(InputError) as error:

@@ -213,7 +213,7 @@ def test_a_deployment_outlives_its_superlink_and_a_node_and_refuses_strangers(tm
     with started(deploy, tmp_path, PORT=str(port)) as (process, log):
         waited(lambda: recorded(run) == 1, process, log)
         assert addresses(port) == {"127.0.0.1"}
-        assert runs_without_certificate(port), "Flower authenticates accounts now: correct the danger box of scale.md"
+        assert runs_without_certificate(port), "Flower authenticates accounts now: correct the danger box of flower.md"
         kill("flower-superlink", "--database", str(keys))  # the second round has just begun
         assert process.wait(PATIENCE) == 2
         assert "not complete (its SuperLink is gone)" in log.read_text().splitlines()[-1]
@@ -243,7 +243,7 @@ def test_a_deployment_outlives_its_superlink_and_a_node_and_refuses_strangers(tm
 
 
 @pytest.mark.parametrize(("sent", "code", "rounds"), [(signal.SIGINT, 130, 0), (signal.SIGTERM, 143, 1)])
-def test_a_deployment_that_is_told_to_stop_ends_all_of_it(sent, code, rounds, tmp_path):
+def test_a_stopped_deployment_leaves_no_process(sent, code, rounds, tmp_path):
     run, port = tmp_path / "run", free_ports()
     with started([DEPLOY, run], tmp_path, PORT=str(port)) as (process, log):
         waited(lambda: listening(port) and recorded(run) >= rounds, process, log)

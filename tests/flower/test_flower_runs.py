@@ -1,7 +1,10 @@
 """Runs over Flower, recorded and resumed."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+import torch
 from flwr.app import Array, ArrayRecord, MetricRecord
 from flwr.serverapp.strategy import (
     FedAdam,
@@ -10,7 +13,8 @@ from flwr.serverapp.strategy import (
 )
 
 import stableair as sa
-from helpers.flower import NODES, Nodes, air, averaging, bits, reply, samples
+import stableair.flower.strategy
+from helpers.flower import NODES, Nodes, air, averaging, bits, ours, reply, samples
 from stableair.errors import CorruptRunError, InputError
 from stableair.flower import OverTheAir
 
@@ -79,3 +83,37 @@ def test_the_clients_metrics_reach_flower():
     _, found = air(lambda message: reply(message, speed=2.0 * message.metadata.dst_node_id))
     weights = np.array([samples(node) for node in NODES])
     assert found.train_metrics_clientapp[1]["speed"] == pytest.approx((2 * weights * NODES).sum() / weights.sum())
+
+
+def test_a_resumed_run_uses_the_recorded_number_of_threads(tmp_path):
+    counts = []
+
+    def answer(message):
+        counts.append(torch.get_num_threads())
+        return reply(message)
+
+    before = torch.get_num_threads()
+    try:
+        for threads, rounds in ((2, 1), (1, 2)):
+            torch.set_num_threads(threads)
+            air(answer, rounds=rounds, folder=tmp_path)
+            assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+    assert set(counts) == {2}
+    assert [entry["threads"] for entry in sa.load(tmp_path).environments] == [2, 2]
+
+
+def test_a_resumed_run_refuses_other_data_files(small, tmp_path, monkeypatch):
+    def start(version, rounds):
+        with monkeypatch.context() as patch:
+            build = stableair.flower.strategy.build
+            patch.setattr("stableair.flower.strategy.build", lambda e: replace(build(e), files={"a.csv": version}))
+            OverTheAir(averaging(), small, tmp_path / "a").start(ours(small), num_rounds=rounds)
+
+    start("1", rounds=1)
+    start("1", rounds=2)
+    with pytest.raises(InputError) as error:
+        start("2", rounds=3)
+    assert (error.value.code, error.value.fields["before"]) == ("data-changed", {"a.csv": "1"})
+    assert len(sa.load(tmp_path / "a")) == 2

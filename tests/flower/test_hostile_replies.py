@@ -146,7 +146,7 @@ def test_an_unusable_reply_is_the_same_as_an_unavailable_node(hostile):
 
 
 @pytest.mark.slow
-@settings(max_examples=500)
+@settings(max_examples=150)
 @given(UNUSABLE)
 def test_many_unusable_replies_are_the_same_as_an_unavailable_node(hostile):
     check_unusable(hostile)

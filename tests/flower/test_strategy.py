@@ -89,6 +89,16 @@ def test_only_those_that_replied_are_on_the_air(settings):
     assert torch.equal(flat(found.arrays, layout), rounds[-1].state.model.w)
 
 
+def test_returned_weights_become_payloads_of_the_rounds_rate():
+    """Without interference the model is the mean of the weights that were returned, whatever the rate is."""
+    noiseless = SILENT | {"receiver": "none()"}
+    decaying, constant = (
+        air(rounds=3, lr_decay=decay, **noiseless)[1].arrays for decay in ("inverse(over=1)", "constant()")
+    )
+    layout, _ = layouts(start_arrays())
+    torch.testing.assert_close(flat(decaying, layout), flat(constant, layout))
+
+
 @pytest.mark.parametrize("aggregate", ["krum(f=0)", "trimmed_mean(f=1)"])
 def test_with_fewer_replies_than_the_aggregator_needs_the_model_stays(aggregate, tmp_path, caplog):
     def answer(message):

@@ -56,6 +56,8 @@ EXAMPLES = {
         "cifar100()",
         "femnist(test=5)",
         "hf(name='someone/images', writer=who)",
+        "csv(path='flowers.csv', label=species, writer=gardener)",
+        "npz(path='tokens.npz')",
         "remote()",
     ],
     "servers": [
@@ -67,6 +69,16 @@ EXAMPLES = {
         "adagrad_ota()",
         "adam_ota()",
     ],
+    "local": [
+        "sgd()",
+        "sgd(momentum=0.9, weight_decay=0.01, nesterov=true)",
+        "sgd(momentum=0.5, clip=0.3)",
+        "fedprox(mu=0.5)",
+        "fedprox(mu=0.5, momentum=0.9, clip=0.3)",
+        "adam(weight_decay=0.1)",
+        "adamw(weight_decay=0.1)",
+    ],
+    "lr_decays": ["constant()", "inverse(over=2)", "cosine(over=3)"],
     "participations": ["all()", "sample(m=2)", "bernoulli(q=0.5, expected=True)", "dropout(p=0.5, of='sample(m=3)')"],
     "powers": ["none()", "limit(P=1)", "inversion(P=1, threshold=0.1, csi=0.9, phase=0.1, cfo=0.001)"],
     "channels": [

@@ -127,6 +127,9 @@ def experiments():
             receiver="none()",
         ),
         "stacked": TINY.with_(engine="fast", chunk=2),
+        "local rule": TINY.with_(
+            engine="fast", chunk=2, local="adam()", lr_decay="inverse(over=1)", evaluate_clients=True
+        ),
         "mortal": TINY.with_(engine="reference", participation="mortal()", receiver="mac(C=auto)", server="momentum()"),
     }
 

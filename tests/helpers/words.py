@@ -5,3 +5,8 @@ def but(words, *others):
     """The words with some of their settings changed: a setting may be given once."""
     changed = [other.partition("=")[0] for other in others]
     return [*(word for word in words if word.partition("=")[0] not in changed), *others]
+
+
+def words_of(experiment):
+    """All settings of an experiment as words."""
+    return [f"{key}={value}" for key, value in experiment.to_dict().items()]

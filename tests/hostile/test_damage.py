@@ -15,7 +15,7 @@ from stableair.results.run import find
 
 pytestmark = pytest.mark.slow  # what an unlucky or a hostile user does; each test prints how often it tried
 
-TRIES = 30
+TRIES = 12
 TINY = Experiment(
     data="synthetic(samples=60, classes=3, shape=(1, 2, 2))", model="mlp(width=4)", clients=5, rounds=5, device="cpu",
     receiver="mac(C=auto)", server="momentum()",

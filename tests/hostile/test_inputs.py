@@ -112,6 +112,7 @@ def public():
 
 
 PUBLIC = dict(public())
+EXPENSIVE = {"figure", "sweep", "search", "report", "compare"}  # each parameter is given a third of the values
 
 
 @pytest.fixture(scope="module")
@@ -133,6 +134,7 @@ def right(tmp_path_factory):
         "name": "fig3c", "path": plugin, "metric": "test/loss", "out": "out.png", "text": "",
         "record": TINY.to_record(), "settings": {}, "setting": "noise", "load.folder": folder, "recorded.rounds": [],
         "Experiment.read.path": written, "Experiment.from_json.text": "{}", "report.out": "out.html",
+        "export.out": "out.csv",
         "figure.out": "figures", "plan": [TINY],
         "fill": lambda piece, start, source: piece.zero_(), "streams.in_pieces.out": vector, "each": 2,
         "uniforms": vector.view(2, 2),
@@ -160,8 +162,8 @@ def test_every_public_function_takes_or_refuses_every_value(name, right, monkeyp
     needed = [one.name for one in parameters if one.default is one.empty and one.kind == one.POSITIONAL_OR_KEYWORD]
     own = {one.name: right[f"{name}.{one.name}"] for one in parameters if f"{name}.{one.name}" in right}
     given = {one: right[one] for one in needed if one not in own} | own  # a new parameter needs a value in `right`
-    for parameter in parameters:
-        for value in BAD:
+    for number, parameter in enumerate(parameters):
+        for value in BAD[number % 3 :: 3] if name in EXPENSIVE else BAD:
             (place := tmp_path / f"{tried}").mkdir()
             monkeypatch.chdir(place)
             tried += 1

@@ -71,7 +71,7 @@ def test_without_a_home_or_with_one_that_cannot_be_written(home, tmp_path):
     assert os.listdir(tmp_path) == ["b"]
 
 
-def test_a_reader_that_goes_is_told_why_it_stopped(tmp_path):
+def test_a_broken_pipe_is_reported(tmp_path):
     with begin("run", *LONG, "--out", str(tmp_path / "a")) as process:
         process.stdout.readline()
         process.stdout.close()
@@ -94,7 +94,7 @@ def started(process, lines=3):
         assert process.stdout.readline(), process.stderr.read().decode()
 
 
-@pytest.mark.parametrize("times", [1, 2, 5])
+@pytest.mark.parametrize("times", [1, 5])
 def test_ctrl_c_again_and_again(times, tmp_path):
     with begin("run", *LONG, "--out", str(tmp_path / "a")) as process:
         started(process)
@@ -108,10 +108,10 @@ def test_ctrl_c_again_and_again(times, tmp_path):
 
 
 def test_ctrl_c_while_worker_processes_start(tmp_path):
-    """The workers take seconds to import; the whole group hears of Ctrl-C, at three moments."""
+    """The workers take seconds to import; the whole group hears of Ctrl-C, at two moments."""
     big = ["data=synthetic(samples=60, shape=(1, 8, 8))", "model=mlp(width=2000, depth=2)", "engine=fast"]
     tried = 0
-    for pause in (0.0, 0.5, 2.0):
+    for pause in (0.0, 1.0):
         words = "run", *big, "clients=5", "rounds=100000", "device=cpu", "--out", str(tmp_path / str(tried))
         with begin(*words) as process:
             assert b"processes" in process.stdout.readline()

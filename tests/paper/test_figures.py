@@ -10,15 +10,12 @@ from helpers.callbacks import Hooks
 from stableair import runner
 from stableair.cli import main as cli
 from stableair.data import hub
-from stableair.data.datasets import dataset
-from stableair.data.image_sets import IMAGE_SETS
 from stableair.errors import InputError
 from stableair.experiment import IDEAL
 from stableair.paper import figures
 from stableair.paper.catalogue import DRAWINGS, FIGURES, SEARCHED
 from stableair.paper.drawing import caption, draw, draw_without_runs
 from stableair.paper.plans import plan
-from stableair.results import plot
 
 SMALL = {"model": "logistic()"}  # the networks themselves are for the slow tests
 
@@ -30,12 +27,13 @@ def no_data(tmp_path, monkeypatch):
 
 def compute(name, folder, settings=SMALL, **options):
     """The plan, the runs and the notes of a very small figure: the arguments of `draw`."""
-    planned = plan(name, settings | {"rounds": 1}, smoke=True, **options)
+    planned = plan(name, settings | {"rounds": 1, "clients": 4}, smoke=True, **{"trials": 2} | options)
     return planned, *figures.compute(planned, folder)
 
 
 def texts(picture):
-    return [text.get_text() for text in picture.axes[0].get_legend().get_texts()]
+    legend = picture.axes[0].get_legend() or picture.legends[0]  # beside the axes if it would lie on a line
+    return [text.get_text() for text in legend.get_texts()]
 
 
 def test_every_figure_of_the_paper_is_there():
@@ -61,8 +59,8 @@ def test_the_set_up_is_the_papers(name):
     "name", ["fig3a", "fig3f", *(pytest.param(f"fig3{panel}", marks=pytest.mark.slow) for panel in "bcde")]
 )
 def test_the_four_methods(name, tmp_path, no_data):
-    planned, runs, notes = compute(name, tmp_path)
-    assert texts(draw(planned, runs, notes)) == ["Ideal", "MAC", "GNC", "Noisy"]
+    planned, runs, _notes = compute(name, tmp_path)
+    assert texts(draw(planned, runs)) == ["Ideal", "MAC", "GNC", "Noisy"]
     settings = {label: one.settings for label, (one,) in runs.items()}
     assert {k: settings["Ideal"][k] for k in IDEAL} == IDEAL
     assert settings["Noisy"]["receiver"] == "none()"
@@ -81,8 +79,8 @@ def test_the_four_methods(name, tmp_path, no_data):
 def test_accuracy_and_loss_are_of_the_same_runs(tmp_path, no_data, monkeypatch):
     compute("fig3a", tmp_path)
     monkeypatch.setattr(runner, "build", lambda *_: pytest.fail("computed again"))
-    planned, runs, notes = compute("fig3d", tmp_path)
-    picture = draw(planned, runs, notes)
+    planned, runs, _notes = compute("fig3d", tmp_path)
+    picture = draw(planned, runs)
     assert (picture.axes[0].get_ylabel(), picture.axes[0].get_yscale()) == ("test loss", "log")
     assert picture.axes[0].lines[1].get_ydata().tolist() == runs["MAC"][0]["test/loss"]
 
@@ -92,21 +90,21 @@ VARIED = [("fig4a", "alpha", "noise"), ("fig4b", "tau", "noise"), ("fig4c", "C",
 
 @pytest.mark.parametrize(("name", "key", "field"), VARIED)
 def test_one_thing_is_varied(name, key, field, tmp_path, no_data):
-    planned, runs, notes = compute(name, tmp_path)
+    planned, runs, _notes = compute(name, tmp_path)
     values = [runs_from[0].settings[field] for runs_from in runs.values()]
     assert len(set(values)) == len(values) == len(planned.figure.values)
     assert all(f"{key}={v:g}" in text for v, text in zip(planned.figure.values, values, strict=True))
     rest = [{k: v for k, v in r[0].settings.items() if k != field} for r in runs.values()]
     assert all(other == rest[0] for other in rest), "one C is held for all curves"
-    labels = texts(draw(planned, runs, notes))
+    labels = texts(draw(planned, runs))
     symbol = {"alpha": "α", "tau": "τ", "C": "C"}[key]
     assert all(text.startswith(f"{symbol} = {v:g}") for v, text in zip(planned.figure.values, labels, strict=True))
     assert len(list(tmp_path.glob("search-*"))) == (name != "fig4c")
 
 
 def test_the_measured_snr_stands_beside_the_papers(tmp_path, no_data):
-    planned, runs, notes = compute("fig4b", tmp_path, SMALL | {"clients": 3}, seeds=2)
-    labels = texts(draw(planned, runs, notes))
+    planned, runs, _notes = compute("fig4b", tmp_path, SMALL | {"clients": 3}, seeds=2)
+    labels = texts(draw(planned, runs))
     found = [[one["channel/snr_db"][0] for one in each] for each in list(runs.values())[:2]]
     half, whole = map(np.mean, found)
     ratio = 10 * np.log10(np.mean(10 ** (np.array(found[1]) / 10)))
@@ -120,7 +118,7 @@ def test_a_threshold_for_each_point_is_an_option(tmp_path, no_data):
     assert all(f"C = {each[0].experiment.receiver[6:-1]}" in label for label, each in runs.items())
 
 
-def test_given_thresholds_are_taken_and_said(tmp_path, no_data):
+def test_thresholds_of_the_user_are_used_and_reported(tmp_path, no_data):
     planned, runs, notes = compute("fig3a", tmp_path, thresholds={"MAC": 0.5, "GNC": 7.0})
     taken = [runs[method][0].settings["receiver"] for method in ("MAC", "GNC")]
     assert taken == ["mac(C=0.5)", "gnc(max_norm=7)"]
@@ -128,28 +126,25 @@ def test_given_thresholds_are_taken_and_said(tmp_path, no_data):
     assert "C = 0.5 was set, not searched" in caption(planned, runs, notes)
 
 
-def test_the_caption_tells_the_data_and_what_is_not_the_papers(tmp_path, no_data, data_folder, monkeypatch):
+def test_the_caption_tells_the_data_and_what_is_not_the_papers(tmp_path, no_data):
     planned, runs, notes = compute("fig3a", tmp_path)
     text = caption(planned, runs, notes)
     assert "Changed settings: model=logistic()" in text
-    assert "Smoke test on synthetic data of the same shape" in text
-    assert "4 clients" in text
+    assert "Smoke test on digits: " in text
     assert "Not from the paper: 1 round; C = " in text
     assert "the best of 2 between 0.01 and 10 after 1 round on a validation split" in text
-    monkeypatch.setenv(hub.VARIABLE, str(data_folder))
-    assert plan("fig3a", {}, smoke=True).base.data == "cifar10(train=80, test=60)"
     full = caption(plan("fig3a", {}, seeds=3), runs, [])
-    assert full.startswith("Data: cifar10, 80 training samples. 50 clients")
+    assert full.startswith("Data: cifar10, 1,437 training samples. 50 clients")
     assert "Changed settings" not in full
     assert "seeds 0 to 2" in full
     assert "100 rounds" in full
 
 
 def test_bands_over_seeds_and_settings_of_ones_own(tmp_path, no_data):
-    planned, runs, notes = compute("fig3c", tmp_path, SMALL | {"clients": 3, "noise.tau": 0.7}, seeds=2)
+    planned, runs, _notes = compute("fig3c", tmp_path, SMALL | {"clients": 3, "noise.tau": 0.7}, seeds=2)
     assert {one.settings["seed"] for one in runs["MAC"]} == {0, 1}
     assert {one.settings["noise"] for one in runs["MAC"]} == {"sas(alpha=1.5, tau=0.7)"}
-    assert len(draw(planned, runs, notes).axes[0].collections) == 4
+    assert len(draw(planned, runs).axes[0].collections) == 4
 
 
 def test_an_older_run_that_went_further_is_cut(tmp_path, no_data):
@@ -212,7 +207,7 @@ def test_the_command_draws_png_and_pdf(tmp_path, monkeypatch, capsys, no_data):
             cli.main()
         assert stop.value.code == 0
         out = capsys.readouterr().out
-        assert out.splitlines()[-2:] == ["f/fig3a.png", "f/fig3a.pdf"]
+        assert out.splitlines()[-3:] == ["f/fig3a.png", "f/fig3a.pdf", "f/fig3a.txt"]
         assert all((tmp_path / "f" / f"fig3a.{ending}").stat().st_size > 5000 for ending in ("png", "pdf"))
         monkeypatch.setattr(runner, "build", lambda *_: pytest.fail("computed again"))
 
@@ -253,7 +248,7 @@ def test_callbacks_observe_each_trial_and_each_run(tmp_path, no_data):
     sa.figure("fig4a", tmp_path, smoke=True, rounds=1, settings=SMALL, trials=2, callbacks=[observer])
     assert [split for split, _ in ended] == ["validation"] * 2 + ["test"] * 5
     assert [noise["alpha"] for _, noise in ended[2:]] == list(FIGURES["fig4a"].values)
-    assert all(path.exists() for path in figures.picture_files("fig4a", tmp_path))
+    assert all(path.exists() for path in figures.output_files("fig4a", tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -297,24 +292,13 @@ def test_invalid_options_are_refused_before_anything_is_computed(name, options, 
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("name", IMAGE_SETS)
-def test_a_smoke_test_is_of_the_sets_own_shape(name, no_data):
-    known = IMAGE_SETS[name]
-    figure = next(key for key, figure in FIGURES.items() if figure.preset == name)
-    small = plan(figure, {}, smoke=True).base
-    data = dataset.one(small.data)()
-    assert (tuple(data.train.x.shape[1:]), data.classes) == (known.shape, known.classes)
-    assert small.model == known.model
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("name", FIGURES)
-def test_every_figure_at_full_smoke_size(name, tmp_path_factory, no_data):
-    folder = tmp_path_factory.getbasetemp() / "smoke"  # shared: some figures use the same runs
-    planned = plan(name, smoke=True)
-    runs, notes = figures.compute(planned, folder)
-    assert all(len(one) == 3 for each in runs.values() for one in each)
-    entries = {"resnet18()": 11_173_962, "resnet34()": 21_328_292, "cnn()": 6_603_710}[planned.base.model]
-    assert len(next(iter(runs.values()))[0].state.model.w) == entries
-    for ending in ("png", "pdf"):
-        assert plot.save(draw(planned, runs, notes), folder / f"{name}.{ending}").stat().st_size > 5000
+@pytest.mark.parametrize("name", ["fig3a", "fig4b"])
+def test_a_smoke_test_shows_the_papers_order(name, tmp_path, no_data):
+    runs, _ = figures.compute(plan(name, smoke=True), tmp_path)
+    accuracy = {label: each[0].settled("test/accuracy") for label, each in runs.items()}
+    if name == "fig3a":
+        assert accuracy["Ideal"] > accuracy["MAC"] > max(accuracy["GNC"], accuracy["Noisy"])
+    else:
+        assert accuracy["τ = 0.05"] > accuracy["τ = 0.3"]
+    assert all(0.8 < each < 1 for each in accuracy.values())

@@ -17,14 +17,16 @@ from stableair.errors import CorruptRunError, InputError
 from stableair.experiment import Experiment
 from stableair.paper import published_runs
 from stableair.paper.catalogue import FIGURES, SAME_RUNS, SEARCHED, published_curves
-from stableair.paper.figures import draw_published, overlay_runs, read_published
-from stableair.results.run import Run, load
+from stableair.paper.drawing import caption
+from stableair.paper.figures import draw_published, overlay_runs, published_content, read_published
+from stableair.results.run import Run, read_run
 
 sys.path.insert(0, str(ROOT / "bench"))
 import publish
 import reproduce
 
 PUBLISHED = [name for name in FIGURES if published_runs.is_published(SAME_RUNS.get(name, name))]
+ENDINGS = "png", "pdf", "txt"
 ARCHIVES = [name for name in publish.NAMES if published_runs.is_published(name)]
 UNPUBLISHED = [name for name in FIGURES if name not in PUBLISHED]
 SETTINGS = {"data": "cifar10", "norm_stats": "recalibrated", "rounds": 3}  # of Fig. 3(a), but for the receiver
@@ -74,7 +76,8 @@ def test_every_published_figure_is_drawn_from_its_files(name, tmp_path, monkeypa
     (first, *_), metric = found.curves.values(), FIGURES[name].metric
     mean = np.mean([run[metric] for run in first], axis=0)
     np.testing.assert_allclose(picture.axes[0].lines[0].get_ydata(), mean)
-    assert found.data[:60] in picture.get_supxlabel().replace("\n", " "), "the caption describes the data"
+    assert found.data in (tmp_path / f"{name}.txt").read_text(), "the caption describes the data"
+    assert not picture.get_supxlabel(), "the caption is in a file beside the picture"
 
 
 @pytest.mark.parametrize("name", ARCHIVES)
@@ -109,7 +112,7 @@ def test_the_published_rounds_are_those_of_the_folders(name):
     for title, described in about.items():
         if (folder := reproduce.FOLDER / title).exists():
             (mine,) = (run for run in read if run.record == described["experiment"])
-            original = load(folder)
+            original = read_run(folder)
             assert mine.record == original.record
             for metric in ("test/accuracy", "test/loss", "channel/snr_db"):
                 np.testing.assert_allclose(
@@ -133,14 +136,13 @@ def test_the_caption_names_versions_and_the_commits_that_are_known():
     assert published_runs.provenance(published) == text
 
 
-def test_a_run_that_diverged_is_said_to_have(published_folder):
+def test_a_diverged_run_is_marked_as_diverged(published_folder):
     """A difference of points to a run that has no accuracy would mean nothing."""
     text = publish.section("fig3a", "images")
     assert "| MAC markedly improves the accuracy | Noisy diverged at round 3 with seed 0 | holds, seed 0 |" in text
     assert "| Noisy | `none()` | 0 | 3 | diverged at round 3 | – | – | -40.0 |" in text
     assert "clients'" not in text, "columns that no run fills"
-    words = draw_published("fig3a").texts[-1].get_text().split()
-    assert "×: the last round before a run diverged." in " ".join(words)
+    assert "×: the last round before a run diverged." in caption(*published_content("fig3a"))
 
 
 @pytest.mark.parametrize("page", publish.PAGES, ids=lambda page: page.name)
@@ -161,7 +163,7 @@ def test_what_is_written_is_read_and_written_alike(published_folder):
 
 
 def test_a_commit_that_was_not_recorded_can_be_supplied(published_folder):
-    run = load(reproduce.FOLDER / "cifar10-mac-seed0")  # recorded by 0.1.0, without a commit
+    run = read_run(reproduce.FOLDER / "cifar10-mac-seed0")  # recorded by 0.1.0, without a commit
     for commits, expected in ((None, ""), ({"mac": "abc", "other": "def"}, "abc")):
         published_runs.write("fig3a", published_curves("fig3a"), {"mac": run}, {}, "made up", commits)
         environments = published_runs.read("fig3a", published_curves("fig3a")).environments["mac"]
@@ -273,7 +275,7 @@ def test_the_users_runs_are_drawn_over_the_published_ones(published_folder, capl
     assert texts == ["MAC", "Noisy, diverged at round 3", "yours: cauchy(K=1)", "yours: gnc(max_norm=5)"]
     assert picture.axes[0].get_ylabel() == "test loss"
     assert "not the set-up of fig3d, it differs in clients" in caplog.text
-    assert "different copy" not in picture.get_supxlabel()
+    assert "different copy" not in caption(*published_content("fig3d", overlay))
     runs, left_out = overlay_runs("fig3a", recorded_run(0))
     assert (runs, left_out) == ({}, ["None: no complete round"])
     assert overlay_runs("fig3a", recorded_run(evaluate="validation"))[0] == {}, "evaluated on other data"
@@ -286,7 +288,7 @@ def test_the_caption_mentions_a_different_copy_of_the_data(published_folder, tmp
     folder = tmp_path / "mine"
     shutil.copytree(reproduce.FOLDER / "cifar10-mac-seed0", folder)
     picture = draw_published("fig3a", folder)  # the published runs here have read no data file
-    assert "your runs used a different copy of the data" in picture.get_supxlabel().replace("\n", " ")
+    assert "your runs used a different copy of the data" in caption(*published_content("fig3a", folder))
     assert picture.axes[0].get_legend().get_texts()[-1].get_text() == "yours: mac(C=0.316)"
 
 
@@ -299,13 +301,13 @@ def test_on_the_command_line(published_folder, tmp_path, monkeypatch, capsys):
             cli.main()
         return (stop.value.code, *capsys.readouterr())
 
-    assert command("fig3a", "--published")[:2] == (0, "runs/published/fig3a.png\nruns/published/fig3a.pdf\n")
+    assert command("fig3a", "--published")[:2] == (0, "".join(f"runs/published/fig3a.{ending}\n" for ending in ENDINGS))
     sa.run(Experiment(clients=4, rounds=1), tmp_path / "mine")
     code, out, errors = command("fig3a", "--published", "--overlay", "mine", "--out", "over")
-    assert (code, out) == (0, "over/fig3a.png\nover/fig3a.pdf\n")
+    assert (code, out) == (0, "".join(f"over/fig3a.{ending}\n" for ending in ENDINGS))
     assert re.fullmatch(r"\w+: left out: mine: not the set-up of fig3a, it differs in clients, data.*\n", errors)
     code, out, _ = command("fig3a", "--published", "--metric", "test/loss", "--out", "over")
-    assert (code, out) == (0, "over/fig3a-test-loss.png\nover/fig3a-test-loss.pdf\n")
+    assert (code, out) == (0, "".join(f"over/fig3a-test-loss.{ending}\n" for ending in ENDINGS))
     for words, named in [
         (["fig4a", "--published"], "fig4a has no published runs; these figures have: fig3a, fig3d"),
         (["fig3a", "--overlay", "mine"], "leave out overlay"),

@@ -21,7 +21,7 @@ from stableair.results.run import load
 from stableair.runner import run
 
 
-def test_a_checkpoint_that_cannot_be_written_aside_is_said_and_nothing_is_lost(tiny, tmp_path, monkeypatch):
+def test_an_error_of_the_checkpoint_thread_is_raised_and_nothing_is_lost(tiny, tmp_path, monkeypatch):
     real, written = lock.write_whole, []
 
     def full(path, content, dir_fd):

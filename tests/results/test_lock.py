@@ -35,7 +35,7 @@ except (sa.InputError, RunBusyError) as error:
 """
 
 
-@pytest.mark.parametrize("attempts", [1, pytest.param(5, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("attempts", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_of_two_processes_that_start_on_a_new_folder_one_runs(tiny, tmp_path, attempts):
     (tmp_path / "e.json").write_text(tiny.with_(rounds=40).to_json())
     for attempt in range(attempts):
@@ -52,7 +52,7 @@ def test_of_two_processes_that_start_on_a_new_folder_one_runs(tiny, tmp_path, at
         assert same(load(place), run(tiny.with_(rounds=40)))
 
 
-def test_a_disk_without_locks_is_said_once_and_the_run_goes_on(tiny, tmp_path, monkeypatch, caplog):
+def test_a_disk_without_locks_is_logged_once_and_the_run_continues(tiny, tmp_path, monkeypatch, caplog):
     def refused(*_):
         raise OSError(37, "No locks available")
 

@@ -5,7 +5,10 @@ import pytest
 
 import stableair as sa
 from stableair.results import plot
+from stableair.results.curves import curves
+from stableair.results.legends import LEGEND_WIDTH
 from stableair.results.run import Run, find, group, linear_mean, runs_from, snrs, with_metric
+from stableair.results.styles import LINES
 
 
 def made(accuracy, **settings):
@@ -20,7 +23,7 @@ def texts(figure):
 def test_runs_that_differ_in_the_seed_alone_are_one_line_with_a_band():
     groups = group([made([0.1, 0.2], seed=0), made([0.3, 0.4], seed=1, rounds=7), made([0.5], receiver="none()")])
     assert {name: len(runs) for name, runs in groups.items()} == {"mac(C=1)": 2, "none()": 1}
-    axes = plot.curves(groups).axes[0]
+    axes = curves(groups).axes[0]
     np.testing.assert_allclose(axes.lines[0].get_ydata(), [0.2, 0.3])
     assert list(axes.lines[0].get_xdata()) == [1, 2], "the first round is 1"
     (band,) = axes.collections
@@ -29,12 +32,11 @@ def test_runs_that_differ_in_the_seed_alone_are_one_line_with_a_band():
     assert texts(axes.figure) == ["mac(C=1) (2 seeds)", "none()"]
 
 
-@pytest.mark.parametrize("caption", ["", "What it shows."], ids=["alone", "with a caption"])
-def test_a_legend_lies_on_no_line(caption):
+def test_a_legend_lies_on_no_line():
     calm, wild = ([0.5] * 40, [0.0, 1.0] * 20)  # the second leaves no room anywhere
     runs = {name: [made(accuracy)] for name, accuracy in (("calm", calm), ("wild", wild))}
-    assert plot.curves({"calm": runs["calm"]}, caption=caption).axes[0].get_legend()
-    crowded = plot.curves(runs, caption=caption)
+    assert curves({"calm": runs["calm"]}).axes[0].get_legend()
+    crowded = curves(runs)
     assert crowded.axes[0].get_legend() is None
     (beside,) = crowded.legends
     assert [text.get_text() for text in beside.get_texts()] == ["calm", "wild"]
@@ -78,7 +80,7 @@ def test_runs_that_differ_only_in_a_default_are_separate_groups():
 def test_a_diverged_run_ends_with_a_cross_and_a_note_in_the_legend():
     run = made([0.1, 0.2, math.nan])
     run.rounds[-1] |= {"test/accuracy": None, "diverged": True}
-    axes = plot.curves({"noisy": [run]}).axes[0]
+    axes = curves({"noisy": [run]}).axes[0]
     assert texts(axes.figure) == ["noisy, diverged at round 3"]
     line, cross = axes.lines
     assert np.isnan(line.get_ydata()[2])
@@ -86,8 +88,8 @@ def test_a_diverged_run_ends_with_a_cross_and_a_note_in_the_legend():
 
 
 def test_runs_of_different_length_are_averaged_over_the_rounds_that_exist():
-    axes = plot.curves({"a": [made([0.2, 0.4, 0.6]), made([0.4], seed=1)]}).axes[0]
-    assert texts(plot.curves({"a": [made([1]), made([1], chunk=3)]})) == ["a"], "one seed twice is not two seeds"
+    axes = curves({"a": [made([0.2, 0.4, 0.6]), made([0.4], seed=1)]}).axes[0]
+    assert texts(curves({"a": [made([1]), made([1], chunk=3)]})) == ["a"], "one seed twice is not two seeds"
     np.testing.assert_allclose(axes.lines[0].get_ydata(), [0.3, 0.4, 0.6])
 
 
@@ -96,7 +98,7 @@ def test_runs_are_found_below_a_folder_and_pictures_written(tiny, tmp_path):
         sa.run(tiny.with_(seed=seed), tmp_path / "runs" / f"seed{seed}")
     found, unreadable = find([tmp_path / "runs", tmp_path / "runs" / "seed0"])
     assert (len(found), unreadable) == (2, []), "each once"
-    figure = plot.curves(group(found), "channel/snr_db")
+    figure = curves(group(found), "channel/snr_db")
     assert figure.axes[0].get_ylabel() == "SNR in dB"
     for name in ("a.png", "below/a.pdf"):
         assert plot.save(figure, tmp_path / name).stat().st_size > 1000
@@ -118,9 +120,9 @@ def test_bad_input(tmp_path):
     assert error.value.code == "unknown-metric"
     assert (error.value.code, error.value.fields["recorded"]) == ("unknown-metric", ["round", "test/accuracy"])
     assert code_of(with_metric, [made([])], "test/accuracy") == "unknown-metric"
-    assert code_of(plot.curves, {"a": [made([])]}) == "no-rounds"
+    assert code_of(curves, {"a": [made([])]}) == "no-rounds"
     assert code_of(runs_from, [3]) == code_of(runs_from, 3) == "wrong-type"
-    figure = plot.curves({"a": [made([1])]})
+    figure = curves({"a": [made([1])]})
     assert code_of(plot.save, figure, tmp_path / "picture") == "unknown-format"
     assert code_of(plot.save, figure, tmp_path / "a.docx") == "unknown-format"
     (tmp_path / "file").write_text("")
@@ -128,10 +130,10 @@ def test_bad_input(tmp_path):
 
 
 def test_curves_differ_in_colour_and_line_style():
-    axes = plot.curves({str(n): [made([0.1, 0.2])] for n in range(20)}).axes[0]
+    axes = curves({str(n): [made([0.1, 0.2])] for n in range(20)}).axes[0]
     looks = {(line.get_color(), line._unscaled_dash_pattern[1] or line.get_linestyle()) for line in axes.lines}
     assert len(looks) == 20
-    assert len({dash for _, dash in looks}) == len(plot.LINES)
+    assert len({dash for _, dash in looks}) == len(LINES)
     assert axes.get_xlim()[0] > 0, "there is no round 0"
 
 
@@ -153,7 +155,7 @@ def test_a_large_loss_makes_the_axis_logarithmic_and_many_lines_put_the_legend_b
     runs = [made([1.0], clients=n) for n in range(1, 9)]
     for run in runs:
         run.rounds[0]["test/loss"] = 10.0 ** run.settings["clients"]
-    figure = plot.curves(group(runs), "test/loss")
+    figure = curves(group(runs), "test/loss")
     assert figure.axes[0].get_yscale() == "log"
     assert figure.axes[0].get_legend() is None
     assert len(figure.legends[0].get_texts()) == 8
@@ -161,11 +163,11 @@ def test_a_large_loss_makes_the_axis_logarithmic_and_many_lines_put_the_legend_b
 
 def test_long_names_put_the_legend_below_in_wrapped_lines():
     name = ", ".join(f"setting{i}=value{i}" for i in range(12))
-    figure = plot.curves({"short": [made([0.1, 0.2])], name: [made([0.2, 0.3], clients=5)]})
+    figure = curves({"short": [made([0.1, 0.2])], name: [made([0.2, 0.3], clients=5)]})
     assert figure.axes[0].get_legend() is None
     _, long = (text.get_text() for text in figure.legends[0].get_texts())
     assert " ".join(long.split()) == name
-    assert max(map(len, long.splitlines())) <= plot.LEGEND_WIDTH
+    assert max(map(len, long.splitlines())) <= LEGEND_WIDTH
     figure.draw_without_rendering()
     assert figure.legends[0].get_window_extent().y1 < figure.axes[0].get_window_extent().y0
     assert figure.axes[0].get_window_extent().width > 0.8 * figure.bbox.width

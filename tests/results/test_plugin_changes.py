@@ -1,4 +1,4 @@
-"""Results of a plug-in that has changed are refused, kept or recomputed, but never silently re-used."""
+"""Results of a plug-in that has changed are refused, kept or recomputed, but never silently reused."""
 
 import functools
 import json
@@ -13,7 +13,8 @@ from helpers import ROOT
 from helpers.isolation import forgotten
 from stableair.errors import InputError
 from stableair.results.checksums import ENVIRONMENT
-from stableair.results.plugins import component_sources
+from stableair.results.plugins import MIXED, component_sources, mixed_components
+from stableair.results.report import page
 from stableair.sources import source_of
 
 RECEIVER = """
@@ -168,7 +169,8 @@ def search(settings, folder, **options):
 
 def compare(settings, folder, **options):
     plan = settings | {"receiver": ["scaled()", "mac(C=1)"], "seeds": 1}
-    return str(sa.compare(plan, folder, **options))
+    lines = sa.compare(plan, folder, **options).lines.values()
+    return [(line.receiver, line.accuracy, line.seconds) for of_channel in lines for line in of_channel]
 
 
 @pytest.mark.parametrize("function", [sweep, search, compare])
@@ -182,15 +184,61 @@ def test_functions_that_reuse_runs(plugin, settings, tmp_path, function):
     if function is sweep:
         first, kept = accuracy_and_loss(first), accuracy_and_loss(kept)
     assert kept == first
+    folders = [path.parent for path in (tmp_path / "s").rglob(ENVIRONMENT)]
+    for folder in folders:
+        (entry,) = environments(folder)
+        if entry["plugins"]:
+            assert entry["plugins_kept"] != entry["plugins"], "both versions are recorded"
     plugin.write(factor=0.1)
     plugin(function, settings, tmp_path / "s", plugin_changed="recompute")
-    folders = [path.parent for path in (tmp_path / "s").rglob(ENVIRONMENT)]
     for folder in folders:
         assert len(environments(folder)) == 1
         assert "plugins_kept" not in environments(folder)[0]
     with pytest.raises(InputError) as error:
         plugin(function, settings, tmp_path / "s", plugin_changed="kept")
     assert error.value.code in ("unknown-value", "wrong-type")
+
+
+def test_a_trial_that_was_stopped_early_records_both_versions_too(plugin, settings, tmp_path, monkeypatch):
+    """Its score stops it again, before `sa.run` sees its folder."""
+    settings |= {"rounds": 3}
+    monkeypatch.setattr("optuna.trial.Trial.should_prune", lambda trial: trial.number == 1)
+    plugin(search, settings, tmp_path / "s")
+    plugin.write(factor=0.7)
+    plugin(search, settings, tmp_path / "s", plugin_changed="keep")
+    entries = [environments(path.parent) for path in (tmp_path / "s").rglob(ENVIRONMENT)]
+    assert len(entries) == 2
+    assert all("plugins_kept" in entry for (entry,) in entries)
+
+
+@pytest.mark.parametrize("rounds", [2, 4], ids=["finished", "half-finished"])
+def test_results_of_an_earlier_version_are_marked(plugin, settings, tmp_path, rounds):
+    plan = settings | {"receiver": ["scaled()", "mac(C=1)"], "seeds": 2}
+    before = plugin(sa.compare, plan, tmp_path / "s")
+    assert MIXED not in str(before)
+    assert MIXED not in page(list_runs(before))
+    plugin.write(factor=0.7)
+    after = plugin(sa.compare, plan | {"rounds": rounds}, tmp_path / "s", plugin_changed="keep")
+    marked = [line for line in str(after).splitlines() if MIXED in line]
+    assert [line.split()[0] for line in marked] == ["scaled()", f"{MIXED}:"]
+    assert "receiver scaled" in marked[1]
+    html = page(list_runs(after))
+    assert html.count(f"<td>scaled() {MIXED}</td>") == 1
+    assert f"mac(C=1) {MIXED}" not in html
+    assert "an earlier version of the receiver scaled" in html
+
+
+def list_runs(comparison):
+    return [run for lines in comparison.lines.values() for line in lines for run in line.runs]
+
+
+def test_seeds_of_different_versions_are_marked(plugin, settings, tmp_path):
+    for seed, factor in enumerate((0.5, 0.7)):
+        plugin.write(factor=factor)
+        plugin(run, settings | {"seed": seed}, tmp_path / str(seed))
+    runs = [sa.load(tmp_path / str(seed)) for seed in (0, 1)]
+    assert mixed_components(runs) == ["receiver scaled"]
+    assert mixed_components(runs[:1]) == []
 
 
 def test_worker_processes_get_the_policy(plugin, settings, tmp_path):
@@ -221,10 +269,13 @@ def test_commands(words, settings, plugin, command, tmp_path):
 
     assert call()[0] == 0
     plugin.write(factor=0.7)
-    code, _, errors = call()
+    code, output, errors = call()
     assert (code, errors.count("\n")) == (2, 1), errors
     assert "rules.py" in errors
     assert "has changed since; --plugin-changed=keep uses these results" in errors
+    if words[0] == "sweep":  # the line of each experiment
+        assert "plugin_changed" not in output
+        assert "--plugin-changed=keep uses these results" in output
     code, _, errors = call("--plugin-changed=keep")
     assert code == 0
     assert "results of an earlier version of the receiver scaled are kept" in errors
@@ -267,7 +318,7 @@ def test_inline_components_are_hashed_by_their_source(settings, tmp_path):
 def test_component_without_source_is_not_reused_from_another_process(settings, tmp_path):
     arguments = repr(settings | {"receiver": "inline()"}), tmp_path / "a"
     code = INLINE.format(extra="", factor=0.5)
-    assert python("-c", code, *arguments) == "2", "the same process may re-use it"
+    assert python("-c", code, *arguments) == "2", "the same process may reuse it"
     version = environments(tmp_path / "a")[0]["plugins"]["receiver inline"]["version"]
     assert version.startswith("unknown:")
     assert python("-c", code, *arguments) == "plugin-changed"

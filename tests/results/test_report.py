@@ -93,7 +93,7 @@ def test_the_page_shows_the_numbers_of_the_runs(page, runs):
     macs = [sa.load(runs / f"mac{seed}")["test/accuracy"] for seed in (0, 1)]
     mac = dict(zip(head, next(row for name, row in rows.items() if "mac(C=1)" in name), strict=True))
     gnc = dict(zip(head, next(row for name, row in rows.items() if "gnc" in name), strict=True))
-    assert mac["final test accuracy"].startswith(f"{(macs[0][-1] + macs[1][-1]) / 2:.4f} ± ")
+    assert mac["final"].startswith(f"{(macs[0][-1] + macs[1][-1]) / 2:.4f} ± ")
     assert mac["best"].startswith(f"{(max(macs[0]) + max(macs[1])) / 2:.4f} ± ")
     fluctuation = sum(sa.load(runs / f"gnc{seed}").fluctuation("test/accuracy") for seed in (0, 1)) / 2
     assert gnc["fluctuation"].startswith(f"{fluctuation:.4f} ± ")
@@ -217,7 +217,7 @@ def test_the_settled_accuracy_and_the_fluctuation_are_of_the_last_ten_rounds():
 
 def test_validation_runs_alone_make_a_report_and_beside_test_runs_are_left_out():
     searched = Run(sa.Experiment(evaluate="validation").to_dict(), [{"round": 0, "validation/accuracy": 0.25}])
-    assert "final validation accuracy" in Page(report.page([searched])).tables["Results"][0][0]
+    assert "the validation accuracy" in Page(report.page([searched])).text["Results"]
     assert "no test/accuracy" in Page(report.page([searched, made([0.5])])).text["Left out"]
 
 
@@ -298,3 +298,41 @@ def test_the_best_comes_first():
     runs = [ended, made([0.2] * 3), made([0.8] * 3, receiver="mac(C=2)"), made([0.5] * 3, receiver="mac(C=3)")]
     (results,) = Page(report.page(runs)).tables["Results"]
     assert [row[0] for row in results[1:]] == ["mac(C=2)", "mac(C=3)", "mac(C=1)", "none()"]
+
+
+def test_the_accuracy_is_drawn_against_the_only_number_that_differs():
+    runs = [
+        made([0.0, C / 100 + seed / 10], receiver=f"mac(C={C})", seed=seed) for C in (10, 1, 0.1) for seed in (1, 3)
+    ]
+    shown = Page(report.page([*runs, made([0.0, 0.9], receiver="none()")]))
+    (figure,) = shown.figures("receiver.C")
+    mac, none = figure["data"]
+    assert (mac["x"], mac["y"]) == ([0.1, 1, 10], pytest.approx([0.201, 0.21, 0.3]))
+    assert mac["error_y"]["array"] == pytest.approx([0.02**0.5] * 3, rel=1e-5)
+    assert none["y"] == [0.9, 0.9], "a setting without the argument is a horizontal line"
+    assert figure["layout"]["xaxis"]["type"] == "log"
+    two_differ = Page(report.page([*runs, made([0.1, 0.5], clients=3)]))
+    assert "receiver.C" not in two_differ.text
+
+
+def test_curves_are_in_numerical_order():
+    runs = [made([0.1, 0.2], receiver=f"mac(C={C})") for C in (10, 9, 100)]
+    (curves,) = Page(report.page(runs)).figures("Curves")
+    assert [trace["name"] for trace in curves["data"][:3]] == ["mac(C=9)", "mac(C=10)", "mac(C=100)"]
+    colours = [trace["line"]["color"] for trace in curves["data"][:3]]
+    assert len(set(colours)) == 3
+    assert {trace["line"]["dash"] for trace in curves["data"][:3]} == {"solid"}
+
+
+def test_no_table_scrolls_at_1300_pixels(browser, tmp_path):
+    """With eight settings that differ, and long names."""
+    more = {"partition": "dirichlet(beta=0.3)", "augment": "crop_flip", "participation": "sample(m=5)", "lr": 0.01,
+            "noise": "sas(alpha=1.2, tau=0.3)", "model": "logistic()", "server": "momentum(beta=0.8)"}  # fmt: skip
+    runs = [made([0.1, 0.2], clients=9, receiver=f"mac(C={C})", **settings) for C in (1, 2) for settings in ({}, more)]
+    for run in runs:
+        for row in run.rounds:
+            row["channel/snr_db"] = -30.0
+    browser.set_window_size(1300, 900)
+    browser.get(report.write(report.page(runs), tmp_path / "report.html").as_uri())
+    elements = "[document.documentElement, ...document.querySelectorAll('.scroll')]"
+    assert set(browser.execute_script(f"return {elements}.map(one => one.scrollWidth - one.clientWidth)")) == {0}

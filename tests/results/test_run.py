@@ -21,9 +21,10 @@ def test_load_gives_columns_and_a_data_frame(tiny, tmp_path):
         result["accuracy"]
     assert (error.value.code, error.value.fields["metric"]) == ("unknown-metric", "accuracy")
     assert error.value.fields["recorded"] == list(result.rounds[0])
+    (tmp_path / "empty").mkdir()
     with pytest.raises(sa.InputError) as error:
-        load(tmp_path)
-    assert (error.value.code, error.value.fields) == ("no-run", {"folder": tmp_path})
+        load(tmp_path / "empty")
+    assert error.value.code == "no-run"
     (tmp_path / EXPERIMENT).write_text('{"data": ["digits"]}')
     with pytest.raises(CorruptRunError) as corrupt:
         load(tmp_path)
@@ -61,3 +62,37 @@ def test_runs_that_differ_in_a_default_alone_are_two(finished, tmp_path):
     assert Run(plain, []).identity != Run(other, []).identity
     assert list(group([Run(plain, []), Run(other, [])])) == ["mac(C=auto)", "mac(C=auto) (2)"]
     assert Run(one, []).identity == Run(plain, []).identity, "the same thing said otherwise"
+
+
+def test_load_returns_all_runs_below_a_folder(tiny, tmp_path, caplog):
+    for seed in (0, 1):
+        run(tiny.with_(seed=seed, rounds=1), tmp_path / f"seed{seed}")
+    assert [one.settings["seed"] for one in load(tmp_path)] == [0, 1]
+    assert load(tmp_path / "seed1").settings["seed"] == 1
+    (tmp_path / "seed0" / EXPERIMENT).write_text("{")
+    (only,) = load(tmp_path)
+    assert only.folder == tmp_path / "seed1"
+    assert "seed0" in caplog.text, "a warning names the run that is left out"
+
+
+def test_a_run_draws_itself_into_given_axes(tiny):
+    from matplotlib.figure import Figure
+
+    result, axes = run(tiny), Figure().subplots()
+    assert result.plot("train/loss", ax=axes, label="mine") is axes
+    (line,) = axes.lines
+    assert (list(line.get_xdata()), list(line.get_ydata())) == ([1, 2, 3, 4], result["train/loss"])
+    assert (axes.get_ylabel(), line.get_label()) == ("training loss", "mine")
+    with pytest.raises(sa.InputError) as error:
+        result.plot(ax=3)
+    assert error.value.code == "wrong-type"
+
+
+def test_a_run_without_axes_is_drawn_in_a_new_pyplot_figure(tiny):
+    from matplotlib import pyplot
+
+    result = run(tiny.with_(rounds=1))
+    first, second = result.plot(), result.plot("test/loss")
+    assert first.figure is not second.figure
+    assert {first.figure.number, second.figure.number} <= set(pyplot.get_fignums())
+    pyplot.close("all")

@@ -88,7 +88,7 @@ def test_a_missing_extra_raises_before_anything_is_written(module, extra, start,
 
 
 @pytest.mark.slow
-def test_what_answers_and_is_no_ray_cluster_is_said_within_seconds(tmp_path, monkeypatch):
+def test_a_server_that_is_no_ray_cluster_is_refused_within_seconds(tmp_path, monkeypatch):
     monkeypatch.setattr(clusters, "CONNECT_TIMEOUT", 6)
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"

@@ -3,6 +3,7 @@
 import pytest
 
 import stableair as sa
+from helpers.errors import refused
 from stableair.experiment import Experiment
 from stableair.sweeps.plans import MAX_EXPERIMENTS, expand_plan, parse_plan, read_plan
 
@@ -95,7 +96,6 @@ def test_a_plan_that_is_no_toml(text, tmp_path):
     [
         (["recever=none()"], "did you mean 'receiver'"),
         (["digit"], "neither a preset, a plan's file nor key=value"),
-        (["lr=0.1", "lr=0.2"], "lr is given twice"),
         (["clients=3,x"], "clients must be a whole number: got 'x'"),
         (["--ray", "here", "lr=0.1"], "HOST:PORT"),
         (["--ray", "ray://127.0.0.1:1", "lr=0.1"], "HOST:PORT"),
@@ -112,3 +112,10 @@ def test_a_wrong_command_is_one_line_and_nothing_is_made(words, said, command, t
     assert errors.startswith("error: ")
     assert said in errors
     assert not list(tmp_path.iterdir())
+
+
+def test_an_argument_belongs_to_the_components_that_take_it():
+    words = ["receiver=mac,gnc,none", "receiver.C=1,2", "receiver.max_norm=9", "noise.tau=0.1,0.5", "rounds=1"]
+    receivers = [one.receiver for one in expand_plan(parse_plan(words)) if "tau=0.5" in one.noise]
+    assert receivers == ["mac(C=1)", "mac(C=2)", "gnc(max_norm=9)", "none"]
+    refused("unknown-argument", expand_plan, parse_plan(["receiver=none,sign(1)", "receiver.C=1"]))

@@ -186,7 +186,7 @@ def test_helpers_have_gpus_of_their_own_unless_one_is_named(monkeypatch):
     assert processes.assign_gpu(1, [Experiment(), Experiment(device="cuda:1")]) == {}
 
 
-def test_another_process_is_told_all_that_it_needs(tmp_path, registries):
+def test_a_job_holds_all_that_another_process_needs(tmp_path, registries):
     plugin = tmp_path / "mine.py"
     plugin.write_text("import stableair as sa\n@sa.receiver('twice')\ndef twice(): return lambda g: 2 * g\n")
     sa.load_plugin(plugin)

@@ -86,7 +86,7 @@ def show(
     partition: Annotated[str, typer.Option(help="Partition over the clients, such as 'dirichlet(0.3)'.")] = "iid()",
     clients: Annotated[int, typer.Option(min=1)] = 50,
     seed: Annotated[int, typer.Option()] = 0,
-    out: Annotated[Path, out_option("Image file to write.", "-o")] = Path("labels.png"),
+    out: Annotated[Path, out_option("Image file to write.")] = Path("labels.png"),
     force: Force = False,
     data_dir: DataDir = None,
     plugin: Plugin = None,
@@ -94,13 +94,12 @@ def show(
     """Draw the distribution of the labels over the clients, and print the range of samples and classes."""
     use_data_folder(data_dir)
     load_plugins(plugin)
-    from stableair.builder import build
+    from stableair.builder import label_counts
     from stableair.experiment import Experiment
     from stableair.results import plot
 
-    experiment = Experiment(data=name, partition=partition, clients=clients, seed=seed, model="logistic()")
-    counts = build(experiment).labels
-    assert counts is not None  # only remote data lack label counts
+    experiment = Experiment(data=name, partition=partition, clients=clients, seed=seed)
+    counts = label_counts(experiment)
     samples, classes = counts.sum(1), (counts > 0).sum(1)
     print(f"{samples.sum()} samples, {counts.shape[1]} classes, {clients} clients by {experiment.partition}")
     print(f"samples per client: {samples.min()} to {samples.max()}", end="; ")

@@ -15,6 +15,16 @@ if TYPE_CHECKING:
     from stableair.experiment import Experiment
     from stableair.results.run import Row, Run
 
+# Command-line advice, by the `hint` of an error.
+FLAGS = {
+    "resume": "add --resume or choose another --out",
+    "folder": "choose another --out",
+    "force": "add --force or choose another file",
+    "plugin": "--plugin-changed=keep uses these results, --plugin-changed=recompute starts the run anew",
+    "component": "a component of your own needs --plugin FILE.py",
+    "record": "choose another --record",
+    "data": "choose another --data-dir",
+}
 RECENT = 10  # rounds over which the time per round is averaged
 
 
@@ -22,6 +32,7 @@ class EngineDisplay(Callback):
     """Print the engine of a run when it starts, unless it is that of the previous run."""
 
     line = ""
+    shows_progress = True
 
     def start(self, experiment: "Experiment", engine: dict[str, Any]) -> None:
         line = describe_engine(engine)
@@ -93,7 +104,7 @@ class ProgressDisplay(EngineDisplay):
     def result(self, experiment: "Experiment", outcome: "Run | StableairError") -> str:
         """The outcome of a run, in one line."""
         if isinstance(outcome, StableairError):
-            return f"{experiment.name}: {outcome}"
+            return f"{experiment.name}: {with_flag(outcome)}"
         return describe_run(outcome, experiment)
 
     def _pace(self, rounds_left: int) -> str:
@@ -103,6 +114,12 @@ class ProgressDisplay(EngineDisplay):
         mean = sum(self.seconds) / len(self.seconds)
         left = f", {duration(mean * rounds_left)} left" if rounds_left else ""
         return f"  {duration(mean)} per round{left}"
+
+
+def with_flag(error: StableairError) -> str:
+    """The error message, with command-line advice in place of the advice for Python."""
+    flag = FLAGS.get(error.hint)
+    return f"{error.message}; {flag}" if flag else str(error)
 
 
 def print_line(line: str) -> None:

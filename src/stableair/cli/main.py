@@ -12,6 +12,8 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from stableair.cli import bench, data, paper, reference, results, runs, sweeps
+from stableair.cli.advice import option_for, setting_for
+from stableair.cli.display import with_flag
 from stableair.cli.stopping import CLOSED, INTERRUPTED, BrokenPipe, exit_code, install_signal_handlers
 from stableair.errors import StableairError
 from stableair.results.callbacks import is_main_process
@@ -32,7 +34,9 @@ COMMANDS: dict[str, Callable[..., None]] = {  # in the order of --help
     "compare": sweeps.compare,
     "figure": paper.figure,
     "plot": results.plot,
+    "export": results.export,
     "report": results.report,
+    "watch": results.watch,
     "list": reference.list_components,
     "theory": reference.theory,
     "air": reference.air,
@@ -45,17 +49,6 @@ app.add_typer(data.app, name="data")
 
 # The class of typer's errors about a command line; typer brings its own click from 0.21 on.
 ClickException: Any = next(cls for cls in typer.BadParameter.__mro__ if cls.__name__ == "ClickException")
-
-# Command-line advice, by the `hint` of an error.
-FLAGS = {
-    "resume": "add --resume or choose another --out",
-    "folder": "choose another --out",
-    "force": "add --force or choose another file",
-    "plugin": "--plugin-changed=keep uses these results, --plugin-changed=recompute starts the run anew",
-    "record": "choose another --record",
-    "data": "choose another --data-dir",
-}
-
 
 WRONG, BUG = 2, 1  # exit codes: user error, internal error
 DEBUG = "STABLEAIR_DEBUG"
@@ -87,8 +80,11 @@ def _run(words: list[str]) -> int | None:
             sys.stdout.flush()  # raises the error of a full disk or a broken pipe here, not at exit
         return code
     except StableairError as error:
-        return fail(with_flag(error))
+        option = option_for(error, words, COMMANDS)
+        return fail(f"{error.fields['name']} is an option of this command: {option}" if option else with_flag(error))
     except ClickException as error:
+        if setting := setting_for(error, words):
+            return fail(f"{error.option_name} is a setting: {setting}")
         message = error.format_message()  # empty if no command was given: typer has printed the help
         return fail(message) if message else WRONG
     except (BrokenPipe, BrokenPipeError) as error:
@@ -105,12 +101,6 @@ def _run(words: list[str]) -> int | None:
             return fail(plugin_error)
         text = f"{type(error).__name__}: {error}"
         return fail(f"{text} (internal error: please report it with the output of --debug)", BUG)
-
-
-def with_flag(error: StableairError) -> str:
-    """The error message, with command-line advice in place of the advice for Python."""
-    flag = FLAGS.get(error.hint)
-    return f"{error.message}; {flag}" if flag else str(error)
 
 
 def fail(message: str, code: int = WRONG) -> int:

@@ -2,9 +2,12 @@
 
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from stableair.results.options import RunOptions
 
 DataDir = Annotated[
     Path | None, typer.Option(help="Folder of the data files (default: $STABLEAIR_DATA, else the user's cache).")
@@ -19,15 +22,39 @@ PluginChanged = Annotated[
         help="Use the results of a plug-in that has changed since, or restart such runs (default: refuse).",
     ),
 ]
+Stop = Annotated[
+    str, typer.Option(metavar="CONDITION", help="Stop a run when this holds, such as 'test/accuracy > 0.9'.")
+]
+Patience = Annotated[
+    int, typer.Option(min=0, help="Stop a run when the monitored metric has not improved for this many rounds.")
+]
+Monitor = Annotated[
+    str, typer.Option(metavar="METRIC", help="Metric of --patience and --keep-best (default: the accuracy).")
+]
+KeepBest = Annotated[
+    bool, typer.Option("--keep-best", help="Keep the model after the best round too, in checkpoint.best.pt.")
+]
+Track = Annotated[
+    list[str] | None, typer.Option(help="Also log to a tracker: tensorboard, wandb or mlflow; may be repeated.")
+]
 Force = Annotated[bool, typer.Option("--force", help="Replace files that stableair has not made.")]
 Folders = Annotated[
     list[Path], typer.Argument(metavar="DIR...", help="Run folders, or folders that contain run folders.")
 ]
 
 
-def out_option(help: str, *names: str) -> Any:
-    """The option --out. An empty path is rejected: Python would interpret it as the current folder."""
-    return typer.Option("--out", *names, parser=_path, metavar="PATH", help=help)
+Style = Annotated[
+    str,
+    typer.Option(
+        metavar="screen|paper|dark",
+        help="paper: an IEEE column, 3.5 inches wide, in 8 pt, without title and explanations; dark: for a dark page.",
+    ),
+]
+
+
+def out_option(help: str) -> Any:
+    """The option -o, --out. An empty path is rejected: Python would interpret it as the current folder."""
+    return typer.Option("--out", "-o", parser=_path, metavar="PATH", help=help)
 
 
 def _path(text: str | Path) -> Path:
@@ -51,14 +78,37 @@ def load_plugins(files: list[Path] | None) -> None:
 
 def plugin_change(word: str) -> Any:
     """Check the value of --plugin-changed before anything is computed."""
+    from stableair.literals import PluginChange
+
+    return literal_option("--plugin-changed", word, PluginChange)
+
+
+def plot_style(word: str) -> Any:
+    """Check the value of --style before anything is computed."""
+    from stableair.literals import PlotStyle
+
+    return literal_option("--style", word, PlotStyle)
+
+
+def literal_option(option: str, word: str, literal: Any) -> Any:
+    """Check the value of an option that takes one of the values of a Literal."""
     from typing import get_args
 
-    from stableair.literals import PluginChange
     from stableair.validation import choice
 
-    return choice("--plugin-changed", word, get_args(PluginChange))
+    return choice(option, word, get_args(literal))
 
 
 def drop_unset(**options: Any) -> dict[str, Any]:
-    """The options without those that are None or an empty string."""
+    """Return the options that are neither None nor an empty string."""
     return {name: value for name, value in options.items() if value is not None and value != ""}
+
+
+def run_options(
+    stop: str, patience: int, monitor: str, keep_best: bool, track: list[str] | None, profile: bool = False
+) -> "RunOptions":
+    """The options that observe or stop runs; the commands display the progress themselves."""
+    return {
+        "stop": stop, "patience": patience, "monitor": monitor, "keep_best": keep_best, "track": track or [],
+        "profile": profile, "progress": False,
+    }  # fmt: skip

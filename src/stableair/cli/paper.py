@@ -13,9 +13,11 @@ from stableair.cli.options import (
     Force,
     Plugin,
     PluginChanged,
+    Style,
     drop_unset,
     load_plugins,
     out_option,
+    plot_style,
     plugin_change,
     use_data_folder,
 )
@@ -37,7 +39,9 @@ def figure(
         Path | None,
         out_option("Folder of the pictures and runs (default: runs; runs/smoke or runs/published with these options)."),
     ] = None,
-    smoke: Annotated[bool, typer.Option("--smoke", help="Make a very small version, in about a minute.")] = False,
+    smoke: Annotated[
+        bool, typer.Option("--smoke", help="Make a small version on the embedded digits, in half a minute.")
+    ] = False,
     rounds: Annotated[int | None, typer.Option(min=1, help="Communication rounds.")] = None,
     seeds: Annotated[int, typer.Option(min=1, max=1000, help="Number of seeds; two or more give a band.")] = 1,
     trials: Annotated[int | None, typer.Option(min=1, help="Trials of each threshold search.")] = None,
@@ -55,13 +59,14 @@ def figure(
         str,
         typer.Option(help="With --published: metric to draw instead of the figure's.", show_default=False),
     ] = "",
+    style: Style = "screen",
     force: Force = False,
     device: Device = None,
     data_dir: DataDir = None,
     plugin: Plugin = None,
     plugin_changed: PluginChanged = "refuse",
 ) -> None:
-    """Make a figure of the paper: compute the runs that are missing, then draw NAME.png and NAME.pdf."""
+    """Make a figure of the paper: compute the runs that are missing, then write NAME.png, NAME.pdf and a caption."""
     use_data_folder(data_dir)
     load_plugins(plugin)
     from stableair.experiment import parse_overrides
@@ -72,10 +77,11 @@ def figure(
             name, out, settings=parse_overrides(words or []) | drop_unset(device=device),
             thresholds=drop_unset(MAC=c, GNC=max_norm), smoke=smoke, rounds=rounds, seeds=seeds, trials=trials,
             search_rounds=search_rounds, search_each=search_each, published=published, overlay=overlay or (),
-            metric=metric, force=force, plugin_changed=plugin_change(plugin_changed), callbacks=[display],
+            metric=metric, style=plot_style(style), force=force, plugin_changed=plugin_change(plugin_changed),
+            callbacks=[display],
         )  # fmt: skip
     folder = out or Path(figures.default_folder(smoke, published))
-    for path in figures.picture_files(name, folder, metric):
+    for path in figures.output_files(name, folder, metric):
         print(path)
 
 
@@ -109,8 +115,9 @@ def demo(
     from stableair.experiment import PRESETS, Experiment
     from stableair.paper.demo import demo as run_demo
     from stableair.paper.methods import LABELS
-    from stableair.results import plot
+    from stableair.results.curves import curves
     from stableair.results.outputs import GENERATOR, check_output
+    from stableair.results.plot import save
 
     picture, table = (check_output(out / name, force) for name in ("demo.png", "demo.json"))
     base = Experiment(**PRESETS["demo"])
@@ -119,8 +126,8 @@ def demo(
     with advise_on_stop("run the same command to continue"), ProgressDisplay() as display:
         runs = run_demo(folder, [display])
     print_methods({LABELS[method]: run for method, run in runs.items()})
-    curves = {LABELS[method]: [run] for method, run in runs.items()}
-    print(plot.save(plot.curves(curves, title=f"{base.data}, {base.noise}"), picture, force))
+    figure = curves({LABELS[method]: [run] for method, run in runs.items()}, title=f"{base.data}, {base.noise}")
+    print(save(figure, picture, force))
     accuracies = {method: run["test/accuracy"][-1] for method, run in runs.items()} | {"generator": GENERATOR}
     print(write_whole(table, (json.dumps(accuracies, indent=2) + "\n").encode()))
 

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from stableair.paper.theorem import Check
 
 # The component setting or nested component behind each word of `stableair list`.
-KINDS = {{"data": "data", "basis": "bases"}.get(k, f"{k}s"): k for k in COMPONENT_SETTINGS | NESTED_COMPONENTS}
+IRREGULAR = {"data": "data", "local": "local", "basis": "bases"}
+KINDS = {IRREGULAR.get(kind, f"{kind}s"): kind for kind in COMPONENT_SETTINGS | NESTED_COMPONENTS}
+PLURALS = {singular: plural for plural, singular in KINDS.items()} | {"preset": "presets", "setting": "settings"}
 
 
 def list_components(
@@ -24,7 +26,7 @@ def list_components(
     """List components, presets and settings, each with its signature or type and a one-line description."""
     load_plugins(plugin)
     everything = [*KINDS, "presets", "settings"]
-    for each in everything if kind is None else [choice("kind", kind, everything)]:
+    for each in everything if kind is None else [choice("kind", PLURALS.get(kind, kind), everything)]:
         rows = component_rows(each)
         width = max(len(name) for name, _ in rows)
         print(each)
@@ -37,14 +39,27 @@ def component_rows(kind: str) -> list[tuple[str, str]]:
     if kind == "presets":
         return [(name, " ".join(f"{key}={v!r}" for key, v in settings.items())) for name, settings in PRESETS.items()]
     if kind == "settings":
-        return [(typed_setting(name), field.metadata["help"]) for name, field in SETTING_FIELDS.items()]
+        return [(typed_setting(name), describe_setting(name)) for name in SETTING_FIELDS]
     return [(entry.typed_signature, entry.summary) for entry in registry(KINDS[kind])]
 
 
 def typed_setting(name: str) -> str:
-    """A setting with its type or allowed values and its default: `payload: gradient | delta = gradient`."""
+    """A setting with its allowed values and its default: `payload: gradient | delta = gradient`."""
     field = SETTING_FIELDS[name]
-    return f"{name}: {'spec' if name in COMPONENT_SETTINGS else type_name(field.type)} = {field.default}"
+    kind = type_name(field.type)
+    if name in COMPONENT_SETTINGS:
+        kind = "spec"
+    elif restricted := field.metadata["allowed"]:
+        kind = f"{kind}, {restricted.words}"
+    return f"{name}: {kind} = {field.default}"
+
+
+def describe_setting(name: str) -> str:
+    """The description of a setting; for a component setting also the names of the components."""
+    help = str(SETTING_FIELDS[name].metadata["help"])
+    if name not in COMPONENT_SETTINGS:
+        return help
+    return f"{help} One of {', '.join(entry.name for entry in registry(name))}."
 
 
 def theory(
@@ -107,7 +122,7 @@ def print_checks(checks: list["Check"]) -> None:
 
 def air(
     name: Annotated[str, typer.Argument(help="Name of the picture, such as bursts.")],
-    out: Annotated[Path | None, out_option("Picture to write: .png, .pdf or .svg (default: NAME.png).", "-o")] = None,
+    out: Annotated[Path | None, out_option("Picture to write: .png, .pdf or .svg (default: NAME.png).")] = None,
     force: Force = False,
 ) -> None:
     """Draw an illustration of a channel component: power, interference, fading, signals."""

@@ -1,30 +1,86 @@
-"""The commands that read recorded runs: plot, report."""
+"""The commands that read recorded runs: plot, export, report, watch."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 import stableair as sa
-from stableair.cli.options import Folders, Force, out_option
+from stableair.cli.display import print_line
+from stableair.cli.options import Folders, Force, Style, literal_option, out_option, plot_style
+from stableair.cli.stopping import advise_on_stop
+from stableair.literals import Band, TableRow
 
 
 def plot(
     folders: Folders,
-    out: Annotated[Path, out_option("Picture to write: .png, .pdf or .svg.", "-o")] = Path("curves.png"),
+    out: Annotated[Path, out_option("Picture to write: .png, .pdf or .svg.")] = Path("curves.png"),
     metric: Annotated[str, typer.Option(help="Metric to draw, by its name in rounds.jsonl.")] = "test/accuracy",
     log: Annotated[bool, typer.Option("--log", help="Use a logarithmic axis for the metric.")] = False,
+    x: Annotated[
+        str, typer.Option("--x", help="Horizontal axis: round, or an argument that differs, such as receiver.C.")
+    ] = "round",
+    band: Annotated[
+        str,
+        typer.Option(
+            metavar="std|sem|ci95",
+            help="Band over the seeds: one standard deviation, one standard error, or a 95 % confidence interval.",
+        ),
+    ] = "std",
+    style: Style = "screen",
+    size: Annotated[
+        str | None, typer.Option(metavar="WIDTH,HEIGHT", help="Size in inches (default: that of the style).")
+    ] = None,
+    labels: Annotated[
+        str | None, typer.Option(metavar="NAME,NAME,...", help="Names of the lines, in the order of the legend.")
+    ] = None,
     force: Force = False,
 ) -> None:
-    """Draw a metric of one or more runs; runs that differ only in the seed become one line with a band."""
-    sa.plot(folders, metric, out, log, force=force)
+    """Draw a metric of runs against the rounds or an argument; runs that differ only in the seed become one line."""
+    sa.plot(
+        folders, metric, out, log, x=x, band=literal_option("--band", band, Band),
+        style=plot_style(style), size=_lengths(size),
+        labels=None if labels is None else [name.strip() for name in labels.split(",")], force=force,
+    )  # fmt: skip
     print(out)
+
+
+def _lengths(text: str | None) -> Any:
+    """The numbers of --size; `sa.plot` checks that they are two."""
+    try:
+        return None if text is None else tuple(map(float, text.split(",")))
+    except ValueError:
+        raise typer.BadParameter(f"--size must be a width and a height such as 3.5,2.4: got {text}") from None
+
+
+def export(
+    folders: Folders,
+    out: Annotated[Path, out_option("Table to write: .csv, .parquet or .tex.")] = Path("results.csv"),
+    per: Annotated[str, typer.Option(metavar="run|round", help="Content of a row.")] = "run",
+    metric: Annotated[
+        list[str] | None, typer.Option(help="Metric to show; may be repeated (default: all).", show_default=False)
+    ] = None,
+    last: Annotated[int, typer.Option(min=1, help="Per run: number of last rounds that are averaged.")] = 1,
+    force: Force = False,
+) -> None:
+    """Write runs as a table, with a column for each argument that differs and for each metric."""
+    print(sa.export(folders, out, literal_option("--per", per, TableRow), metrics=metric, last=last, force=force))
 
 
 def report(
     folders: Folders,
-    out: Annotated[Path, out_option("HTML file to write.", "-o")] = Path("report.html"),
+    out: Annotated[Path, out_option("HTML file to write.")] = Path("report.html"),
     force: Force = False,
 ) -> None:
     """Write one self-contained HTML page about one or more runs: curves, tables, a paired comparison."""
     print(sa.report(folders, out, force=force))
+
+
+def watch(
+    folders: Folders,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0 for a free one.")] = 8000,
+) -> None:
+    """Serve the report about runs on this machine; the page in the browser follows the runs that are going on."""
+    with sa.watch(folders, port) as server, advise_on_stop("the runs go on"):
+        print_line(f"http://127.0.0.1:{server.server_port} shows the runs; Ctrl-C stops")
+        server.serve_forever()

@@ -1,27 +1,33 @@
 """The commands that compute single experiments: run, search."""
 
 import shlex
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 import stableair as sa
-from stableair.cli.display import ProgressDisplay, describe_length
+from stableair.cli.display import ProgressDisplay, describe_length, with_flag
 from stableair.cli.options import (
     DataDir,
     Device,
+    KeepBest,
+    Monitor,
+    Patience,
     Plugin,
     PluginChanged,
+    Stop,
+    Track,
     drop_unset,
     load_plugins,
     out_option,
     plugin_change,
+    run_options,
     use_data_folder,
 )
 from stableair.cli.stopping import advise_on_stop
-from stableair.errors import InputError, StableairError
+from stableair.errors import StableairError
 from stableair.results.callbacks import is_main_process
 
 if TYPE_CHECKING:
@@ -44,7 +50,14 @@ def run(
     device: Device = None,
     engine: Annotated[str | None, typer.Option(help="auto, reference or fast.")] = None,
     checkpoint_every: Annotated[int, typer.Option(min=1, help="Rounds between two checkpoints.")] = 1,
-    track: Annotated[str | None, typer.Option(help="Also log to a tracker: tensorboard, wandb or mlflow.")] = None,
+    stop: Stop = "",
+    patience: Patience = 0,
+    monitor: Monitor = "",
+    keep_best: KeepBest = False,
+    track: Track = None,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Record and print the seconds of each step of a round, and peak memory.")
+    ] = False,
     data_dir: DataDir = None,
     plugin: Plugin = None,
     plugin_changed: PluginChanged = "refuse",
@@ -53,26 +66,41 @@ def run(
     use_data_folder(data_dir)
     load_plugins(plugin)
     from stableair.experiment import from_words
-    from stableair.results.trackers import tracker
     from stableair.sweeps.plans import over_seeds
 
     changed = plugin_change(plugin_changed)
     base = from_words(words or []).with_(**drop_unset(device=device, engine=engine))
     runs = {run_folder(one, out, seeds): one for one in over_seeds(base, seeds)}
-    trackers = {folder: tracker(track, folder) for folder in runs} if track else {}
+    options = run_options(stop, patience, monitor, keep_best, track, profile)
     if is_main_process():
         for folder, experiment in runs.items():
             sa.resume_point(folder, experiment, resume, changed)  # start no run if one of them would be refused
     for folder, experiment in runs.items():
         with ExitStack() as stack:
             stack.enter_context(advise_on_stop(f"{folder} holds every complete round; continue with --resume"))
-            callbacks: list[sa.Callback] = [stack.enter_context(SeedDisplay(every_round=True))]
-            if folder in trackers:
-                callbacks.append(stack.enter_context(closing(trackers[folder])))
-            sa.run(
+            display = stack.enter_context(SeedDisplay(every_round=True))
+            result = sa.run(
                 experiment, folder, resume=resume, checkpoint_every=checkpoint_every, plugin_changed=changed,
-                callbacks=callbacks,
+                callbacks=[display], **options,
             )  # fmt: skip
+        if profile:
+            print_profile(result)
+
+
+def print_profile(result: "Run") -> None:
+    """Print where the time of a round went, and the peak memory."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from stableair.results.profiling import PEAK, profile_rows
+
+    table = Table("step", "seconds per round", "share")
+    for step, seconds, share in profile_rows(result):
+        table.add_row(step, f"{seconds:.4f}", f"{100 * share:.1f} %")
+    Console().print(table)
+    peaks = [row[PEAK] for row in result.rounds if row.get(PEAK) is not None]
+    if peaks:
+        print(f"peak memory: {max(peaks):,.0f} MB")
 
 
 def run_folder(experiment: "Experiment", out: Path | None, seeds: int) -> Path:
@@ -103,6 +131,11 @@ def search(
     trials: Annotated[int, typer.Option(min=1, help="Number of values to try.")] = 12,
     seeds: Annotated[int, typer.Option(min=1, max=1000, help="Number of seeds per value.")] = 1,
     out: Annotated[Path | None, out_option("Folder of the search (default: a folder in runs/).")] = None,
+    stop: Stop = "",
+    patience: Patience = 0,
+    monitor: Monitor = "",
+    keep_best: KeepBest = False,
+    track: Track = None,
     device: Device = None,
     data_dir: DataDir = None,
     plugin: Plugin = None,
@@ -116,9 +149,12 @@ def search(
 
     changed = plugin_change(plugin_changed)
     settings, spaces = separate_spaces(words)
-    base = from_words(settings).with_(**drop_unset(device=device))
+    base = from_words([*settings, *first_values(settings, spaces)]).with_(**drop_unset(device=device))
     with advise_on_stop("the same command continues from here"), TrialDisplay(list(spaces)) as display:
-        result = sa.search(base, spaces, out, trials=trials, seeds=seeds, plugin_changed=changed, callbacks=[display])
+        result = sa.search(
+            base, spaces, out, trials=trials, seeds=seeds, plugin_changed=changed, callbacks=[display],
+            **run_options(stop, patience, monitor, keep_best, track),
+        )  # fmt: skip
     assert result.folder is not None
     print(f"best: {result.winner}")
     command = ["stableair", "run", *settings, *(f"{key}={value}" for key, value in result.winner.values.items())]
@@ -146,24 +182,28 @@ class TrialDisplay(ProgressDisplay):
 
     def result(self, experiment: "Experiment", outcome: "Run | StableairError") -> str:
         if isinstance(outcome, StableairError):
-            return f"{self.title(experiment)}  failed: {outcome}"
+            return f"{self.title(experiment)}  failed: {with_flag(outcome)}"
         rounds = describe_length(outcome, experiment)
         return f"{self.title(experiment)}  {rounds}, validation accuracy {outcome.settled('validation/accuracy'):.4f}"
 
 
 def separate_spaces(words: list[str]) -> tuple[list[str], dict[str, "Space"]]:
     """Split the arguments into settings of the experiment and spaces to search."""
+    from stableair.experiment import last_of_each
     from stableair.searches import space
 
     settings: list[str] = []
     spaces: dict[str, Space] = {}
-    keys = [word.partition("=")[0] for word in words if "=" in word]
-    if repeated := sorted({key for key in keys if keys.count(key) > 1}):
-        raise InputError(f"{', '.join(repeated)} is given twice", code="given-twice", names=repeated)
-    for word in words:
+    for word in last_of_each(words):
         key, _, text = word.partition("=")
         if parsed := space(key, text):
             spaces[key] = parsed
         else:
             settings.append(word)
     return settings, spaces
+
+
+def first_values(settings: list[str], spaces: dict[str, "Space"]) -> list[str]:
+    """A value for each searched argument of a component that is given by its name alone: receiver=mac needs a C."""
+    named = {key for key, _, text in (word.partition("=") for word in settings) if text.isidentifier()}
+    return [f"{key}={one.ends()[0]}" for key, one in spaces.items() if key.partition(".")[0] in named - {key}]

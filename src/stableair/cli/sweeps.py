@@ -13,12 +13,19 @@ from stableair.cli.display import EngineDisplay, ProgressDisplay, duration
 from stableair.cli.options import (
     DataDir,
     Device,
+    Force,
+    KeepBest,
+    Monitor,
+    Patience,
     Plugin,
     PluginChanged,
+    Stop,
+    Track,
     drop_unset,
     load_plugins,
     out_option,
     plugin_change,
+    run_options,
     use_data_folder,
 )
 from stableair.cli.stopping import advise_on_stop
@@ -28,6 +35,7 @@ from stableair.validation import pluralize
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from stableair.comparisons import Comparison
     from stableair.experiment import Experiment
     from stableair.sweeps.workers import ExperimentProgress, SweepProgress
 
@@ -58,6 +66,11 @@ def sweep(
     ] = None,
     cpus: Annotated[float, typer.Option(min=0, help="CPUs per Ray task.")] = 1,
     gpus: Annotated[float, typer.Option(min=0, help="GPUs per Ray task, such as 0.5.")] = 0,
+    stop: Stop = "",
+    patience: Patience = 0,
+    monitor: Monitor = "",
+    keep_best: KeepBest = False,
+    track: Track = None,
     device: Device = None,
     data_dir: DataDir = None,
     plugin: Plugin = None,
@@ -68,22 +81,27 @@ def sweep(
     load_plugins(plugin)
     from stableair.sweeps.plans import expand_plan, parse_plan
 
-    if slurm and ray:
-        raise InputError("choose one of --slurm and --ray", code="slurm-and-ray")
-    if slurm_option and not slurm:
-        raise InputError("--slurm-option needs --slurm", code="slurm-option")
+    check_cluster(slurm, slurm_option, ray)
     changed = plugin_change(plugin_changed)
+    options = run_options(stop, patience, monitor, keep_best, track)
     experiments = expand_plan(parse_plan(words) | drop_unset(seeds=seeds, device=device))
     if slurm:
-        job = sa.submit(
-            experiments, out, jobs=parallel, options=slurm_options(slurm_option or []), plugin_changed=changed
-        )
+        given = slurm_options(slurm_option or [])
+        job = sa.submit(experiments, out, jobs=parallel, options=given, plugin_changed=changed, **options)
         print(f"SLURM job {job}, an array of {parallel}: its logs go to {out / 'slurm'}")
         return
     with advise_on_stop(ADVICE), sweep_display(experiments, out) as display:
         sa.sweep(experiments, out, parallel=parallel, ray=ray, cpus=cpus, gpus=gpus, plugin_changed=changed,
-                 callbacks=[display])  # fmt: skip
+                 callbacks=[display], **options)  # fmt: skip
     print(f"{pluralize(len(experiments), 'experiment')} in {out}; stableair report {out} makes a page of them")
+
+
+def check_cluster(slurm: bool, slurm_option: list[str] | None, ray: str | None) -> None:
+    """Refuse options of two kinds of clusters, and options of SLURM without --slurm."""
+    if slurm and ray:
+        raise InputError("choose one of --slurm and --ray", code="slurm-and-ray")
+    if slurm_option and not slurm:
+        raise InputError("--slurm-option needs --slurm", code="slurm-option")
 
 
 def slurm_options(words: list[str]) -> dict[str, Any]:
@@ -106,6 +124,15 @@ def compare(
         int | None, typer.Option(min=1, max=1000, help="Number of seeds, shared by all experiments (default: 5).")
     ] = None,
     parallel: Parallel = 1,
+    table: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="Also write the table: .tex (booktabs), .csv or .parquet.")
+    ] = None,
+    force: Force = False,
+    stop: Stop = "",
+    patience: Patience = 0,
+    monitor: Monitor = "",
+    keep_best: KeepBest = False,
+    track: Track = None,
     device: Device = None,
     data_dir: DataDir = None,
     plugin: Plugin = None,
@@ -116,16 +143,28 @@ def compare(
     load_plugins(plugin)
     from stableair.comparisons import comparison_plan
     from stableair.experiment import PRESETS
+    from stableair.results.table import check_table
     from stableair.sweeps.plans import parse_plan
 
+    if table:
+        check_table(table, force)
     if words[0] not in PRESETS and Path(words[0]).is_dir():
-        print(sa.compare(words))
+        print_comparison(sa.compare(words), table, force)
         return
     changed = plugin_change(plugin_changed)
+    options = run_options(stop, patience, monitor, keep_best, track)
     experiments = comparison_plan(parse_plan(words, "a folder of runs") | drop_unset(device=device), seeds)
     with advise_on_stop(ADVICE), sweep_display(experiments, out) as display:
-        comparison = sa.compare(experiments, out, parallel=parallel, plugin_changed=changed, callbacks=[display])
+        comparison = sa.compare(
+            experiments, out, parallel=parallel, plugin_changed=changed, callbacks=[display], **options
+        )
+    print_comparison(comparison, table, force)
+
+
+def print_comparison(comparison: "Comparison", table: Path | None, force: bool) -> None:
     print(comparison)
+    if table:
+        print(comparison.save(table, force=force))
 
 
 @contextmanager

@@ -10,9 +10,10 @@ import numpy as np
 
 from stableair.data import images
 from stableair.data.image_sets import Mode, Source
+from stableair.data.labels import checked_labels
+from stableair.data.splits import held_out
 from stableair.errors import InputError
 from stableair.streams import generator
-from stableair.validation import short_repr
 
 BATCH = 500  # rows that are read at once
 HELD_OUT = 0.1  # test share of a set without a test split
@@ -39,7 +40,7 @@ def columns(rows: Any, source: Source, split: str, like: np.ndarray | None = Non
         raise InputError(f"{source.repo}: the split {split} is empty", code="empty-split", split=split)
     text = {part: name for part, name in names.items() if part != "x"}
     values = rows.select_columns(list(text.values()))[:]
-    classes = {part: _classes(values[name], f"{source.repo} {split}", name) for part, name in text.items()}
+    classes = {part: checked_labels(values[name], f"{source.repo} {split}", name) for part, name in text.items()}
     return classes | {"x": _images(rows.select_columns([source.image]), source, split, like)}
 
 
@@ -139,43 +140,6 @@ def _roots(rows: Any, source: Source) -> list[Path]:
     return roots
 
 
-def _classes(values: list[Any], title: str, column: str) -> np.ndarray:
-    """Return labels or writers as an array: (n,) of integers or text.
-
-    Raises:
-        InputError: A value is missing (`missing-label`: None, NaN, below 0, or empty text), or is not a class
-            (`invalid-label`: a fraction, or neither a number nor text). The fields have the row and the value.
-    """
-    for row, value in enumerate(values):
-        if _is_missing(value):
-            code, problem = "missing-label", "missing"
-        elif not isinstance(value, str) and not (isinstance(value, int | float) and float(value).is_integer()):
-            code, problem = "invalid-label", "neither a whole number, nor a boolean, nor text"
-        else:
-            continue
-        text = (
-            f"{title}, row {row}: column {column!r} has {problem}: got {short_repr(value)}; remove or correct the row"
-        )
-        raise InputError(text, code=code, row=row, column=column, value=value)
-    return np.array([value if isinstance(value, str) else int(value) for value in values])
-
-
-def _is_missing(value: Any) -> bool:
-    if isinstance(value, int | float):
-        return not value >= 0  # NaN too
-    return value is None or (isinstance(value, str) and not value.strip())
-
-
-def number_from_zero(arrays: list[np.ndarray]) -> list[np.ndarray]:
-    """Number classes or writers from 0 without gaps, the same in all arrays.
-
-    >>> [codes.tolist() for codes in number_from_zero([np.array(["dog", "cat"]), np.array(["dog"])])]
-    [[1, 0], [1]]
-    """
-    _, codes = np.unique(np.concatenate(arrays), return_inverse=True)
-    return np.split(codes.astype(np.int64), np.cumsum([len(array) for array in arrays])[:-1])
-
-
 def with_test_split(columns: dict[str, np.ndarray]) -> dict[str, dict[str, np.ndarray]]:
     """Split test data off the training data: a tenth of each writer's samples, at least one, always the same.
 
@@ -186,16 +150,10 @@ def with_test_split(columns: dict[str, np.ndarray]) -> dict[str, dict[str, np.nd
         The columns of "train" and of "test".
     """
     writer = columns.get("writer", np.zeros(len(columns["y"]), np.int64))
-    shuffled = generator(0, "hub test").permutation(len(writer)).numpy()
-    order = shuffled[np.argsort(writer[shuffled], kind="stable")]  # by writer, in random order within a writer
-    _, first, count = np.unique(writer[order], return_index=True, return_counts=True)
-    rank = np.arange(len(order)) - np.repeat(first, count)  # position of a sample within its writer
-    held_out = np.minimum(np.maximum(1, np.round(HELD_OUT * count)), count - 1)  # a single sample is for training
-    test = np.empty(len(order), bool)
-    test[order] = rank < np.repeat(held_out, count)
+    test = held_out(writer, HELD_OUT, generator(0, "hub test"))
     if not test.any():
         text = "the set has no test split and too few samples for one: a writer, or the whole set, needs at least 2"
-        raise InputError(text, code="too-few-samples", samples=len(order))
+        raise InputError(text, code="too-few-samples", samples=len(test))
     return {
         split: {part: values[chosen] for part, values in columns.items()}
         for split, chosen in {"train": ~test, "test": test}.items()

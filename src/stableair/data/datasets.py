@@ -4,10 +4,11 @@ from math import prod
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
-from stableair.contracts import Dataset, Split
+from stableair.contracts import Split
 from stableair.data import hub
+from stableair.data.arrays import Channels, scaling
+from stableair.data.dataset import Dataset
 from stableair.data.image_sets import IMAGE_SETS, Mode, Source
 from stableair.errors import InputError
 from stableair.spec import Registry
@@ -143,20 +144,55 @@ def hf(
     """
     source = Source(name, image, label, writer, config, mode)
     data = _from_folder(source.name, source, train, test)
-    mean, std = _scaling(data.train.x[:: max(1, len(data.train.y) // 2000)])
+    mean, std = scaling(data.train.x[:: max(1, len(data.train.y) // 2000)])
     return data._replace(mean=mean, std=std)
 
 
-def _scaling(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return the mean and the standard deviation of each channel of x (m, c, h, w), never 0."""
-    if x.dtype == torch.uint8:
-        x = x.float()
-        std = x.std((0, 2, 3)).clamp(min=1.0)
-    else:  # float32 cannot hold the squares of all its values
-        x = x.double()
-        std = x.std((0, 2, 3))
-        std = torch.where(std > 0, std, 1.0)
-    return tuple(x.mean((0, 2, 3)).tolist()), tuple(std.tolist())
+@dataset("csv")
+def csv(
+    path: str,
+    label: str,
+    test_path: str | None = None,
+    features: str | tuple[str, ...] | None = None,
+    writer: str | None = None,
+    sep: str = ",",
+    test: float = 0.2,
+    seed: int = 0,
+    classes: int | tuple[int | str, ...] | None = None,
+    mean: float | tuple[float, ...] | None = None,
+    std: float | tuple[float, ...] | None = None,
+) -> Dataset:
+    """A CSV file of numbers with a column of labels; `test` of each class is held out unless `test_path` is given.
+
+    x: (m, f) float32, all columns but `label` and `writer`, or those in `features`; as `sa.Dataset.from_csv`.
+
+    >>> str(dataset.one("csv('iris.csv', label=species)"))
+    "csv(path='iris.csv', label=species)"
+    """
+    return Dataset.from_csv(
+        path, label, test_path=test_path, features=features, writer=writer, sep=sep, test=test, seed=seed,
+        classes=classes, mean=mean, std=std,
+    )  # fmt: skip
+
+
+@dataset("npz")
+def npz(
+    path: str,
+    channels: Channels = "auto",
+    test: float = 0.2,
+    seed: int = 0,
+    classes: int | tuple[int | str, ...] | None = None,
+    mean: float | tuple[float, ...] | None = None,
+    std: float | tuple[float, ...] | None = None,
+) -> Dataset:
+    """Arrays x and y of a numpy file, and possibly x_test, y_test and writer: tables, images or token ids.
+
+    x: (m, ...); as `sa.Dataset.from_npz`.
+
+    >>> str(dataset.one("npz('digits.npz', classes=10)"))
+    "npz(path='digits.npz', classes=10)"
+    """
+    return Dataset.from_npz(path, channels=channels, test=test, seed=seed, classes=classes, mean=mean, std=std)
 
 
 @dataset("remote")

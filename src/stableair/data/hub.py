@@ -11,6 +11,7 @@ import logging
 import os
 import shlex
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -20,9 +21,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from stableair.data.columns import columns, number_from_zero, with_test_split
+from stableair.data.columns import columns, with_test_split
 from stableair.data.image_sets import IMAGE_SETS, Source
-from stableair.data.manifest import IMAGES, Manifest, first_change, ignored_folders, manifest, sha256
+from stableair.data.labels import number_from_zero
+from stableair.data.manifest import READABLE, Manifest, first_change, ignored_folders, manifest, sha256
 from stableair.errors import InputError, MissingExtraError, StableairError, first_line
 from stableair.files import remove_leftovers, write_whole
 from stableair.optional import require
@@ -211,15 +213,10 @@ def _write_whole(path: Path, content: bytes | Callable[[BinaryIO], object]) -> N
 
 
 def _check_writable() -> None:
-    """Refuse a data folder that cannot be written; a missing folder is not created."""
-    trial = folder() / f".{os.getpid()}.tmp"
+    """Refuse a data folder that cannot be written; a missing folder is not created: its nearest parent is tried."""
+    nearest = next(path for path in (folder(), *folder().parents) if path.exists())
     try:
-        missing = [path for path in (folder(), *folder().parents) if not path.exists()]
-        folder().mkdir(parents=True, exist_ok=True)
-        trial.touch()
-        trial.unlink()
-        for path in missing:
-            path.rmdir()
+        tempfile.TemporaryFile(dir=nearest).close()
     except OSError as error:
         text = f"cannot write to {folder()}: {error.strerror}; set {VARIABLE} to another folder"
         raise InputError(text, code="cannot-write", hint="data", path=folder()) from None
@@ -255,8 +252,8 @@ def _check_folder(repo: str) -> None:
     if not Path(repo).is_dir():
         return
     names = (name for _, _, names in os.walk(repo) for name in names)
-    if not any(name.lower().endswith(IMAGES) for name in itertools.islice(names, MAX_FILES_CHECKED)):
-        text = f"{repo} holds no images: there is no {', '.join(IMAGES)} among its first {MAX_FILES_CHECKED:,} files"
+    if not any(name.lower().endswith(READABLE) for name in itertools.islice(names, MAX_FILES_CHECKED)):
+        text = f"{repo} holds no images: its first {MAX_FILES_CHECKED:,} files are of other kinds"
         raise InputError(text, code="not-an-image-set")
 
 

@@ -8,10 +8,17 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+# Endings of the files that the hub's library reads from an image folder.
+TABLES = ".parquet", ".arrow"
+ARCHIVES = ".zip", ".7z", ".rar", ".tar", ".tgz", ".tbz2", ".txz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst"
 IMAGES = (
-    ".parquet", ".arrow", ".zip", ".tar",
-    ".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm",
+    ".apng", ".blp", ".bmp", ".bufr", ".bw", ".cur", ".dcx", ".dds", ".dib", ".emf", ".eps", ".fit", ".fits", ".flc",
+    ".fli", ".ftc", ".ftu", ".gbr", ".gif", ".grib", ".icb", ".icns", ".ico", ".iim", ".im", ".j2c", ".j2k", ".jfif",
+    ".jp2", ".jpc", ".jpe", ".jpeg", ".jpf", ".jpg", ".jpx", ".mpeg", ".mpg", ".msp", ".pbm", ".pcd", ".pcx", ".pgm",
+    ".png", ".pnm", ".ppm", ".ps", ".psd", ".pxr", ".ras", ".rgb", ".rgba", ".sgi", ".tga", ".tif", ".tiff", ".vda",
+    ".vst", ".webp", ".wmf", ".xbm", ".xpm",
 )  # fmt: skip
+READABLE = (*TABLES, *ARCHIVES, *IMAGES)
 LABELS = "metadata.csv", "metadata.jsonl", "metadata.parquet", "README.md"  # files with the labels or the splits
 
 Manifest = dict[str, tuple[int, int, str]]  # relative path: size in bytes, modification time in ns, SHA-256
@@ -67,7 +74,7 @@ def _files(folder: Path) -> Iterator[tuple[str, Path]]:
     for parent, _, names in _walk(folder):
         for name in names:
             path = Path(parent, name)
-            wanted = not name.startswith(".") and (name.lower().endswith(IMAGES) or name in LABELS)
+            wanted = not name.startswith(".") and (name.lower().endswith(READABLE) or name in LABELS)
             if wanted and path.is_file():  # not a broken link
                 yield path.relative_to(folder).as_posix(), path
 

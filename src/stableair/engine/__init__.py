@@ -1,7 +1,7 @@
 """The fast engine: `accelerate` returns an equal simulation with a faster trainer.
 
-Only `runner.py` imports this package. `selection.py` chooses the engine, `equivalence.py` shows that it computes what
-the reference computes.
+Only `execution.py` and `bench.py` import this package. `selection.py` chooses the engine, `equivalence.py` verifies
+that it computes the same as the reference.
 """
 
 from stableair.engine.selection import ENGINES, EngineChoice, accelerate, choose, reference_trainer

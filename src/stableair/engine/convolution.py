@@ -43,12 +43,12 @@ def _together(x: Tensor) -> Tensor:
     return x.permute(1, 2, 3, 0, 4).flatten(3).permute(0, 3, 1, 2)
 
 
-def conv2d(layer: nn.Conv2d, x: Tensor, n: int, own: Tensors, mask: Tensor | None) -> Tensor:
+def conv2d(layer: nn.Conv2d, x: Tensor, n: int, tensors: Tensors, mask: Tensor | None) -> Tensor:
     """A convolution as a stacked layer: see `stacked_layer`."""
     stride, pad = layer.stride[0], layer.padding[0]
     convolve: Any = _Convolution.apply
-    y = _together(convolve(_apart(as_images(x), n), own["weight"], stride, pad))
-    return y if "bias" not in own else y + own["bias"].flatten().to(y.dtype)[:, None, None]
+    y = _together(convolve(_apart(as_images(x), n), tensors["weight"], stride, pad))
+    return y if "bias" not in tensors else y + tensors["bias"].flatten().to(y.dtype)[:, None, None]
 
 
 def kernel_convolutions(program: Stacked) -> list[str]:

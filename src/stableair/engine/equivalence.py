@@ -1,9 +1,9 @@
-"""Checks that a fast program computes what the module computes, before a run relies on it.
+"""Checks that a fast program computes the same as the module, before a run uses it.
 
 Two trial clients take two local steps on fixed random inputs, once with the reference trainer and once with the
-program. In float64 a correct program agrees to about 1e-13 and a wrong one does not, so the verdict depends on the
-model: neither on the seed of the experiment nor on rounding. Kernels compute in bfloat16 and are judged apart: by the
-rounding error that bfloat16 causes in the stacked program.
+program. In float64 a correct program agrees to about 1e-13 and a wrong one does not, so the result of the check
+depends on the model alone: neither on the seed of the experiment nor on rounding. Kernels compute in bfloat16 and have
+a separate tolerance: a multiple of the rounding error that bfloat16 causes in the stacked program.
 """
 
 import copy
@@ -30,7 +30,7 @@ LR = 0.02  # of the trial's local steps
 SMALLEST_BATCH = 8  # of the trial: batch norm over two or three values amplifies rounding
 EXACT = 1e-9  # relative distance in float64
 ROUNDING_FACTOR = 10  # how far a program may exceed the rounding error of the module itself
-# Relative rounding error of the module, by precision, above which a trial proves nothing.
+# Relative rounding error of the module, by precision, above which a trial is inconclusive.
 LARGEST_ROUNDING = {torch.float64: 1e-5, torch.float32: 0.05}
 SMALLEST_TOLERANCE = 1e-5  # relative distance in float32
 KERNEL_FACTOR, KERNEL_TOLERANCE = 4.0, 2.0**-7  # times bfloat16's error in the stacked program, plus one rounding
@@ -40,7 +40,8 @@ class Trial:
     """Two clients with fixed random samples that train a perturbed copy of a module.
 
     Args:
-        work: The local training of the experiment: its module, batch size and data are the model for the trial.
+        work: The local training of the experiment. The trial uses a copy of its module, its batch size, and the
+            shape of its data.
         dtype: Precision of the weights and inputs.
         missing: Samples that the second client lacks, so that its batches are not full.
     """
@@ -119,16 +120,16 @@ def distances(upload: Upload, reference: Upload) -> list[float]:
 
 
 def checked_program(make: Callable[[nn.Module], Program], work: LocalTraining) -> Program:
-    """The program of a module, shown to compute what the module computes.
+    """Build the program of a module and verify that it computes the same as the module.
 
     Args:
         make: Builds the program of a module; raises Unsupported if it cannot.
         work: The local training of the experiment.
 
     Raises:
-        Unsupported: The program cannot be built, fails, or computes something else.
+        Unsupported: The program cannot be built, fails, or gives other results.
     """
-    program = make(copy.deepcopy(work.module).train())  # to trace a module runs its code, which may change it
+    program = make(copy.deepcopy(work.module).train())  # tracing runs the module's code, which may change the module
 
     def make_equal(module: nn.Module) -> Program:
         other = make(module)
@@ -148,7 +149,7 @@ def _check(make: Callable[[nn.Module], Program], work: LocalTraining, missing: i
         trial = Trial(work, dtype, missing)
         try:
             expected = trial.by_module()
-        except Exception as error:  # raised by the module's own code, or by a device without float64
+        except Exception as error:  # raised by the module's code, or by a device without float64
             if dtype == torch.float64:
                 continue
             raise Unsupported(f"the module fails in a trial: {first_line(error)}") from error
@@ -156,7 +157,7 @@ def _check(make: Callable[[nn.Module], Program], work: LocalTraining, missing: i
             distance = max(distances(trial.by_program(make(trial.work.module)), expected))
         except Unsupported:
             raise
-        except Exception as error:  # raised by the module's own code on tensors of another shape
+        except Exception as error:  # raised by the module's code on tensors of another shape
             raise Unsupported(f"it fails: {first_line(error).partition('. ')[0]}") from error
         if distance <= EXACT:
             return
@@ -167,7 +168,7 @@ def _check(make: Callable[[nn.Module], Program], work: LocalTraining, missing: i
             raise Unsupported("its results depend on the order of the samples in a batch")
         smallest = EXACT if dtype == torch.float64 else SMALLEST_TOLERANCE
         if not distance <= max(smallest, ROUNDING_FACTOR * rounding):
-            raise Unsupported(f"it computes something else (relative distance {distance:.1e})")
+            raise Unsupported(f"its results differ (relative distance {distance:.1e})")
         return
 
 
@@ -177,7 +178,7 @@ def mixes_samples(work: LocalTraining) -> bool:
     for dtype, tolerance in ((torch.float64, EXACT), (torch.float32, 1e-3)):
         trial = Trial(work, dtype)
         module = trial.work.module
-        x = trial.work.data.inputs(trial.work.data.train.x).to(dtype)[: trial.work.batch_size]
+        x = trial.work.data.inputs(trial.work.data.train.x, dtype)[: trial.work.batch_size]
         before = [b.clone() for b in module.buffers()]
         try:
             whole, fewer, fewest = module(x), module(x[1:]), module(x[: work.smallest_batch])
@@ -213,7 +214,7 @@ def check_kernels(work: LocalTraining, program: Stacked, by_kernels: Stacked, re
             deviations = distances(trial.by_program(by_kernels, precision, resnet), exact)
             for distance, rounding in zip(deviations, rounded, strict=True):
                 if not distance <= KERNEL_FACTOR * rounding + KERNEL_TOLERANCE:
-                    raise Unsupported(f"a relative distance of {distance:.2g}, where bf16 explains {rounding:.2g}")
+                    raise Unsupported(f"its results differ by {distance:.2g}, and bf16 explains {rounding:.2g}")
 
 
 @contextmanager

@@ -53,12 +53,12 @@ def check_separable(work: LocalTraining) -> None:
     """Refuse a module that gives other results in several processes: each process has a copy.
 
     Raises:
-        Unsupported: It has hooks on gradients, changes Python state, or cannot be pickled.
+        Unsupported: It has hooks on gradients, changes Python state, or cannot be pickled with its local rule.
     """
     if reason := gradient_hook(work.module) or _inspected(work).state:  # pickling drops hooks of parameters
         raise Unsupported(reason, code="impure-model")
     try:
-        pickle.Pickler(_Discard()).dump(work.module)
+        pickle.Pickler(_Discard()).dump((work.module, work.rule, work.lr_share))
     except Exception as error:  # lambdas, local classes and objects of any library
         raise Unsupported(f"it cannot be sent to a process: {error}", code="unpicklable-model") from None
 
@@ -90,7 +90,7 @@ def forward_effects(work: LocalTraining) -> Effects:
     """
     module = work.module
     trial = Trial(work, next(module.parameters()).dtype)
-    module, x = trial.work.module, trial.work.data.inputs(trial.work.data.train.x).to(trial.state.w.dtype)
+    module, x = trial.work.module, trial.work.data.inputs(trial.work.data.train.x, trial.state.w.dtype)
     large, small = x[: work.largest_batch], x[work.largest_batch :][: work.smallest_batch]
     buffers = [(b, b.clone()) for b in module.buffers()]
     outputs, snapshots = [], [python_state(module)]
@@ -115,7 +115,7 @@ def _output(module: nn.Module, x: Tensor) -> Tensor | None:
     """The output of a module; None where it fails, as a batch norm does on a single value."""
     try:
         return module(x).detach()
-    except Exception:  # raised by the module's own code; the equivalence check reports it
+    except Exception:  # raised by the module's code; the equivalence check reports it
         return None
 
 

@@ -25,7 +25,7 @@ from stableair.vector import ModelState
 
 @dataclass
 class ProcessTrainer:
-    """Deals the clients of a chunk to worker processes; uploads come back in shared memory, in the clients' order."""
+    """Distributes the clients of a chunk to worker processes, which write their uploads to shared memory."""
 
     work: LocalTraining
     chunk: int
@@ -38,7 +38,7 @@ class ProcessTrainer:
         for some in clients.split(self.chunk) if len(clients) else ():
             try:
                 upload = self._pool.train(state, k, some)
-            except BaseException:  # such as Ctrl-C: the workers still compute, and their replies would come later
+            except BaseException:  # such as Ctrl-C: late replies of these workers must not be read
                 self._pool = None
                 raise
             yield upload
@@ -58,7 +58,7 @@ class _Pool:
         context = mp.get_context("spawn")
         self.pipes: list[Connection] = []
         self.processes = []
-        resource_tracker.ensure_running()  # started later, it would unblock Ctrl-C
+        resource_tracker.ensure_running()  # its start would unblock Ctrl-C in the block below
         with _no_ctrl_c():
             for _ in range(workers):
                 ours, theirs = context.Pipe()

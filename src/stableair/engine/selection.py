@@ -8,17 +8,21 @@ from typing import Any, NamedTuple, cast, get_args
 
 import torch
 
+from stableair import vector
 from stableair.algorithm import Simulation
+from stableair.contracts import holds_tokens
 from stableair.engine.equivalence import Program, check_kernels, checked_program, mixes_samples
 from stableair.engine.inspection import check_pure, check_separable
 from stableair.engine.processes import ProcessTrainer
 from stableair.engine.stacked import Stacked, Unsupported
+from stableair.engine.stacked_rule import check_rule
 from stableair.engine.trainer import StackedTrainer
 from stableair.engine.vmapped import Vmapped
 from stableair.errors import InputError, first_line
 from stableair.evaluation import Evaluate
 from stableair.isolation import isolated
 from stableair.literals import Precision
+from stableair.training.local_rules import PLAIN_SGD
 from stableair.training.local_training import LocalTraining, Trainer
 from stableair.training.reference import SMALL, Reference
 from stableair.validation import choice as check_choice
@@ -34,8 +38,9 @@ PROCESSES_MIN_WORK = 10_000_000_000  # entries times local steps of a run; below
 PROCESSES_MIN_STEPS = 50  # of a client in a round; below, sending its update takes longer than the steps
 
 CANNOT_ACCELERATE = "engine fast cannot take this model: {}; engine=auto takes the next best, in fp32"
+KERNELS_FAIL = "our kernels do not run on it: {}: {}"
 REASONS = {
-    "kernels": "kernels of our own for its convolutions",
+    "kernels": "Triton kernels for its convolutions",
     "stacked": "the clients' models stacked",
     "vmapped": "the clients' models vmapped",
     "reference": "one client after the other",
@@ -106,16 +111,16 @@ def _choose_on_gpu(sim: Simulation, engine: str, precision: str, chunk: int) -> 
         return _reference_or_error(asked, min(chunk or reference_trainer(sim).chunk, sim.n), obstacle)
     kind, failure = _program_name(program), ""
     if precision == "auto":  # bf16 where it was shown to train as well as fp32
-        gains = kind == "stacked" and program.has_convolutions
+        gains = kind == "stacked" and program.has_convolutions and not holds_tokens(work.data.train.x)
         precision = "bf16" if gains and torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
     if precision == "bf16" and has_kernels(program):
         try:
             program, kind = _tried_kernel_program(work, program), "kernels"
         except Exception as error:  # Triton and its compiler raise many kinds
-            failure = f"; our kernels do not run on it: {type(error).__name__}: {first_line(error)}"
+            failure = f"; {KERNELS_FAIL.format(type(error).__name__, first_line(error))}"
     chunk = min(chunk or _clients_that_fit(sim), sim.n)
     checked = CheckedEngine(kind, work, program)
-    return EngineChoice(kind, precision, chunk, f"{REASONS[kind]}, on a GPU{failure}", checked)
+    return EngineChoice(kind, precision, chunk, f"{REASONS[kind]}, on a GPU{failure}{_rule_note(work, kind)}", checked)
 
 
 def fastest_program(work: LocalTraining) -> Program:
@@ -124,7 +129,7 @@ def fastest_program(work: LocalTraining) -> Program:
     Raises:
         Unsupported: The module is not a pure function, or neither program computes what it computes.
     """
-    check_pure(work)
+    _check_side_by_side(work)
     try:
         return checked_program(Stacked, work)
     except Unsupported as stacked:
@@ -132,6 +137,17 @@ def fastest_program(work: LocalTraining) -> Program:
             return vmapped_program(work)
         except Unsupported as vmapped:
             raise Unsupported(f"stacked: {stacked}; vmapped: {vmapped}") from None
+
+
+def _check_side_by_side(work: LocalTraining) -> None:
+    """Check that the module and the local rule can be computed for many clients at once.
+
+    Raises:
+        Unsupported: The module is not a pure function, or the rule cannot be vmapped.
+    """
+    check_pure(work)
+    if work.rule != PLAIN_SGD:
+        check_rule(work.rule, vector.state(work.module).w)
 
 
 def vmapped_program(work: LocalTraining) -> Program:
@@ -162,15 +178,15 @@ def _kernel_program(work: LocalTraining, program: Program) -> Program:
 
     assert isinstance(program, Stacked), "only convolutions of stacked programs have kernels"
     fast = by_kernels(program)
-    check_kernels(work, program, fast, is_resnet(work))
+    check_kernels(work, program, fast, uses_fused_steps(work))
     return fast
 
 
-def is_resnet(work: LocalTraining) -> bool:
-    """Whether kernels compute every layer of the model."""
+def uses_fused_steps(work: LocalTraining) -> bool:
+    """Whether kernels compute every layer of the model together with its step: for plain SGD on the cross entropy."""
     from stableair.engine.resnet import supports
 
-    return supports(work.module)
+    return work.is_plain and supports(work.module)
 
 
 def _build_program(engine: str, work: LocalTraining) -> Program:
@@ -179,7 +195,7 @@ def _build_program(engine: str, work: LocalTraining) -> Program:
     Raises:
         Unsupported: The engine cannot compute this model.
     """
-    check_pure(work)
+    _check_side_by_side(work)
     if engine == "vmapped":
         return vmapped_program(work)
     program = checked_program(Stacked, work)
@@ -187,7 +203,25 @@ def _build_program(engine: str, work: LocalTraining) -> Program:
         return program
     if not has_kernels(program):
         raise Unsupported("it has no convolution that our kernels compute, or Triton is not installed")
-    return _kernel_program(work, program)
+    try:
+        return _kernel_program(work, program)
+    except Unsupported:
+        raise
+    except Exception as error:  # Triton and its compiler raise many kinds
+        raise Unsupported(KERNELS_FAIL.format(type(error).__name__, first_line(error))) from error
+
+
+def _rule_note(work: LocalTraining, kind: str) -> str:
+    """How an engine takes the local steps, if they are not those of plain SGD on the cross entropy."""
+    if work.rule == PLAIN_SGD:
+        steps = ""
+    elif work.rule.entrywise:
+        steps = "; the local rule tensor by tensor"
+    else:
+        steps = "; the local rule vmapped"
+    if kind == "kernels" and not work.is_plain:
+        steps += "; no fused steps, which are for plain SGD without label smoothing"
+    return steps
 
 
 def _program_name(program: Program) -> str:
@@ -205,7 +239,8 @@ def _choose_on_cpu(sim: Simulation, engine: str, chunk: int, rounds: int) -> Eng
             return _reference_or_error(engine, loop, obstacle)
         kind = _program_name(program)
         checked = CheckedEngine(kind, train.work, program)
-        return EngineChoice(kind, "fp32", min(chunk or CPU_CHUNK, sim.n), f"a small model, {REASONS[kind]}", checked)
+        why = f"a small model, {REASONS[kind]}{_rule_note(train.work, kind)}"
+        return EngineChoice(kind, "fp32", min(chunk or CPU_CHUNK, sim.n), why, checked)
     worth_it = (
         entries < PROCESSES_MAX_ENTRIES
         and steps >= PROCESSES_MIN_STEPS * sim.n
@@ -265,6 +300,9 @@ def accelerate(sim: Simulation, choice: EngineChoice | None = None) -> Simulatio
     if kind == "kernels" and precision != "bf16":
         text = f"engine kernels computes in bf16: got precision {precision}"
         raise InputError(text, code="unsupported-precision", name="precision", value=precision)
+    if precision == "bf16" and holds_tokens(work.data.train.x):
+        text = "token ids cannot be computed in bf16: set precision=fp32 or tf32"
+        raise InputError(text, code="unsupported-precision", name="precision", value=precision)
     if kind == "reference":
         fast = replace(sim, train=Reference(work, chunk))
     else:
@@ -272,7 +310,7 @@ def accelerate(sim: Simulation, choice: EngineChoice | None = None) -> Simulatio
         if program is None:
             fast = replace(sim, train=ProcessTrainer(work, chunk, min(_cores(), chunk)))
         else:
-            resnet = kind == "kernels" and is_resnet(work)
+            resnet = kind == "kernels" and uses_fused_steps(work)
             fast = replace(sim, train=StackedTrainer(work, program, precision, chunk, resnet))
     if isinstance(sim.evaluate, Evaluate):
         fast = replace(fast, evaluate=sim.evaluate.at(precision))

@@ -24,14 +24,14 @@ Function = TypeVar("Function", bound=Callable[..., Tensor])
 class StackedLayer(NamedTuple):
     """The function that computes a type of layer for N clients."""
 
-    function: Callable[..., Tensor]  # (layer, x, n, own, mask) -> Tensor
+    function: Callable[..., Tensor]  # (layer, x, n, tensors, mask) -> Tensor
     mixes_samples: bool  # whether it mixes the samples of a batch, as a batch norm does
 
 
 class Tap(NamedTuple):
     """A dense layer in a forward pass: the gradient of its weights is dy^T x, a product that need not be stored."""
 
-    weight: str  # its name
+    weight: str  # name of the weights
     x: Tensor  # (N, B, F), its input
     output: GradientEdge  # where dy (N, B, O) is available
 
@@ -47,11 +47,12 @@ class Unsupported(InputError):
 
 
 def stacked_layer(*kinds: type[nn.Module], mixes_samples: bool = False) -> Callable[[Function], Function]:
-    """Register types of layers: `@stacked_layer(nn.LayerNorm)` on a function (layer, x, n, own, mask) -> Tensor.
+    """Register types of layers: `@stacked_layer(nn.LayerNorm)` on a function (layer, x, n, tensors, mask) -> Tensor.
 
     The function computes the layer for n clients at once. `x` is the output of the previous layer; `as_images` and
-    `as_vectors` reshape it. `own` has the layer's parameters and norm buffers by name, (N, *shape) each, to be cast to
-    x's dtype. `mask` (N, B) is 0 for padding; None for full batches, and if no layer mixes the samples of a batch.
+    `as_vectors` reshape it. `tensors` has the layer's parameters and norm buffers by name, (N, *shape) each; cast
+    them to x's dtype. `mask` (N, B) is 0 for padding; None for full batches, and if no layer mixes the samples of a
+    batch.
     """
     for kind in kinds or (None,):
         if not isinstance(kind, type) or not issubclass(kind, nn.Module):
@@ -123,23 +124,25 @@ class Stacked:
         self, parameters: Tensors, buffers: Tensors, x: Tensor, mask: Tensor | None = None,
         taps: list[Tap] | None = None,
     ) -> Tensor:  # fmt: skip
-        """x: (N, B, c, h, w). The mask (N, B) is 0 for padding, which must not change the other samples.
+        """x: (N, B, c, h, w) or (N, B, f). The mask (N, B) is 0 for padding, which must not change the other samples.
 
-        With a list of `taps` the weights of dense layers get no gradient; the list gets the factors of their gradients.
+        With a list of `taps` the weights of dense layers get no gradient; the factors of it are appended to the list.
         """
         n = len(x)
         values: dict[fx.Node, Any] = {}
         for node in self.graph.nodes:
             args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda a: values[a])
             if node.op == "placeholder":
+                if x.ndim not in (3, 5):
+                    raise Unsupported(f"its inputs have {x.ndim - 2} axes: only vectors and images are stacked")
                 values[node] = x
             elif node.op == "output":
                 return args[0]
             elif node.op == "call_module":
                 if node.target in self.functions:
-                    own = {key: group[name] for group in (parameters, buffers) for key in self.tensors[node.target]
+                    tensors = {key: group[name] for group in (parameters, buffers) for key in self.tensors[node.target]
                            if (name := f"{node.target}.{key}") in group}  # fmt: skip
-                    values[node] = self._layer(node.target, args[0], n, own, mask, taps)
+                    values[node] = self._layer(node.target, args[0], n, tensors, mask, taps)
                 else:
                     values[node] = self.layers[node.target](*args)
             elif node.op == "call_function":
@@ -148,15 +151,17 @@ class Stacked:
                 values[node] = METHODS[node.target](n, *args, **kwargs)
         raise AssertionError("a traced module has an output")
 
-    def _layer(self, name: str, x: Tensor, n: int, own: Tensors, mask: Tensor | None, taps: list[Tap] | None) -> Tensor:
-        """A registered layer; a dense one is tapped, if `taps` is a list and a gradient passes through it anyway."""
+    def _layer(
+        self, name: str, x: Tensor, n: int, tensors: Tensors, mask: Tensor | None, taps: list[Tap] | None
+    ) -> Tensor:
+        """Compute a registered layer; tap a dense layer if `taps` is a list and its input or bias needs a gradient."""
         layer, function = self.layers[name], self.functions[name]
-        others = [x, *(t for key, t in own.items() if key != "weight")]
-        learns = type(layer) is nn.Linear and own["weight"].requires_grad and any(t.requires_grad for t in others)
+        others = [x, *(t for key, t in tensors.items() if key != "weight")]
+        learns = type(layer) is nn.Linear and tensors["weight"].requires_grad and any(t.requires_grad for t in others)
         if taps is None or not learns:
-            return function(layer, x, n, own, mask)
+            return function(layer, x, n, tensors, mask)
         x = as_vectors(n, x)
-        y = function(layer, x, n, own | {"weight": own["weight"].detach()}, mask)
+        y = function(layer, x, n, tensors | {"weight": tensors["weight"].detach()}, mask)
         taps.append(Tap(f"{name}.weight", x.detach(), get_gradient_edge(y)))
         return y
 
@@ -170,7 +175,11 @@ def _unsupported_option(layer: nn.Module) -> str:
             return "momentum=None"
         return "" if layer.track_running_stats else "track_running_stats=False"
     if type(layer) is nn.Flatten:
-        return "" if (layer.start_dim, layer.end_dim) == (1, -1) else "other axes than all but the first"
+        return (
+            ""
+            if (layer.start_dim, layer.end_dim) == (1, -1)
+            else f"start_dim={layer.start_dim}, end_dim={layer.end_dim}"
+        )
     if type(layer) is nn.MaxPool2d:
         return "return_indices" if layer.return_indices else ""
     return ""
@@ -197,25 +206,25 @@ def _flat(t: Tensor | None, dtype: torch.dtype | None = None) -> Tensor | None:
 
 
 @stacked_layer(nn.Conv2d)
-def _conv2d(layer: nn.Conv2d, x: Tensor, n: int, own: Tensors, mask: Tensor | None) -> Tensor:
+def _conv2d(layer: nn.Conv2d, x: Tensor, n: int, tensors: Tensors, mask: Tensor | None) -> Tensor:
     x = as_images(x)
     if layer.kernel_size == (1, 1) and not x.is_cuda:
         x = x.contiguous()  # channels last, oneDNN's weight gradient writes out of bounds on CPUs without AVX-512
-    weight = own["weight"].flatten(0, 1).to(x.dtype)
-    bias = _flat(own.get("bias"), x.dtype)
+    weight = tensors["weight"].flatten(0, 1).to(x.dtype)
+    bias = _flat(tensors.get("bias"), x.dtype)
     return F.conv2d(x, weight, bias, layer.stride, layer.padding, layer.dilation, n * layer.groups)
 
 
 @stacked_layer(nn.BatchNorm2d, mixes_samples=True)
-def _batch_norm(layer: nn.BatchNorm2d, x: Tensor, n: int, own: Tensors, mask: Tensor | None) -> Tensor:
+def _batch_norm(layer: nn.BatchNorm2d, x: Tensor, n: int, tensors: Tensors, mask: Tensor | None) -> Tensor:
     x = as_images(x)
-    weight, bias = own.get("weight"), own.get("bias")
+    weight, bias = tensors.get("weight"), tensors.get("bias")
     assert layer.momentum is not None  # `_unsupported_option` refuses it
     if mask is None:
-        mean, var = own["running_mean"].flatten(), own["running_var"].flatten()
+        mean, var = tensors["running_mean"].flatten(), tensors["running_var"].flatten()
         return F.batch_norm(x, mean, var, _flat(weight), _flat(bias), True, layer.momentum, layer.eps)
     # Statistics over the samples without padding; a client without samples keeps its running statistics.
-    apart = x.to(own["running_mean"].dtype).unflatten(1, (n, -1))  # (B, N, C, H, W)
+    apart = x.to(tensors["running_mean"].dtype).unflatten(1, (n, -1))  # (B, N, C, H, W)
     present = mask.t()[:, :, None, None, None]
     count = mask.sum(1)[:, None] * apart[0, 0, 0].numel()  # (N, 1)
     mean = (apart * present).sum((0, 3, 4)) / count.clamp(min=1)  # (N, C)
@@ -223,8 +232,8 @@ def _batch_norm(layer: nn.BatchNorm2d, x: Tensor, n: int, own: Tensors, mask: Te
     var = centred.square().sum((0, 3, 4)) / count.clamp(min=1)
     with torch.no_grad():
         share = layer.momentum * (count > 0).to(mean.dtype)
-        own["running_mean"].lerp_(mean, share)
-        own["running_var"].lerp_(var * count / (count - 1).clamp(min=1), share)
+        tensors["running_mean"].lerp_(mean, share)
+        tensors["running_var"].lerp_(var * count / (count - 1).clamp(min=1), share)
     scale = (var + layer.eps).rsqrt()
     scale = scale if weight is None else scale * weight
     out = centred * scale[:, :, None, None]
@@ -233,25 +242,25 @@ def _batch_norm(layer: nn.BatchNorm2d, x: Tensor, n: int, own: Tensors, mask: Te
 
 
 @stacked_layer(nn.GroupNorm)
-def _group_norm(layer: nn.GroupNorm, x: Tensor, n: int, own: Tensors, mask: Tensor | None) -> Tensor:
-    weight, bias = _flat(own.get("weight"), x.dtype), _flat(own.get("bias"), x.dtype)
+def _group_norm(layer: nn.GroupNorm, x: Tensor, n: int, tensors: Tensors, mask: Tensor | None) -> Tensor:
+    weight, bias = _flat(tensors.get("weight"), x.dtype), _flat(tensors.get("bias"), x.dtype)
     return F.group_norm(as_images(x), n * layer.num_groups, weight, bias, layer.eps)
 
 
 @stacked_layer(nn.Linear)
-def _linear(layer: nn.Linear, x: Tensor, n: int, own: Tensors, mask: Tensor | None) -> Tensor:
-    x, weight = as_vectors(n, x), own["weight"].transpose(1, 2)
+def _linear(layer: nn.Linear, x: Tensor, n: int, tensors: Tensors, mask: Tensor | None) -> Tensor:
+    x, weight = as_vectors(n, x), tensors["weight"].transpose(1, 2)
     weight = weight.to(x.dtype)
-    return x @ weight if "bias" not in own else torch.baddbmm(own["bias"][:, None].to(x.dtype), x, weight)
+    return x @ weight if "bias" not in tensors else torch.baddbmm(tensors["bias"][:, None].to(x.dtype), x, weight)
 
 
 @stacked_layer(nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d)
-def _pool2d(layer: nn.Module, x: Tensor, n: int, own: Tensors, mask: Tensor | None) -> Tensor:
+def _pool2d(layer: nn.Module, x: Tensor, n: int, tensors: Tensors, mask: Tensor | None) -> Tensor:
     return layer(as_images(x))
 
 
 @stacked_layer(nn.Flatten)
-def _flatten_layer(layer: nn.Flatten, x: Tensor, n: int, own: Tensors, mask: Tensor | None) -> Tensor:
+def _flatten_layer(layer: nn.Flatten, x: Tensor, n: int, tensors: Tensors, mask: Tensor | None) -> Tensor:
     return as_vectors(n, x)
 
 
@@ -266,8 +275,7 @@ def _elementwise(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Wrap an entry-wise function; the wrapper ignores its first argument, the number of clients."""
 
     def apply(n: int, *args: Any, **kwargs: Any) -> Tensor:
-        tensors = [a for a in args if isinstance(a, Tensor)]
-        if {t.ndim for t in tensors} == {4, 5}:  # the network's input and images
+        if {a.ndim for a in args if isinstance(a, Tensor)} == {4, 5}:  # the network's input and images
             args = tuple(as_images(a) if isinstance(a, Tensor) else a for a in args)
         return function(*args, **kwargs)
 
@@ -276,7 +284,7 @@ def _elementwise(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 def _flatten(n: int, x: Tensor, start: int = 0, end: int = -1) -> Tensor:
     if (start, end) != (1, -1):
-        raise Unsupported("it flattens other axes than all but the first")
+        raise Unsupported(f"it flattens with start_dim={start}, end_dim={end}")
     return as_vectors(n, x)
 
 

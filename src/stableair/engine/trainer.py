@@ -13,7 +13,7 @@ from stableair.contracts import Upload
 from stableair.engine.stacked import Stacked
 from stableair.engine.vmapped import Vmapped
 from stableair.engine.worker import Schedule, StackedWorker, Worker, schedule
-from stableair.errors import ResourceError
+from stableair.errors import ResourceError, StableairError
 from stableair.training.local_training import LocalTraining
 from stableair.training.reference import cannot_train, restored_generators
 from stableair.validation import pluralize
@@ -73,6 +73,8 @@ class StackedTrainer:
             return self._worker(state, plan, clients)
         except torch.cuda.OutOfMemoryError:
             return None
+        except StableairError:
+            raise
         except ValueError as error:
             raise cannot_train(k, clients[0], error) from error
 
@@ -86,7 +88,7 @@ class StackedTrainer:
     def _single_sample_error(self) -> ValueError | None:
         """The error that the module raises in training on one sample."""
         module = copy.deepcopy(self.work.module).train()
-        x = self.work.data.inputs(self.work.data.train.x[:1]).to(next(module.parameters()).dtype)
+        x = self.work.data.inputs(self.work.data.train.x[:1], next(module.parameters()).dtype)
         try:
             with torch.no_grad(), restored_generators(x.device):
                 module(x)

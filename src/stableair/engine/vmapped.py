@@ -12,13 +12,14 @@ class Vmapped:
     """A module's forward pass for N clients: program(parameters, buffers, x, mask, taps) -> logits (N, B, classes).
 
     Args:
-        module: The network. Its buffers are arguments of the program too, so batch norm works: each client has its own.
-        mixes_samples: Whether the output for a sample depends on the others in its batch. Such a program is given
-            batches without padding.
+        module: The network. Its buffers are arguments of the program too, so that each client has separate running
+            statistics.
+        mixes_samples: Whether the output for a sample depends on the others in its batch. Such a program
+            gets batches without padding.
     """
 
     has_user_layers = False
-    code = ""  # nothing is traced
+    code = ""  # the module is not traced
 
     def __init__(self, module: nn.Module, mixes_samples: bool = True):
         self.module = module
@@ -29,14 +30,15 @@ class Vmapped:
         self, parameters: Tensors, buffers: Tensors, x: Tensor, mask: Tensor | None = None,
         taps: list[Tap] | None = None,
     ) -> Tensor:  # fmt: skip
-        """x: (N, B, c, h, w). Buffers are updated in place. Nothing is tapped: every weight has its gradient."""
+        """x: (N, B, ...). Buffers are updated in place. `taps` stays empty: every weight gets a gradient."""
         self.module.train()
 
         def one_client(p: Tensors, b: Tensors, x: Tensor) -> Tensor:
             return functional_call(self.module, (p, b), (x,))
 
-        p = {name: t.to(x.dtype) for name, t in parameters.items()}
-        b = {name: t.to(x.dtype) if t.is_floating_point() else t for name, t in buffers.items()}
+        dtype = x.dtype if x.is_floating_point() else next(iter(parameters.values())).dtype  # token ids are integers
+        p = {name: t.to(dtype) for name, t in parameters.items()}
+        b = {name: t.to(dtype) if t.is_floating_point() else t for name, t in buffers.items()}
         with without_vmap_fallback():
             logits = vmap(one_client, randomness="error")(p, b, x)
         with torch.no_grad():

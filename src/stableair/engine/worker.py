@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from stableair.contracts import Upload, normalised
+from stableair.contracts import Upload
 from stableair.engine.stacked import Stacked, Tap, Tensors
+from stableair.engine.stacked_rule import StackedRule
 from stableair.engine.vmapped import Vmapped
 from stableair.training.augmentation import crop_flip
+from stableair.training.local_rules import PLAIN_SGD
 from stableair.training.local_training import LocalTraining
 from stableair.training.reference import SMALL, float32_matmul, threads_for
 from stableair.vector import Layout, ModelState, moments, parameters
@@ -26,6 +28,8 @@ class Schedule:
     weight: Tensor  # (T, N, B) float64, 1 / (samples in the batch), 0 where there is no sample
     samples: Tensor  # (T, N) int64, on the host: the samples in each batch, 0 for a client that has finished
     steps: list[int]  # local steps of each client
+    lr: float  # learning rate of the round
+    scale: float  # factor from a difference of weights to the payload
     moves: Tensor | None = None  # (T, N, B, 3), crops and flips; None without augmentation
 
     @property
@@ -68,7 +72,7 @@ def schedule(work: LocalTraining, k: int, clients: list[int]) -> Schedule:
         weight[:t, group] = F.normalize(_in_batches(ones, size), p=1, dim=-1)
         if moves is not None and (drawn := work.moves(k, members)) is not None:
             moves[:t, group] = _in_batches(drawn, size)
-    return Schedule(index, weight, (weight > 0).sum(-1), steps, moves)
+    return Schedule(index, weight, (weight > 0).sum(-1), steps, work.lr_in_round(k), work.scale(k), moves)
 
 
 def _in_batches(of_epochs: Tensor, size: int) -> Tensor:
@@ -95,7 +99,7 @@ class Worker:
             return {name: torch.empty(n, *shape, dtype=master, device=self.device) for name, shape in each}
 
         self.p, self.stats = stack(self.layout), stack(self.norms)
-        self.mean, self.std = work.data.scaling(self.device)  # in a captured graph nothing may be copied from the host
+        self.scaling = work.data.scaling(self.device)  # a captured graph may not copy it from the host
         self.index = torch.zeros(n, b, dtype=torch.int64, device=self.device)
         self.weight = torch.zeros(n, b, dtype=master, device=self.device)
         moving = work.augment != "none"
@@ -107,6 +111,7 @@ class Worker:
 
     def __call__(self, state: ModelState, plan: Schedule, clients: list[int]) -> Upload:
         sizes, steps = plan.active, torch.tensor(plan.steps, device=self.device)
+        self._set_lr(plan.lr)
         with _current_device(self.device), float32_matmul(self.tf32), _deterministic_cudnn(), threads_for(self.entries):
             if self.device.type == "cuda" and not self.exact_batches:
                 sizes = [_graph_size(m, len(clients)) for m in sizes]
@@ -122,7 +127,7 @@ class Worker:
                     self.step(m)
         m = len(clients)
         rows = torch.cat([p[:m].reshape(m, -1) for p in self.p.values()], 1)
-        update = torch.sub(state.w, rows, out=rows).mul_(self.work.scale)
+        update = torch.sub(state.w, rows, out=rows).mul_(plan.scale)
         stats = torch.cat([rows[:, :0], *(s[:m].reshape(m, -1) for s in self.stats.values())], 1)
         return Upload(torch.tensor(clients), update, moments(stats, self.norms), self.loss[:m] / steps)
 
@@ -143,10 +148,10 @@ class Worker:
             self.moves[:n].copy_(plan.moves[t])
 
     def inputs(self, m: int) -> Tensor:
-        """The batches of the first m clients as the module takes them: (m, B, c, h, w)."""
+        """The batches of the first m clients as inputs of the module: (m, B, ...)."""
         x = self.work.data.train.x[self.index[:m]]
         x = x if self.moves is None else crop_flip(x, self.moves[:m])
-        return normalised(x, self.mean, self.std).to(self.dtype)
+        return self.work.data.inputs(x, self.dtype, self.scaling)
 
     def step(self, m: int) -> None:
         """One local step of the first m clients, on the samples of `index`."""
@@ -155,6 +160,13 @@ class Worker:
     def step_in_groups(self, groups: list[tuple[int, list[int]]]) -> None:
         """One local step of the clients in `groups`, (samples, rows) each, without padding: see `exact_batches`."""
         raise NotImplementedError
+
+    def _set_lr(self, lr: float) -> None:
+        """Set the learning rate; a captured graph holds the earlier one as a constant."""
+        if lr != self.lr and self.graphs:
+            torch.cuda.synchronize()
+            self.graphs.clear()
+        self.lr = lr
 
     def _capture(self, state: ModelState, plan: Schedule, sizes: list[int]) -> None:
         """Warm up on a separate stream, then capture the missing graphs; the next `load_state` undoes their steps."""
@@ -195,11 +207,12 @@ class StackedWorker(Worker):
         full = len(sizes) == 1 and not sizes.pop() % work.largest_batch  # whether every batch is full
         self.masked = isinstance(program, Stacked) and program.mixes_samples and not full
         self.exact_batches = isinstance(program, Vmapped) and program.mixes_samples
-        self.fixed: Tensors = {}  # counters and masks: a vmapped program may change them, so each client has a copy
+        self.fixed: Tensors = {}  # counters and masks; a vmapped program may change them: a copy per client
         if isinstance(program, Vmapped):
             buffers = {name: b for name, b in work.module.named_buffers() if name not in self.norms.names}
             self.fixed = {name: b.expand(n, *b.shape).clone() for name, b in buffers.items()}
         self.learning = [name for name, p in work.module.named_parameters() if p.requires_grad]
+        self.rule = None if work.rule == PLAIN_SGD else StackedRule(work.rule, self.learning)
         if program.has_convolutions:
             self.entries = SMALL  # convolutions use all threads
 
@@ -208,11 +221,13 @@ class StackedWorker(Worker):
         super().load_state(state)
         for name, copies in self.fixed.items():
             copies.copy_(self.work.module.get_buffer(name).expand_as(copies))
+        if self.rule:
+            self.rule.restart(self.p)
 
     def step(self, m: int) -> None:
         p = {name: t[:m] for name, t in self.p.items()}
         buffers = {name: t[:m] for name, t in (self.stats | self.fixed).items()}
-        loss = self._sgd_step(p, buffers, self.inputs(m), self.index[:m], self.weight[:m])
+        loss = self._local_step(p, buffers, self.inputs(m), self.index[:m], self.weight[:m], slice(m))
         self.loss[:m].add_(loss)
 
     def step_in_groups(self, groups: list[tuple[int, list[int]]]) -> None:
@@ -222,23 +237,31 @@ class StackedWorker(Worker):
             stacks = [{name: t[chosen] for name, t in group.items()} for group in (self.p, self.stats, self.fixed)]
             p, stats, fixed = stacks
             x, index, weight = (t[chosen, :samples] for t in (inputs, self.index, self.weight))
-            self.loss[chosen] += self._sgd_step(p, stats | fixed, x, index, weight)
+            self.loss[chosen] += self._local_step(p, stats | fixed, x, index, weight, chosen)
             with torch.no_grad():
                 for group, trained in zip((self.p, self.stats, self.fixed), stacks, strict=True):
                     for name, t in group.items():
                         t[chosen] = trained[name]
 
-    def _sgd_step(self, p: Tensors, buffers: Tensors, x: Tensor, index: Tensor, weight: Tensor) -> Tensor:
-        """One SGD step on the given stacks, in place; returns the clients' losses (N,)."""
+    def _local_step(
+        self, p: Tensors, buffers: Tensors, x: Tensor, index: Tensor, weight: Tensor, rows: slice | Tensor
+    ) -> Tensor:
+        """Take one local step on the stacks of the clients in these rows, in place; return the clients' losses (N,)."""
         p = {name: t.requires_grad_(name in self.learning) for name, t in p.items()}
         taps: list[Tap] = []
         y = self.work.data.train.y[index]
-        loss = self._loss(p, buffers, x, y, weight, taps if taps_dense(self.device) else None)
+        tapped = self.rule is None and taps_dense(self.device)  # a rule needs the gradients
+        loss = self._loss(p, buffers, x, y, weight, taps if tapped else None)
         learned = [p[name] for name in self.learning]
         targets: list[Any] = [*learned, *(tap.output for tap in taps)]
         grads = torch.autograd.grad(loss.sum(), targets, allow_unused=True)  # None where the loss does not depend on it
         slopes, outputs = grads[: len(learned)], grads[len(learned) :]
         with torch.no_grad():
+            if self.rule:
+                pairs = zip(self.learning, learned, slopes, strict=True)
+                gradients = {name: torch.zeros_like(t) if slope is None else slope for name, t, slope in pairs}
+                self.rule.step(p, gradients, self.lr, (weight > 0).any(1), rows)
+                return loss.detach()
             moving = [(t, slope) for t, slope in zip(learned, slopes, strict=True) if slope is not None]
             torch._foreach_add_([t for t, _ in moving], [slope for _, slope in moving], alpha=-self.lr)
             for tap, dy in zip(taps, outputs, strict=True):
@@ -253,7 +276,8 @@ class StackedWorker(Worker):
         """Each client's mean loss over its batch: (N,)."""
         mask = (weight > 0).to(weight.dtype) if self.masked else None
         logits = self.program(parameters, buffers, x, mask, taps).to(weight.dtype)
-        each = F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none")
+        smoothing = self.work.label_smoothing
+        each = F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none", label_smoothing=smoothing)
         return (each.view_as(weight) * weight).sum(1)
 
 

@@ -1,7 +1,7 @@
 """Experiments: the immutable value, its presets, its records and the words of the command line."""
 
 from stableair.experiment.experiment import SETTING_FIELDS, Experiment, allowed_values
-from stableair.experiment.overrides import from_words, parse_overrides
+from stableair.experiment.overrides import from_words, last_of_each, parse_overrides
 from stableair.experiment.presets import IDEAL, PRESETS
 from stableair.experiment.records import ARGUMENTS, components_of_record, settings_of_record
 from stableair.experiment.settings import (
@@ -10,7 +10,9 @@ from stableair.experiment.settings import (
     NESTED_COMPONENTS,
     TYPES,
     check_known,
+    dotted_keys,
     registry,
+    takes_argument,
 )
 
 __all__ = [
@@ -26,8 +28,11 @@ __all__ = [
     "allowed_values",
     "check_known",
     "components_of_record",
+    "dotted_keys",
     "from_words",
+    "last_of_each",
     "parse_overrides",
     "registry",
     "settings_of_record",
+    "takes_argument",
 ]  # fmt: skip

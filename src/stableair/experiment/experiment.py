@@ -4,24 +4,45 @@ import functools
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 from stableair.errors import InputError, StableairError
 from stableair.experiment import records
 from stableair.experiment.settings import COMPONENT_SETTINGS, check_known, registry
 from stableair.literals import Blocks, NormStats, Precision
+from stableair.markup import html_table
 from stableair.spec import Call, format_call
-from stableair.validation import choice, fraction, integer, number, positive, short_repr, suggest
+from stableair.validation import boolean, choice, fraction, integer, number, positive, short_repr, suggest
 
 MAX_COUNT = 10**9  # limit of clients, rounds, epochs and samples in a batch
-MAX_LR = 1e38  # within the range of float32
+LR_RANGE = 1e-38, 1e38  # the rate and its inverse, which scales the payload, are within the range of float32
 
 T = TypeVar("T")
 
 
-def _setting(default: T, help: str) -> T:
+class Allowed(NamedTuple):
+    """The values that a setting may take.
+
+    Args:
+        words: The allowed values in words.
+        check: (name, value) -> the value in the type of the setting; raises InputError if it is not allowed.
+    """
+
+    words: str
+    check: Callable[[str, Any], float | bool]
+
+
+COUNT = Allowed("at least 1", lambda name, value: integer(name, value, 1, MAX_COUNT))
+COUNT_OR_ZERO = Allowed("at least 0", lambda name, value: integer(name, value, 0, MAX_COUNT))
+ANY_INTEGER = Allowed("any integer", integer)
+RATE = Allowed("positive", lambda name, value: number(name, positive(name, value), *LR_RANGE))
+DECAY = Allowed("at least 0 and below 1", fraction)
+TRUE_OR_FALSE = Allowed("true or false", boolean)
+
+
+def _setting(default: T, help: str, allowed: Allowed | None = None) -> T:
     """A field of the experiment with its line in `stableair list settings`."""
-    return field(default=default, metadata={"help": help})
+    return field(default=default, metadata={"help": help, "allowed": allowed})
 
 
 def _named_settings_only(cls: type[T]) -> type[T]:
@@ -57,17 +78,20 @@ class Experiment:
     data: str = _setting("digits", "Data set.")
     partition: str = _setting("iid()", "How the training samples are divided among the clients.")
     model: str = _setting("auto", "Model; auto: the model that the data set names.")
-    clients: int = _setting(50, "Number of clients N.")
-    rounds: int = _setting(100, "Number of communication rounds K.")
-    seed: int = _setting(0, "Seed of all random streams.")
-    local_epochs: int = _setting(5, "Local epochs E per round.")
-    batch_size: int = _setting(10, "Samples in a local batch.")
-    lr: float = _setting(0.03, "Learning rate eta of the clients.")
+    clients: int = _setting(50, "Number of clients N.", COUNT)
+    rounds: int = _setting(100, "Number of communication rounds K.", COUNT)
+    seed: int = _setting(0, "Seed of all random streams.", ANY_INTEGER)
+    local_epochs: int = _setting(5, "Local epochs E per round.", COUNT)
+    batch_size: int = _setting(10, "Samples in a local batch.", COUNT)
+    lr: float = _setting(0.03, "Learning rate eta of the clients.", RATE)
+    lr_decay: str = _setting("constant()", "Schedule of the learning rate over the rounds.")
+    local: str = _setting("sgd()", "Optimiser of the local training.")
+    label_smoothing: float = _setting(0.0, "Label smoothing of the training loss, in [0, 1).", DECAY)
     augment: Literal["none", "crop_flip"] = _setting(
         "none", "Augmentation of local batches: random crop by up to 4 pixels and horizontal flip."
     )
     payload: Literal["gradient", "delta"] = _setting(
-        "gradient", "What a client transmits: (w_k - w_{k,n}) / lr, or w_k - w_{k,n}."
+        "gradient", "What a client transmits: (w_k - w_{k,n}) / lr of the round, or w_k - w_{k,n}."
     )
     blocks: Blocks = _setting("tensor", "Blocks on which an entry-wise receiver works.")  # noqa: RUF009
     participation: str = _setting("all()", "Clients that take part in a round.")
@@ -80,32 +104,43 @@ class Experiment:
     evaluate: Literal["test", "validation"] = _setting(
         "test", "Data for the evaluation; validation: a held-out fifth of the training data."
     )
+    evaluate_clients: bool = _setting(
+        False, "Whether to record the mean, 10th percentile and worst client accuracy.", TRUE_OR_FALSE
+    )
     norm_stats: NormStats = _setting("clients", "Batch norm statistics of the evaluation.")  # noqa: RUF009
-    average: float = _setting(0.0, "Decay of the model average for the evaluation; 0: no average.")
+    average: float = _setting(0.0, "Decay of the model average for the evaluation; 0: no average.", DECAY)
     snr_blocks: Literal["none", "tensor", "layer"] = _setting("none", "Blocks for which the SNR is recorded too.")
     device: str = _setting("auto", "Device, such as cpu or cuda:0; auto: a GPU if there is one.")
     engine: Literal["auto", "reference", "fast"] = _setting("auto", "Engine for the local training.")
     precision: Literal["auto", Precision] = _setting("auto", "Precision of matrix products in the fast engine.")
-    chunk: int = _setting(0, "Clients whose updates are in memory at once; 0: as many as fit.")
+    chunk: int = _setting(0, "Clients whose updates are in memory at once; 0: as many as fit.", COUNT_OR_ZERO)
 
     def __post_init__(self) -> None:
-        for name in ("clients", "rounds", "local_epochs", "batch_size"):
-            self._set(name, integer(name, getattr(self, name), 1, MAX_COUNT))
-        self._set("chunk", integer("chunk", self.chunk, 0, MAX_COUNT))
-        self._set("seed", integer("seed", self.seed))
-        self._set("lr", number("lr", positive("lr", self.lr), high=MAX_LR))
-        self._set("average", fraction("average", self.average))
-        for name in SETTING_FIELDS:
+        for name, each in SETTING_FIELDS.items():
+            if restricted := each.metadata["allowed"]:
+                self._set(name, restricted.check(name, getattr(self, name)))
             if allowed := allowed_values(name):
                 choice(name, getattr(self, name), allowed)
         if not isinstance(self.device, str):
             text = f"device must be a name such as 'cpu' or 'cuda:0': got {short_repr(self.device)}"
             raise InputError(text, code="wrong-type", name="device", value=self.device)
         for name, calls in self._calls.items():
-            if name != "data":  # a data set is read when it is needed
-                for call in calls:
+            for call in calls:
+                if name != "data" and not call.is_object:  # a data set is read when it is needed
                     call()
             self._set(name, " | ".join(map(str, calls)) or "auto")
+
+    def __repr__(self) -> str:
+        return f"Experiment({', '.join(f'{name}={value!r}' for name, value in self._changed().items())})"
+
+    def _repr_html_(self) -> str:
+        rows = [*self._changed().items(), ("other settings", "defaults")]
+        return html_table(rows, caption=f"Experiment {self.id()}")
+
+    def _changed(self) -> dict[str, Any]:
+        """The settings that differ from the defaults."""
+        default = _default()
+        return {name: value for name, value in self.to_dict().items() if value != getattr(default, name)}
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
@@ -169,7 +204,7 @@ class Experiment:
     @property
     def name(self) -> str:
         """Default name of the run folder."""
-        return f"{self.call('data').name}-{self.calls('receiver')[0].name}-seed{self.seed}-{self.id()}"
+        return f"{self.call('data').title}-{self.calls('receiver')[0].title}-seed{self.seed}-{self.id()}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings by name."""
@@ -210,6 +245,11 @@ class Experiment:
             return cls.from_json(text) if Path(path).suffix == ".json" else cls.from_toml(text)
         except StableairError as error:
             raise error.with_message(f"{path}: {error}") from None
+
+
+@functools.cache
+def _default() -> Experiment:
+    return Experiment()
 
 
 SETTING_FIELDS = {each.name: each for each in fields(Experiment)}

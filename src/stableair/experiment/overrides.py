@@ -1,5 +1,6 @@
 """Experiments from the words of a command line: `digits rounds=5 noise.tau=0.3`."""
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ from stableair.experiment.presets import PRESETS
 from stableair.experiment.settings import TYPES
 from stableair.spec import literal
 from stableair.validation import short_repr, suggest
+
+log = logging.getLogger("stableair")
 
 
 def from_words(words: list[str]) -> Experiment:
@@ -31,25 +34,38 @@ def from_words(words: list[str]) -> Experiment:
 
 
 def parse_overrides(words: list[str]) -> dict[str, Any]:
-    """Return the settings that words of the form `key=value` stand for."""
+    """Return the settings that words of the form `key=value` stand for; of a repeated key the last word counts."""
     settings: dict[str, Any] = {}
-    for word in words:
+    for word in last_of_each(words):
         name, equals, text = word.partition("=")
         if not equals:
             message = f"{word!r} is not key=value; a preset or a file comes first, and only one of them"
             raise InputError(message, code="not-a-setting", value=word)
-        if name in settings:
-            message = f"{name} is given twice: {settings[name]} and {text[:100]}"
-            raise InputError(message, code="duplicate-setting", name=name)
         settings[name] = _convert(name, text)
     return settings
 
 
+def last_of_each(words: list[str]) -> list[str]:
+    """Return the words without each `key=value` that a later one with the same key replaces; log a note for each.
+
+    >>> last_of_each(["digits", "rounds=5", "lr=0.1", "rounds=9"])
+    ['digits', 'lr=0.1', 'rounds=9']
+    """
+    kept: dict[str | int, str] = {}
+    for i, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        before = kept.pop(name, None)
+        if before is not None:
+            log.info("%s is given twice: %s replaces %s", name, value[:100], before.partition("=")[2][:100])
+        kept[name if equals else i] = word
+    return list(kept.values())
+
+
 def _convert(name: str, text: str) -> Any:
     """Convert the text of a value to the type of its setting; an argument of a component is a literal."""
-    if "." in name:
-        return literal(text)
     kind = TYPES.get(name, str)
+    if "." in name or kind is bool:
+        return literal(text)
     try:
         return kind(text)
     except ValueError:

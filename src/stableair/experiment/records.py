@@ -21,7 +21,10 @@ from stableair.spec import Call, Registry, equal, format_call, format_value, par
 from stableair.validation import as_path, short_repr
 
 ARGUMENTS = "arguments"  # key of a record: every argument of every component
-OPTIONAL = "participation", "power", "channel", "average", "snr_blocks"  # settings that the oldest records lack
+OPTIONAL = (  # settings that the oldest records lack
+    "participation", "power", "channel", "average", "snr_blocks",
+    "local", "lr_decay", "label_smoothing", "evaluate_clients",
+)  # fmt: skip
 NOISE_ON = "noise_on", "mean"  # version 0.1.0 recorded the default of flat(noise_on=...) as a separate setting
 
 Arguments = dict[str, Any]
@@ -57,7 +60,7 @@ def _beyond_baseline(name: str, components: Components) -> list[Any]:
     result = []
     for component, arguments in components:
         baseline = BASELINE_ARGUMENTS.get(name, {}).get(component, {})
-        specs = registry(name).entries[component].specs
+        specs = registry(name).entry(component).specs
         values, usual = ({k: _hashed(v, specs.get(k)) for k, v in each.items()} for each in (arguments, baseline))
         different = {key: value for key, value in values.items() if key not in usual or value != usual[key]}
         result.append([component, dict(sorted(different.items()))])
@@ -211,7 +214,7 @@ def read_text(path: str | Path) -> str:
 def _parse(text: Any, loads: Callable[[str], Any], language: str) -> dict[str, Any]:
     if not isinstance(text, str):
         raise InputError(f"{language} must be a text: got {short_repr(text)}", code="wrong-type", value=text)
-    code = f"not-{language.lower()}"
+    code = "not-toml" if language == "TOML" else "not-json"
     try:
         settings = loads(text)
     except StableairError:

@@ -1,11 +1,12 @@
 """The names of all settings, their Python types, and the registry of each component setting."""
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from importlib import import_module
+from typing import Any
 
 from stableair.errors import InputError
 from stableair.experiment.baseline import BASELINE_SETTINGS
-from stableair.spec import Registry
+from stableair.spec import Registry, format_value, parse_unchecked
 from stableair.validation import suggest
 
 TYPES: dict[str, type] = {name: type(value) for name, value in BASELINE_SETTINGS.items()}
@@ -16,6 +17,8 @@ COMPONENT_SETTINGS = {
     "data": ("stableair.data.datasets", "dataset"),
     "partition": ("stableair.data.partitions", "partition"),
     "model": ("stableair.models", "model"),
+    "local": ("stableair.training.local_rules", "local"),
+    "lr_decay": ("stableair.schedules", "lr_decay"),
     "participation": ("stableair.participants", "participation"),
     "power": ("stableair.channels.registries", "power"),
     "channel": ("stableair.channels.registries", "channel"),
@@ -44,14 +47,43 @@ def registry(kind: str) -> Registry:
     return components
 
 
-def check_known(names: Iterable[str], *others: str) -> None:
+def check_known(settings: Mapping[str, Any], *others: str) -> None:
     """Refuse names that are neither a setting nor one of `others`.
 
     Raises:
         InputError: A name is unknown (`unknown-setting`).
     """
     allowed = [*TYPES, *others]
-    for name in names:
+    for name, value in settings.items():
         if name not in allowed:
-            text = f"setting {name!r} is unknown; {suggest(name, allowed)}"
+            keys = [f"{key}={value if isinstance(value, str) else format_value(value)}" for key in dotted_keys(name)]
+            advice = f"did you mean {' or '.join(keys)}?" if keys else suggest(name, allowed)
+            text = f"setting {name!r} is unknown; {advice}"
             raise InputError(text, code="unknown-setting", name=name, allowed=allowed)
+
+
+def dotted_keys(argument: str) -> list[str]:
+    """Return the dotted keys that set an argument of a component: of the default components, else of any.
+
+    >>> dotted_keys("tau"), dotted_keys("max_norm"), dotted_keys("clients")
+    (['noise.tau'], ['receiver.max_norm'], [])
+    """
+    default = {name: str(BASELINE_SETTINGS[name]).partition("(")[0] for name in COMPONENT_SETTINGS}
+    takers = {name: [one.name for one in registry(name) if argument in one.parameters] for name in COMPONENT_SETTINGS}
+    of_defaults = [name for name, components in takers.items() if default[name] in components]
+    return [f"{name}.{argument}" for name in of_defaults or [name for name, one in takers.items() if one]]
+
+
+def takes_argument(setting: str, text: Any, argument: str) -> bool:
+    """Whether a component of a spec takes an argument; arguments of the spec may be missing.
+
+    >>> takes_argument("receiver", "mac | sign", "C"), takes_argument("receiver", "none()", "C")
+    (True, False)
+    """
+    if setting not in COMPONENT_SETTINGS or not isinstance(text, str):
+        return False
+    try:
+        names = [name for name, _ in parse_unchecked(setting, text)]
+    except InputError:  # such as positional arguments
+        names = [text.partition("(")[0].strip()]
+    return any(argument in one.parameters or one.open for one in registry(setting) if one.name in names)

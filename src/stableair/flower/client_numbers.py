@@ -45,14 +45,14 @@ class ClientNumbers:
         owners = dict(self.owners)
         clients = {node: client for client, node in owners.items()}
         for reply in sorted(replies, key=lambda reply: (reply.claim is not None, reply.node)):
-            node, own = reply.node, clients.get(reply.node)
+            node, bound = reply.node, clients.get(reply.node)
             client = reply.claim
             if client is None:
-                client = self.assigned.get(node, -1) if own is None else own
+                client = self.assigned.get(node, -1) if bound is None else bound
             if not 0 <= client < self.n:
                 refused[node] = f"its client number must be 0 ... {self.n - 1}: got {client}"
-            elif own not in (None, client):
-                refused[node] = f"it claims to be client {client}, but was client {own} before"
+            elif bound not in (None, client):
+                refused[node] = f"it claims to be client {client}, but was client {bound} before"
             elif owners.setdefault(client, node) != node:
                 refused[node] = f"client {client} is node {owners[client]}; a node keeps its id if it has a key"
             else:

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -41,16 +41,16 @@ class Reply(NamedTuple):
 class ReplyFormat(NamedTuple):
     """The contents that every reply must have."""
 
-    model: Mapping[str, object]  # arrays by name
+    model: ArrayRecord  # the model before the first round
     layout: Layout  # of the parameters
     norms: Layout  # of the norm buffers
-    scale: float  # of w_k - w_{k,n}, so that it becomes the payload
+    scale: Callable[[int], float]  # round k -> the factor of w_k - w_{k,n} that makes it the payload
     weight: str  # the metric that holds the number of samples
     loss: str  # the metric that holds the training loss
 
 
-def read_reply(message: Message, broadcast: ArrayRecord, expected: ReplyFormat) -> Reply:
-    """Read a node's reply to the arrays that were broadcast.
+def read_reply(message: Message, broadcast: ArrayRecord, expected: ReplyFormat, k: int) -> Reply:
+    """Read a node's reply to the arrays that were broadcast in round k.
 
     Raises:
         InputError: The reply is an error, or cannot be used.
@@ -67,7 +67,7 @@ def read_reply(message: Message, broadcast: ArrayRecord, expected: ReplyFormat) 
         update, stats = flat(arrays, expected.layout), flat(arrays, expected.norms, torch.float64)
     else:
         difference = flat(broadcast, expected.layout) - flat(arrays, expected.layout)
-        update, stats = difference.mul_(expected.scale), moments(flat(arrays, expected.norms), expected.norms)
+        update, stats = difference.mul_(expected.scale(k)), moments(flat(arrays, expected.norms), expected.norms)
     loss = metrics.get(expected.loss)
     loss = None if isinstance(loss, list) or loss is None else float(loss)
     # The pooled norm buffers are averages of the moments. So they are finite in float32 if all moments are.

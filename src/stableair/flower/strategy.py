@@ -4,9 +4,8 @@ Flower samples the nodes and collects their replies. `simulate` takes the replie
 strategy gets the model that the channel and the receiver leave of them as its only reply.
 """
 
-import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from logging import INFO, WARNING
@@ -14,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import flwr
-import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
@@ -22,29 +20,32 @@ from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor
 
 import stableair
-from stableair.algorithm import Simulation, simulate
-from stableair.builder import build, receiving_side, start_state
-from stableair.contracts import Memory, Metrics, Round, State, Upload
+from stableair.algorithm import Simulation
+from stableair.builder import build, receiving_side
+from stableair.contracts import Metrics
 from stableair.errors import InputError
 from stableair.experiment import Experiment
 from stableair.flower.arrays import flat, layouts, to_array_record, with_vectors
 from stableair.flower.client_metrics import aggregate_metrics, common_metrics, evaluation_replies
 from stableair.flower.client_numbers import ClientNumbers, recorded_owners
-from stableair.flower.replies import DroppedNode, Reply, ReplyFormat, error_text, metric_record, one_line, read_reply
+from stableair.flower.replies import DroppedNode, ReplyFormat, metric_record, one_line
+from stableair.flower.round_replies import RoundReplies
+from stableair.flower.rounds import payload_scales, remote_simulation, rounds_from_replies
 from stableair.flower.server_rule import check_uses_mean, describe_strategy, server_step
-from stableair.results.checksums import EXPERIMENT, read_environments
+from stableair.results.checksums import EXPERIMENT
 from stableair.results.environment import environment
 from stableair.results.lock import locked
 from stableair.results.recorder import RunMetadata, recorded
-from stableair.results.resume import NEW_RUN, ResumePoint, restored_state, resume_point
+from stableair.results.resume import NEW_RUN, ResumePoint, check_same_data, restored_state, resume_point
 from stableair.results.run import read_record
-from stableair.training.local_training import payload_scale
-from stableair.training.reference import Reference
+from stableair.training.reference import Reference, threads
 from stableair.validation import choice, integer, pluralize
 from stableair.vector import NOTHING, Layout, ModelState
 
 REMOTE = "remote()"  # the clients hold the data and the model, and train as they like
-AIR_SETTINGS = "lr", "payload", "blocks", "power", "channel", "fading", "noise", "receiver", "server", "seed"
+AIR_SETTINGS = (
+    "lr", "lr_decay", "payload", "blocks", "power", "channel", "fading", "noise", "receiver", "server", "seed",
+)  # fmt: skip
 
 Evaluation = Callable[[int, ArrayRecord], MetricRecord | None]
 
@@ -93,8 +94,6 @@ class OverTheAir(Strategy):
             self.clients = self.clients or self.experiment.clients
         receiving_side(self.experiment, Layout(("w",), ((1,),), (0, 1)), NOTHING)  # report invalid settings here
         self.left_out: list[DroppedNode] = []
-        self.replies: list[Reply] = []  # the valid replies of the round
-        self.received: list[Reply] = []  # those of them that are used, in the order of summation
         self.diverged = False  # the model is no longer finite
 
     # ------------------------------------------------------------------------------------------------------- the run
@@ -116,15 +115,14 @@ class OverTheAir(Strategy):
             nodes = _wait_for_nodes(grid, self.clients or min_nodes, timeout)
             e = self.experiment.with_(clients=self.clients or self._recorded_clients() or nodes, rounds=num_rounds)
             resume = resume_point(self.folder, e, resume=True) if self.folder else NEW_RUN
-            self.first, self.k, self.timeout = resume.rounds, resume.rounds, timeout
-            sim = self._simulation(e, initial_arrays)
-            self.evaluate_fn = evaluate_fn
+            stack.enter_context(threads(resume.environment.get("threads")))
+            self.first, self.evaluate_fn = resume.rounds, evaluate_fn
+            sim = self._simulation(e, initial_arrays, _client_numbers(e, resume, grid), timeout)
             metadata = self._metadata(e, sim, resume)
             state = restored_state(sim.start, resume.checkpoint, self.folder)
             self.broadcast, self.diverged = self._array_record(state.model), resume.diverged
             last_row = resume.rows[resume.rounds - 1] if resume.rounds else {}
-            self.numbers = ClientNumbers(self.n, recorded_owners(state.clients, grid.get_node_ids()))
-            rounds = self._with_all_metrics(self._simulate(sim, state, num_rounds), last_row)
+            rounds = rounds_from_replies(sim, state, range(self.first, num_rounds), self.replies, last_row)
             self.rounds = recorded(rounds, lock, metadata, resume)
             stack.enter_context(closing(self.rounds))
             remaining = 0 if self.diverged else max(0, num_rounds - self.first)
@@ -139,108 +137,47 @@ class OverTheAir(Strategy):
             return None
         return int(read_record(self.folder)["clients"])
 
-    def _simulation(self, e: Experiment, arrays: ArrayRecord | None) -> Simulation:
+    def _simulation(
+        self, e: Experiment, arrays: ArrayRecord | None, numbers: ClientNumbers, timeout: float
+    ) -> Simulation:
         """Build Algorithm 1 with the nodes' replies as its uploads and the strategy as its server."""
+        sim = None
         if e.data != REMOTE:
             sim = build(e)
             assert isinstance(sim.train, Reference)
             layout, norms = sim.layout, sim.train.work.norms
-            self.model = to_array_record(sim.start.model, layout, norms)
+            arrays = to_array_record(sim.start.model, layout, norms)
         elif arrays is None:
             text = "start needs the initial_arrays: the model of the clients, such as its state_dict"
             raise InputError(text, code="missing-model", name="initial_arrays")
         else:
-            self.model = arrays
             layout, norms = layouts(arrays)
-            sim = self._remote_simulation(e, layout, norms)
-        model = sim.start.model
-        self.device, self.n, self.experiment_evaluation = model.w.device, e.clients, sim.evaluate
-        scale = payload_scale(e.payload, e.lr)
-        self.expected = ReplyFormat(self.model, layout, norms, scale, self.weight, self.loss)
+        self.expected = ReplyFormat(arrays, layout, norms, payload_scales(e), self.weight, self.loss)
+        self.replies = RoundReplies(self.expected, numbers, self.enough, timeout)
+        sim = sim or remote_simulation(e, self.replies)
+        self.experiment_evaluation = sim.evaluate
         step = server_step(sim.server, self.strategy, self._apply_strategy)
         return replace(
             sim,
-            start=sim.start._replace(server=step.init(model.w)),
-            train=self._uploads,
-            participants=self._senders,
+            start=sim.start._replace(server=step.init(sim.start.model.w)),
+            train=self.replies.uploads,
+            participants=self.replies.senders,
             server=step,
-            evaluate=lambda model, averaged: {},  # see `_simulate`
-        )
-
-    def _remote_simulation(self, e: Experiment, layout: Layout, norms: Layout) -> Simulation:
-        """Build the server part of Algorithm 1; the clients hold the model and the data."""
-        model = ModelState(flat(self.model, layout), flat(self.model, norms))
-        side = receiving_side(e, layout, norms)
-        return Simulation(
-            n=e.clients,
-            seed=e.seed,
-            start=start_state(model, side),
-            layout=layout,
-            train=self._uploads,
-            **side._asdict(),
-            evaluate=lambda model, averaged: {},
-            participants=self._senders,
+            evaluate=self._evaluate,
         )
 
     def _metadata(self, e: Experiment, sim: Simulation, resume: ResumePoint) -> RunMetadata:
-        """Collect the run's metadata; refuse a folder whose run used another strategy."""
+        """Collect the run's metadata; refuse a folder whose run used another strategy or other data files."""
         strategy = describe_strategy(self.strategy)
-        past = read_environments(self.folder) if self.folder and resume.rounds else []
-        if past and past[-1].get("strategy", strategy) != strategy:
-            text = f"{self.folder} holds a run of {past[-1]['strategy']}, not of {strategy}; use another folder"
-            raise InputError(text, code="other-strategy", recorded=past[-1]["strategy"], strategy=strategy)
+        before = resume.environment.get("strategy", strategy)
+        if before != strategy:
+            text = f"{self.folder} holds a run of {before}, not of {strategy}; use another folder"
+            raise InputError(text, code="other-strategy", recorded=before, strategy=strategy)
+        check_same_data(resume, sim.files, self.folder)
         engine = {"engine": "reference", "precision": "fp32", "chunk": 1, "why": "Flower's nodes train"}
         versions = {"data": sim.files, "flwr": flwr.__version__, "strategy": strategy}
         labels = None if sim.labels is None else sim.labels.tolist()
-        return RunMetadata(e, environment(self.device) | versions | engine, labels)
-
-    def _with_all_metrics(self, rounds: Iterable[Round], last_row: dict[str, Any]) -> Iterator[Round]:
-        """Give each round the metrics of all earlier rounds: None where it has no value."""
-        names: Metrics = dict.fromkeys(name for name in last_row if name not in ("round", "seconds"))
-        for k, state, metrics in rounds:
-            losses = [reply.loss for reply in self.received if reply.loss is not None]
-            if len(losses) < len(self.received):  # the mean over the clients that sent one
-                metrics = metrics | {"train/loss": sum(losses) / len(losses) if losses else None}
-            names |= dict.fromkeys(metrics)
-            yield Round(k, state, names | metrics)
-
-    def _simulate(self, sim: Simulation, state: State, rounds: int) -> Iterator[Round]:
-        """Run Algorithm 1; a state is checked before it is evaluated and adopted."""
-        for k in range(self.first, rounds):
-            adopted, metrics = self._finite_round(sim, state, k)
-            averaged = sim.average(state.average, adopted.model)[1] if sim.average else None
-            self.numbers.bind(self.received)
-            state = adopted._replace(clients=self.numbers.memory() or adopted.clients)
-            yield Round(k, state, self._evaluate(state.model, averaged) | metrics)
-
-    def _finite_round(self, sim: Simulation, state: State, k: int) -> tuple[State, Metrics]:
-        """Compute round k; drop replies that make the state non-finite, the largest payload first.
-
-        If the state is non-finite with every choice of replies, the interference is the cause and all replies are used.
-        """
-        before = _non_finite_parts(state)
-        by_norm = sorted(self.replies, key=lambda reply: torch.linalg.vector_norm(reply.update, dtype=torch.float64))
-        for count in range(len(by_norm), 0, -1):
-            self._select(by_norm[:count])
-            if not self.received:  # fewer than `enough` replies: no single one is the cause
-                break
-            new = self._attempt(sim, state, k)
-            if new and _non_finite_parts(new.state) <= before:
-                overflow = "its weights are too large: the model or a memory of the server would not be finite"
-                self.faults |= {reply.node: overflow for reply in by_norm[count:]}
-                return new.state, new.metrics
-        self._select(self.replies)
-        _, new_state, metrics = next(simulate(sim, state, k + 1, k))
-        return new_state, metrics
-
-    def _attempt(self, sim: Simulation, state: State, k: int) -> Round | None:
-        """Compute round k with the selected replies; None if their sum cannot be computed."""
-        try:
-            return next(simulate(sim, state, k + 1, k))
-        except InputError as error:
-            if error.code != "nan-in-channel":
-                raise
-            return None
+        return RunMetadata(e, environment(sim.start.model.w.device) | versions | engine, labels)
 
     # ------------------------------------------------------------------------------------------------------- a round
 
@@ -254,8 +191,8 @@ class OverTheAir(Strategy):
         if self.experiment.data != REMOTE:  # stableair's client app compares them with its settings
             config["stableair"], config["experiment"] = stableair.__version__, self.experiment.to_json()
         messages = list(self.strategy.configure_train(self.first + server_round, arrays, config, grid))
-        self.sampled = [message.metadata.dst_node_id for message in messages]
-        self.numbers.assign(grid.get_node_ids())
+        self.replies.sampled = [message.metadata.dst_node_id for message in messages]
+        self.replies.numbers.assign(grid.get_node_ids())
         return messages
 
     def aggregate_train(
@@ -264,83 +201,30 @@ class OverTheAir(Strategy):
         """Run one round of Algorithm 1 with these replies."""
         if self.diverged:
             return None, None
-        self.k = self.first + server_round - 1
-        before = len(self.left_out)
-        self.replies = self._read(list(replies))
+        k = self.first + server_round - 1
+        self.replies.read(replies, self.broadcast, k)
         try:
-            self._select(self.replies)
-            if len(self.refused) == len(self.replies) and server_round == 1:  # a wrong setup, not a lost node
-                raise self._no_replies()
+            if server_round == 1:  # a wrong setup, not a lost node
+                self.replies.check_any()
             _, state, row = next(self.rounds)
         finally:
-            self._list_dropped()
-        if len(self.received) < self.enough:
-            log(WARNING, "round %d: fewer than %d replies can be used", self.k, self.enough)
+            dropped = self.replies.log_dropped()
+            self.left_out += dropped
+        if len(self.replies.used) < self.enough:
+            log(WARNING, "round %d: fewer than %d replies can be used", k, self.enough)
         if row.get("diverged"):
-            log(WARNING, "round %d: the model is no longer finite; the run ends here", self.k)
+            log(WARNING, "round %d: the model is no longer finite; the run ends here", k)
             self.diverged = True
             return None, None
         self.broadcast = self._array_record(state.model)
         metrics = {name: value for name, value in row.items() if value is not None}
-        metrics |= {"clients/left_out": len(self.left_out) - before}
+        metrics |= {"clients/left_out": len(dropped)}
         return self.broadcast, MetricRecord(self._client_metrics() | metrics)
-
-    def _read(self, messages: list[Message]) -> list[Reply]:
-        """Read the replies of the sampled nodes; the reasons why others cannot be used are in `faults`."""
-        replies: dict[int, Reply] = {}
-        self.faults: dict[int, str] = {}
-        silent = f"no reply within {self.timeout:g} s"
-        for message in messages:
-            node = message.metadata.src_node_id
-            if node not in self.sampled:
-                if message.has_error():  # the SuperLink replies for a node that it has lost
-                    silent = error_text(message.error)
-                else:
-                    self.faults[node] = "it was not sampled in this round"
-            elif node in replies:
-                self.faults[node] = "it replied more than once"
-            else:
-                try:
-                    replies[node] = read_reply(message, self.broadcast, self.expected)
-                except Exception as error:  # a node may send anything
-                    self.faults[node] = one_line(error) or type(error).__name__
-        self.faults |= {node: silent for node in self.sampled if node not in replies and node not in self.faults}
-        return [reply for node, reply in replies.items() if node not in self.faults]
-
-    def _select(self, replies: Iterable[Reply]) -> None:
-        """Use the replies with valid client numbers in the round; with fewer than `enough` of them, use none."""
-        numbered, self.refused = self.numbers.resolve(replies)
-        enough = len(numbered) >= self.enough
-        self.received = sorted(numbered, key=lambda reply: (-reply.samples, reply.client)) if enough else []
-
-    def _list_dropped(self) -> None:
-        """Log the nodes whose replies are not used in this round, and list them in `left_out`."""
-        reasons = self.faults | self.refused
-        for node in sorted(reasons):
-            log(WARNING, "round %d: node %d is left out: %s", self.k, node, reasons[node])
-            self.left_out.append(DroppedNode(self.k, node, reasons[node]))
-
-    def _no_replies(self) -> InputError:
-        """The error of a first round without replies."""
-        reasons = self.faults | self.refused
-        reason = f"the first: {reasons[min(reasons)]}" if reasons else "the strategy sampled no node"
-        text = f"round {self.k}: none of {pluralize(len(self.sampled), 'node')} can be used; {reason}"
-        return InputError(text, code="no-replies", k=self.k, nodes=len(self.sampled))
 
     @property
     def weight(self) -> str:
         """The metric that holds a client's number of samples."""
         return str(getattr(self.strategy, "weighted_by_key", "num-examples"))
-
-    def _senders(self, k: int) -> Tensor:
-        """The clients whose replies are used, in the order of summation: (m,)."""
-        return torch.tensor([reply.client for reply in self.received], dtype=torch.int64)
-
-    def _uploads(self, state: ModelState, k: int, clients: Tensor) -> Iterator[Upload]:
-        """Yield the replies of the round as uploads."""
-        for reply in self.received:
-            rows = reply.update[None], reply.stats[None], torch.tensor([reply.loss or 0.0])
-            yield Upload(torch.tensor([reply.client]), *(row.to(self.device) for row in rows))
 
     def _apply_strategy(self, w: Tensor) -> Tensor:
         """Apply the strategy to the model as its only reply: (d,) -> (d,).
@@ -349,10 +233,10 @@ class OverTheAir(Strategy):
         """
         arrays = with_vectors(self.broadcast, [(self.expected.layout, w)])
         content = RecordDict({"arrays": arrays, "metrics": MetricRecord({self.weight: 1})})
-        reply = Message(content, metadata=self.received[0].message.metadata)  # type: ignore[call-overload]
+        reply = Message(content, metadata=self.replies.used[0].message.metadata)  # type: ignore[call-overload]
         if isinstance(getattr(self.strategy, "current_arrays", None), ArrayRecord):
             self.strategy.current_arrays = self.broadcast  # type: ignore[attr-defined] # FedAvgM's changes in each call
-        result, _ = self.strategy.aggregate_train(self.k + 1, [reply])
+        result, _ = self.strategy.aggregate_train(self.replies.k + 1, [reply])
         if result is None:
             raise InputError(f"{type(self.strategy).__name__} returned no model", code="no-model")
         return flat(result, self.expected.layout)
@@ -360,14 +244,15 @@ class OverTheAir(Strategy):
     def _client_metrics(self) -> dict[str, Any]:
         """Aggregate the metrics of the clients with the strategy's function; they use the side link."""
         aggregate = getattr(self.strategy, "train_metrics_aggr_fn", None)
-        if not aggregate or not sum(reply.samples for reply in self.received):
+        used, k = self.replies.used, self.replies.k
+        if not aggregate or not sum(reply.samples for reply in used):
             return {}
-        records = common_metrics({reply.node: metric_record(reply.message) for reply in self.received}, self.k)
-        return aggregate_metrics(aggregate, records.values(), self.weight, self.k)
+        records = common_metrics({reply.node: metric_record(reply.message) for reply in used}, k)
+        return aggregate_metrics(aggregate, records.values(), self.weight, k)
 
     def _array_record(self, state: ModelState) -> ArrayRecord:
         """The model with the names and types of the clients' arrays."""
-        return with_vectors(self.model, [(self.expected.layout, state.w), (self.expected.norms, state.stats)])
+        return with_vectors(self.expected.model, [(self.expected.layout, state.w), (self.expected.norms, state.stats)])
 
     # -------------------------------------------------------------------------------------------------- the evaluation
 
@@ -375,7 +260,7 @@ class OverTheAir(Strategy):
         """Evaluate with the experiment's evaluation and with `evaluate_fn`; a metric without a group gets test/..."""
         ours, record = self.experiment_evaluation(state, averaged), None
         if self.evaluate_fn:
-            record = self.evaluate_fn(self.k + 1, self._array_record(state))
+            record = self.evaluate_fn(self.replies.k + 1, self._array_record(state))
         numbers = {name: value for name, value in (record or {}).items() if isinstance(value, int | float)}
         both: dict[str, Any] = {name: value for name, value in ours.items() if value is not None} | numbers
         self.evaluation = MetricRecord(both) if both else None
@@ -399,11 +284,11 @@ class OverTheAir(Strategy):
         """Let the strategy aggregate the metrics of the evaluation, as far as they are valid."""
         if self.diverged:
             return None
-        valid = evaluation_replies(replies, self.weight, self.k)
+        valid = evaluation_replies(replies, self.weight, self.replies.k)
         try:
             return self.strategy.aggregate_evaluate(self.first + server_round, valid)
         except Exception as error:  # the values that nodes send can make it fail
-            log(WARNING, "round %d: the evaluations cannot be aggregated: %s", self.k, one_line(error))
+            log(WARNING, "round %d: the evaluations cannot be aggregated: %s", self.replies.k, one_line(error))
             return None
 
     def summary(self) -> None:
@@ -413,6 +298,12 @@ class OverTheAir(Strategy):
         if self.folder:
             log(INFO, "\t├──> Recorded in %s, from round %d", self.folder, self.first)
         self.strategy.summary()
+
+
+def _client_numbers(e: Experiment, resume: ResumePoint, grid: Grid) -> ClientNumbers:
+    """The client numbers of the nodes; those of a resumed run are bound to their nodes."""
+    memory = resume.checkpoint.state.clients if resume.checkpoint else ()
+    return ClientNumbers(e.clients, recorded_owners(memory, grid.get_node_ids()))
 
 
 def _wait_for_nodes(grid: Grid, wanted: int, timeout: float) -> int:
@@ -431,17 +322,3 @@ def _renumbered(result: Result, first: int, arrays: ArrayRecord) -> Result:
     kinds = "train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp"
     metrics = {kind: {first + k: value for k, value in getattr(result, kind).items()} for kind in kinds}
     return Result(arrays=arrays, **metrics)
-
-
-def _non_finite_parts(state: State) -> set[str]:
-    """The fields of a state that hold a non-finite tensor or a NaN."""
-    return {name for name, memory in state._asdict().items() if not _is_finite(memory)}
-
-
-def _is_finite(memory: Memory) -> bool:
-    """Whether all tensors of a tree are finite and none of its numbers is NaN; an infinite number can be a setting."""
-    if isinstance(memory, dict | tuple | list):
-        return all(map(_is_finite, memory.values() if isinstance(memory, dict) else memory))
-    if isinstance(memory, Tensor):
-        return bool(memory.isfinite().all())
-    return not (isinstance(memory, float) and math.isnan(memory))

@@ -2,43 +2,62 @@
 
 import math
 from statistics import fmean
+from typing import NamedTuple
 
 from matplotlib.figure import Figure as Picture
 
 from stableair.experiment import components_of_record
+from stableair.literals import PlotStyle
 from stableair.paper import theory_plots
 from stableair.paper.catalogue import DRAWINGS, SCALED, SNR, SYMBOLS, Figure
 from stableair.paper.plans import Plan
-from stableair.results import plot
+from stableair.results import curves
+from stableair.results.curves import described
 from stableair.results.run import Run, linear_mean, snrs
+from stableair.results.styles import drawing_style
 from stableair.validation import choice, pluralize
 
 Curves = dict[str, list[Run]]  # the runs of every curve, by label
 
 
-def draw(plan: Plan, runs: Curves, notes: list[str], data: str = "") -> Picture:
+class Content(NamedTuple):
+    """The content of a figure and of its caption."""
+
+    plan: Plan
+    runs: Curves
+    notes: list[str]  # further choices, such as the results of the searches
+    data: str = ""  # description of the data; empty: the data set and its size
+
+
+def draw(plan: Plan, runs: Curves, style: PlotStyle = "screen") -> Picture:
     """Draw the curves of a figure.
 
     Args:
         plan: The plan of the figure.
         runs: The runs of every curve, by label.
-        notes: Further choices for the caption, such as the results of the searches.
-        data: Description of the data; by default the data set and its size.
+        style: Style of the picture; "paper" leaves the title, the seeds and the meaning of the band to the caption.
     """
+    terse = style == "paper"
     title = [plan.figure.title]
     title += ["changed settings"] if plan.overrides else []
-    title += ["smoke test"] if plan.smoke else []
+    title += [f"smoke test on {plan.base.data}"] if plan.smoke else []
     log = plan.figure.metric.endswith("/loss")  # the noisy curve may be a hundred times above the others
     panels = {"": runs} if plan.search_each else _panels(plan.figure, runs)
     with_snr = _label_with_snr if len(panels) == 1 else _label_with_mean_snr
-    text = with_snr if plan.figure.vary == "noise.tau" else lambda label, runs: label
-    return plot.panels(panels, plan.figure.metric, ", ".join(title), caption(plan, runs, notes, data), log, text)
+    name = with_snr if plan.figure.vary == "noise.tau" and not terse else lambda label, runs: label
+
+    def text(label: str, of_label: list[Run]) -> str:
+        return name(label, of_label) if terse else described(name(label, of_label), of_label)
+
+    with drawing_style(style):
+        return curves.panels(panels, plan.figure.metric, "" if terse else ", ".join(title), log, text, note=not terse)
 
 
-def draw_without_runs(name: str) -> Picture:
+def draw_without_runs(name: str, style: PlotStyle = "screen") -> Picture:
     """Draw a figure that needs no runs."""
     drawings = {"fig2": theory_plots.steps, "interval": theory_plots.decision}
-    return drawings[choice("figure", name, DRAWINGS)]()
+    with drawing_style(style):
+        return drawings[choice("figure", name, DRAWINGS)]()
 
 
 def _panels(figure: Figure, runs: Curves) -> dict[str, Curves]:
@@ -76,11 +95,17 @@ def _paper_snr(runs: list[Run]) -> int | None:
 
 
 def caption(plan: Plan, runs: Curves, notes: list[str], data: str = "") -> str:
-    """The caption of a figure; the arguments are those of `draw`."""
+    """The caption of a figure.
+
+    Args:
+        plan: The plan of the figure.
+        runs: The runs of every curve, by label.
+        notes: Further choices, such as the results of the searches.
+        data: Description of the data; by default the data set and its size.
+    """
     base = plan.base
     if plan.smoke:
-        kind = "synthetic data of the same shape" if base.data.startswith("synthetic") else base.data
-        first = f"Smoke test on {kind}: the figure's form, not its result."
+        first = f"Smoke test on {base.data}: the figure's form, not its result."
     else:
         first = f"Data: {data or base.data + _sample_count(runs)}."
     changed = (

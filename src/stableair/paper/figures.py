@@ -9,14 +9,16 @@ from matplotlib.figure import Figure as Picture
 
 from stableair.errors import InputError
 from stableair.experiment import Experiment
-from stableair.literals import PluginChange
+from stableair.files import write_whole
+from stableair.literals import PlotStyle, PluginChange
 from stableair.paper import published_runs
 from stableair.paper.catalogue import DRAWINGS, FIGURES, SAME_RUNS, SEARCHED, curves, published_curves
-from stableair.paper.drawing import Curves, draw, draw_without_runs
+from stableair.paper.drawing import Content, Curves, caption, draw, draw_without_runs
 from stableair.paper.plans import Plan, plan, with_threshold
 from stableair.paper.published_runs import PublishedRuns
 from stableair.results import plot
 from stableair.results.callbacks import Callback
+from stableair.results.outputs import GENERATOR, check_output
 from stableair.results.run import Run, group, log_left_out, runs_from
 from stableair.searches import Result, search
 from stableair.sweeps.plans import over_seeds
@@ -31,17 +33,19 @@ def figure(
     name: str, out: str | Path | None = None, *, smoke: bool = False, rounds: int | None = None, seeds: int = 1,
     settings: dict[str, Any] | None = None, thresholds: dict[str, float] | None = None, search_each: bool = False,
     trials: int | None = None, search_rounds: int | None = None, published: bool = False, overlay: RunSource = (),
-    metric: str = "", force: bool = False, plugin_changed: PluginChange = "refuse",
+    metric: str = "", style: PlotStyle = "screen", force: bool = False, plugin_changed: PluginChange = "refuse",
     callbacks: Sequence[Callback] = (),
 ) -> Picture:  # fmt: skip
-    """Make a figure of the paper and write it as NAME.png and NAME.pdf. `stableair figure` calls this function.
+    """Make a figure of the paper. `stableair figure` calls this function.
+
+    It writes the picture as NAME.png and NAME.pdf and its caption as NAME.txt.
 
     Runs that are already in `out` are not computed again.
 
     Args:
         name: "fig2", "fig3a" to "fig3f", "fig4a" to "fig4c", or "interval".
         out: Folder of the pictures and runs. Default: runs; runs/smoke with `smoke`; runs/published with `published`.
-        smoke: Make a very small version, which takes about a minute.
+        smoke: Make a small version on the embedded digits, which takes about half a minute.
         rounds: Communication rounds.
         seeds: Number of seeds; two or more give a band.
         settings: Settings of the experiments to change, such as {"clients": 10, "noise.tau": 0.2}.
@@ -52,7 +56,8 @@ def figure(
         published: Draw the runs that come with the package; compute nothing.
         overlay: With `published`: runs, or folders of runs, to draw over the published ones.
         metric: With `published`: metric to draw instead of the figure's, such as "test/accuracy_clients".
-        force: Whether to replace pictures that stableair has not made.
+        style: Style of the picture, as for `sa.plot`.
+        force: Whether to replace files that stableair has not made.
         plugin_changed: What to do with results of a plug-in that has changed since: "refuse" raises an error, "keep"
             uses them and records both versions, "recompute" restarts such runs.
         callbacks: Observers of the runs.
@@ -68,16 +73,21 @@ def figure(
     has_overlay = not (isinstance(overlay, list | tuple) and not overlay)
     published_options = {"overlay": has_overlay, "metric": metric}
     _check_options(name, run_options, published_options, smoke=smoke, published=published)
-    pictures = [plot.check_picture(path, force) for path in picture_files(name, folder, metric)]
+    *pictures, caption_file = [
+        check_output(as_path("the figure", path), force) for path in output_files(name, folder, metric)
+    ]
     if name in DRAWINGS:
-        picture = draw_without_runs(name)
-    elif published:
-        picture = draw_published(name, overlay, metric)
+        picture, text = draw_without_runs(name, style), DRAWINGS[name]
     else:
-        planned = plan(name, smoke=smoke, **run_options)
-        picture = draw(planned, *compute(planned, folder, callbacks, plugin_changed))
+        if published:
+            content = published_content(name, overlay, metric)
+        else:
+            planned = plan(name, smoke=smoke, **run_options)
+            content = Content(planned, *compute(planned, folder, callbacks, plugin_changed))
+        picture, text = draw(content.plan, content.runs, style), caption(*content)
     for path in pictures:
-        plot.save(picture, path, force)
+        plot.save(picture, path, force, plot.DPI[style])
+    write_whole(caption_file, f"{text}\n\nDrawn by {GENERATOR}.\n".encode())
     return picture
 
 
@@ -105,10 +115,10 @@ def _refuse(reason: str, options: dict[str, Any]) -> None:
         raise InputError(f"{reason}: leave out {', '.join(unused)}", code="unused-options", options=unused)
 
 
-def picture_files(name: str, folder: Path, metric: str = "") -> list[Path]:
-    """The files that `figure` writes."""
+def output_files(name: str, folder: Path, metric: str = "") -> list[Path]:
+    """The files that `figure` writes: two pictures and the caption."""
     stem = f"{name}-{metric.replace('/', '-')}" if metric else name
-    return [folder / f"{stem}.{ending}" for ending in ("png", "pdf")]
+    return [folder / f"{stem}.{ending}" for ending in ("png", "pdf", "txt")]
 
 
 def compute(
@@ -175,8 +185,14 @@ def describe_search(result: Result) -> str:
     )
 
 
-def draw_published(name: str, overlay: RunSource = (), metric: str = "") -> Picture:
-    """Draw a figure from its published runs.
+def draw_published(name: str, overlay: RunSource = (), metric: str = "", style: PlotStyle = "screen") -> Picture:
+    """Draw a figure from its published runs; the arguments are those of `published_content`."""
+    content = published_content(name, overlay, metric)
+    return draw(content.plan, content.runs, style)
+
+
+def published_content(name: str, overlay: RunSource = (), metric: str = "") -> Content:
+    """The content of a figure from its published runs.
 
     Args:
         name: The figure.
@@ -200,7 +216,7 @@ def draw_published(name: str, overlay: RunSource = (), metric: str = "") -> Pict
         choice("metric", metric, [key for key in runs[0].rounds[0] if all(key in run.rounds[0] for run in runs)])
         planned = planned._replace(figure=planned.figure._replace(metric=metric))
     notes = _published_notes(planned, published, yours)
-    return draw(planned, published.curves | yours, notes, published.data)
+    return Content(planned, published.curves | yours, notes, published.data)
 
 
 def read_published(name: str) -> PublishedRuns:

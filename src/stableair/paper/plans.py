@@ -3,8 +3,6 @@
 from typing import Any, NamedTuple
 
 from stableair import builder
-from stableair.data import hub
-from stableair.data.image_sets import IMAGE_SETS
 from stableair.errors import InputError
 from stableair.experiment import EXECUTION, Experiment
 from stableair.paper.catalogue import (
@@ -13,9 +11,7 @@ from stableair.paper.catalogue import (
     SEARCH_ROUNDS,
     SEARCHED,
     SMOKE,
-    SMOKE_TEST,
-    SMOKE_TRAIN,
-    SMOKE_TRAIN_DEFAULT,
+    SMOKE_PARTITION,
     SMOKE_TRIALS,
     TRIALS,
     Figure,
@@ -60,7 +56,7 @@ def plan(
     _check_thresholds(name, thresholds, search_each)
     base = figure.setup
     if smoke:
-        base = base.with_(**SMOKE, **_smoke_data(base.data))
+        base = base.with_(**SMOKE, partition=SMOKE_PARTITION.get(base.partition, base.partition))
     base = base.with_(**settings)
     builder.device(base.device)  # an unavailable device is an error now, not after the search
     for method, value in thresholds.items():
@@ -68,7 +64,7 @@ def plan(
     if trials is None:
         trials = SMOKE_TRIALS if smoke else TRIALS
     if search_rounds is None:
-        search_rounds = 1 if smoke else min(SEARCH_ROUNDS, base.rounds)
+        search_rounds = min(SEARCH_ROUNDS, base.rounds)
     return Plan(
         figure,
         base,
@@ -109,12 +105,3 @@ def _check_thresholds(name: str, thresholds: dict[str, float], search_each: bool
             "search_each=True is for fig4a and fig4b, and requires a search: leave out thresholds",
             code="search-each-unavailable", figure=name,
         )  # fmt: skip
-
-
-def _smoke_data(data: str) -> dict[str, str]:
-    """A few samples of the real data set if the data folder has it, else synthetic samples of the same shape."""
-    images, train = IMAGE_SETS[data], SMOKE_TRAIN.get(data, SMOKE_TRAIN_DEFAULT)
-    if hub.file(data).exists():
-        return {"data": f"{data}(train={train}, test={SMOKE_TEST})", "model": images.model}
-    synthetic = f"synthetic(samples={train}, classes={images.classes}, shape={images.shape}, writers=20)"
-    return {"data": synthetic, "model": images.model}

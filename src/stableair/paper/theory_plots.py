@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import torch
+from matplotlib import rcParams
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -12,7 +13,7 @@ from stableair.builder import build
 from stableair.experiment import Experiment
 from stableair.paper.theorem import Check
 from stableair.receivers import clip, mac, median
-from stableair.results.plot import LINES
+from stableair.results.styles import LINES
 
 
 def overview(alpha: float, tau: float, C: float, G: float) -> Figure:
@@ -37,7 +38,7 @@ def interval(axes: Axes, alpha: float, tau: float, C: float, G: float) -> None:
     low, high = max(C - width, 0), C + width
     x = np.linspace(0, 1.35 * high, 600)
     density = 2 * stable.pdf(torch.from_numpy(x), alpha, tau).numpy()
-    axes.plot(x, density, color="black", linewidth=1.5)
+    axes.plot(x, density, color=rcParams["text.color"], linewidth=1.5)
     beyond = [1.0, *(2 * stable.sf(torch.tensor([low, high], dtype=torch.float64), alpha, tau)).tolist(), 0.0]
     regions = [
         (0, low, "tab:green", "", r"kept: $|\xi| \leq C - \sqrt{2}\,G$"),
@@ -49,7 +50,7 @@ def interval(axes: Axes, alpha: float, tau: float, C: float, G: float) -> None:
             inside = (x >= start) & (x <= stop)
             axes.fill_between(
                 x[inside], density[inside], 1e-12, facecolor=colour, alpha=0.35, linewidth=0, hatch=hatch,
-                edgecolor="black", label=f"{text}: probability {more - less:.3g}",
+                edgecolor=rcParams["text.color"], label=f"{text}: probability {more - less:.3g}",
             )  # fmt: skip
     _mark(axes, C)
     axes.set(yscale="log", xlim=(0, x[-1]), ylim=(density.min() / 2, density.max() * 2))
@@ -76,7 +77,7 @@ def efficacies(axes: Axes, alpha: float, ratio: float) -> None:
 
 
 def _mark(axes: Axes, C: float) -> None:
-    axes.axvline(C, color="black", linestyle="--", linewidth=1)
+    axes.axvline(C, color=rcParams["text.color"], linestyle="--", linewidth=1)
     axes.annotate("C", (C, 0.03), xycoords=("data", "axes fraction"), xytext=(4, 0), textcoords="offset points")
 
 
@@ -90,7 +91,7 @@ def checks(rows: list[Check]) -> Figure:
         shares, errors = (np.array([getattr(row, column) for row in rows]) / bounds for column in ("measured", "error"))
         name = f"measured / bound {'as printed' if form == 'printed' else form}"
         axes.errorbar(x, shares, 2 * errors, fmt=marker, color=colour, markersize=8, capsize=3, label=name)
-    axes.axhline(1, color="black", linestyle="--", linewidth=1)
+    axes.axhline(1, color=rcParams["text.color"], linestyle="--", linewidth=1)
     axes.annotate("above: the bound is violated", (0.01, 1), xycoords=("axes fraction", "data"), xytext=(0, 4),
                   textcoords="offset points", fontsize="small")  # fmt: skip
     names = [f"$\\alpha$={r.alpha:g}\n$\\tau$={r.tau:g}\nC={r.C:g}\n$\\eta$={r.eta:g}" for r in rows]
@@ -126,8 +127,8 @@ def steps(C: float = 1.0, entries: int = 60) -> Figure:
         axes.scatter(x, heights, 9, color=colours, zorder=3)
         centre = float(m) if axes is panels[2] else 0.0
         for bound in (centre - C, centre + C):
-            axes.axhline(bound, color="black", linestyle="--", linewidth=1)
-        axes.axhline(0, color="black", linewidth=0.6)
+            axes.axhline(bound, color=rcParams["text.color"], linestyle="--", linewidth=1)
+        axes.axhline(0, color=rcParams["text.color"], linewidth=0.6)
         axes.set(title=title, xlabel="entry of the output layer's weights")
         axes.grid(alpha=0.3)
     panels[2].plot(x, clean[shown].numpy(), color="tab:green", linewidth=1.2, label="mean of the clients' gradients")

@@ -24,6 +24,8 @@ class Callback:
     ...         print(row["round"], row["test/accuracy"])
     """
 
+    shows_progress = False  # whether it displays the rounds: then there is no progress bar by default
+
     def start(self, experiment: "Experiment", engine: dict[str, Any]) -> None:
         """Called before the first round that this process computes.
 
@@ -61,6 +63,7 @@ class CallbackList(Callback):
                     f"callbacks must be a list of stableair.Callback objects: got {short_repr(callback)}",
                     code="not-a-callback",
                 )
+        self.shows_progress = any(callback.shows_progress for callback in self.callbacks)
 
     def start(self, experiment: "Experiment", engine: dict[str, Any]) -> None:
         for callback in self.callbacks:

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import torch
 
 from stableair.contracts import State
-from stableair.errors import CorruptRunError, StableairError
-from stableair.results.checksums import CHECKPOINT, PREVIOUS, read_plain
+from stableair.errors import CorruptRunError, InputError, StableairError
+from stableair.results.checksums import BEST, CHECKPOINT, PREVIOUS, read_plain
 from stableair.results.lock import LockedFolder
 from stableair.vector import ModelState
 
@@ -49,6 +49,19 @@ def read_checkpoint(folder: Path) -> Checkpoint | None:
     if damage:
         raise damage
     return None
+
+
+def read_best(folder: Path | None) -> Checkpoint:
+    """Read the best checkpoint of a run.
+
+    Raises:
+        InputError: The run has none (`no-best`).
+        CorruptRunError: The file is damaged.
+    """
+    if folder is None or not (folder / BEST).exists():
+        text = f"{folder or 'a run in memory'} has no {BEST}: compute the run with keep_best"
+        raise InputError(text, code="no-best", folder=folder)
+    return parse_checkpoint(folder / BEST)
 
 
 def parse_checkpoint(path: Path) -> Checkpoint:
@@ -91,7 +104,7 @@ def _checked(content: Any) -> Checkpoint:
     return Checkpoint(rounds, State(ModelState(**model), **memories))
 
 
-def save_checkpoint(folder: LockedFolder, checkpoint: Checkpoint, keep: bool = True) -> None:
+def save_checkpoint(folder: LockedFolder, checkpoint: Checkpoint, keep: bool = True, name: str = CHECKPOINT) -> None:
     """Write a checkpoint; the previous one is kept.
 
     The memories hold plain types only (`memory.check_memory`): torch.load reads them with weights_only=True.
@@ -102,6 +115,6 @@ def save_checkpoint(folder: LockedFolder, checkpoint: Checkpoint, keep: bool = T
     torch.save(content, file)
     file.seek(0, io.SEEK_END)
     file.write(f"\nsha256 {hashlib.sha256(file.getbuffer()).hexdigest()}\n".encode())
-    if keep and (folder.path / CHECKPOINT).exists():
-        folder.rename(CHECKPOINT, PREVIOUS)
-    folder.write(CHECKPOINT, file.getbuffer())
+    if keep and (folder.path / name).exists():
+        folder.rename(name, PREVIOUS)
+    folder.write(name, file.getbuffer())

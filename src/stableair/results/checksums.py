@@ -14,6 +14,7 @@ from stableair.errors import CorruptRunError, InputError
 
 EXPERIMENT, ENVIRONMENT, CLIENTS = "experiment.json", "environment.json", "clients.json"
 ROUNDS, CHECKPOINT, PREVIOUS = "rounds.jsonl", "checkpoint.pt", "checkpoint.previous.pt"
+BEST = "checkpoint.best.pt"  # the state after the best round, if asked for
 
 _SEAL = re.compile(rb',(?:\n +| )"checksum": "([0-9a-f]{16})"((?:\n *)?\}(?:\n\])?\n)\Z')
 
@@ -85,7 +86,7 @@ def read_environments(folder: Path) -> list[dict[str, Any]]:
     path = folder / ENVIRONMENT
     entries, sealed = read_sealed(path, list)
     kinds = {"first_round": int, "device": str, "engine": str, "precision": str, "chunk": int, "data": dict}
-    kinds |= {"plugins": dict, "plugins_kept": dict}
+    kinds |= {"plugins": dict, "plugins_kept": dict, "stopping": dict}
     for entry in entries:
         valid = isinstance(entry, dict) and all(isinstance(entry.get(k, kind()), kind) for k, kind in kinds.items())
         if not valid:

@@ -1,7 +1,8 @@
 """Output files: pictures, pages and tables. They never overwrite a file of a run.
 
-Files written by stableair name it as their generator: in the metadata of a picture, in the generator tag of a page.
-Such files are overwritten; any other file requires `force`.
+Files written by stableair name it as their generator: in the metadata of a picture or of a Parquet table, in the
+generator tag of a page, in a comment of a LaTeX table, below a caption. A CSV table, which
+has no comments, is known by its first columns. Such files are overwritten; any other file requires `force`.
 """
 
 import re
@@ -9,7 +10,7 @@ from pathlib import Path
 
 from stableair import __version__
 from stableair.errors import InputError
-from stableair.results.checksums import CHECKPOINT, CLIENTS, ENVIRONMENT, EXPERIMENT, PREVIOUS, ROUNDS
+from stableair.results.checksums import BEST, CHECKPOINT, CLIENTS, ENVIRONMENT, EXPERIMENT, PREVIOUS, ROUNDS
 from stableair.results.lock import LOCK
 
 GENERATOR = f"stableair {__version__}"
@@ -17,12 +18,13 @@ METADATA = {  # the arguments of Figure.savefig by format; the other formats hav
     "png": {"Software": GENERATOR},
     **{name: {"Creator": GENERATOR} for name in ("pdf", "svg", "ps", "eps")},
 }
-RUN_FILES = EXPERIMENT, ENVIRONMENT, CLIENTS, ROUNDS, CHECKPOINT, PREVIOUS, LOCK
+RUN_FILES = EXPERIMENT, ENVIRONMENT, CLIENTS, ROUNDS, CHECKPOINT, PREVIOUS, BEST, LOCK
 ENDS = 2**16  # bytes searched for the generator, at the start and at the end of a file
 
 _DAMAGED = re.compile(r"checkpoint\.damaged\.\d+\.pt")
 _GENERATED = re.compile(
-    rb'(?:Software\0|/Creator \(|%%Creator: |<dc:title>|"generator" content="|"generator": ")stableair \d'
+    rb'(?:Software\0|/Creator \(|%%Creator: |<dc:title>|"generator" content="|"generator": "|Drawn by |\A% )'
+    rb"stableair \d|\A(?:run folder|channel,receiver,accuracy),"
 )
 
 

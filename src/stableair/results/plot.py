@@ -1,47 +1,28 @@
-"""Pictures of recorded runs: metrics over the rounds, and the label distribution over the clients."""
+"""Pictures of recorded runs: metrics over the rounds or an argument, and the label distribution over the clients."""
 
-import math
-import textwrap
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from matplotlib import colormaps
+from matplotlib import colormaps, rc_context
 from matplotlib.axes import Axes
 from matplotlib.backend_bases import FigureCanvasBase
 from matplotlib.figure import Figure
-from matplotlib.legend import Legend
-from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import MaxNLocator
 
 from stableair.errors import InputError
 from stableair.files import write_whole
+from stableair.literals import Band, PlotStyle
+from stableair.results.arguments import by_argument, in_order
+from stableair.results.curves import BANDS, described, draw_curves, finish, line_looks
 from stableair.results.outputs import METADATA, check_output
+from stableair.results.points import draw_points
 from stableair.results.run import Run, group, log_left_out, runs_from, with_metric
-from stableair.results.statistics import mean_and_std
-from stableair.validation import as_path, typed
+from stableair.results.styles import TRUETYPE, drawing_style, new_figure, root_figure
+from stableair.validation import as_path, positive, texts, typed
 
 MAX_COLOURED_CLASSES = 20  # with more classes, colours are too similar
-LINES: list[Any] = [  # line styles, so that curves can be distinguished without colours
-    "-", "--", "-.", ":", (0, (9, 2)), (0, (5, 1.5, 1, 1.5, 1, 1.5)),
-]  # fmt: skip
-SHORT_NAME = 40  # characters; longer names put the legend outside the axes
-LEGEND_WIDTH = 90  # characters per line of a legend outside the axes
-AXIS_LABELS = {
-    "test/accuracy": "test accuracy",
-    "test/loss": "test loss",
-    "test/accuracy_clients": "test accuracy, the clients' norm statistics",
-    "test/accuracy_recalibrated": "test accuracy, norm statistics recalibrated",
-    "test/accuracy_batch": "test accuracy, norm statistics of the test batch",
-    "test/accuracy_averaged": "test accuracy of the averaged model",
-    "validation/accuracy": "validation accuracy",
-    "validation/loss": "validation loss",
-    "train/loss": "training loss",
-    "channel/snr_db": "SNR in dB",
-    "gradient/norm": "norm of the clean gradient",
-    "clip/fraction": "share of entries the receiver changed",
-    "seconds": "seconds per round",
-}
+DPI: dict[PlotStyle, int] = {"screen": 150, "dark": 150, "paper": 400}
 
 
 @typed
@@ -51,161 +32,96 @@ def plot(
     out: str | Path | None = None,
     log: bool = False,
     *,
+    x: str = "round",
+    band: Band = "std",
+    style: PlotStyle = "screen",
+    size: tuple[float, float] | None = None,
+    labels: list[str] | tuple[str, ...] | None = None,
+    ax: Axes | None = None,
     force: bool = False,
 ) -> Figure:
     """Draw a metric of recorded runs. `stableair plot` calls this function.
 
-    Runs that differ only in the seed become one line with a band.
+    Runs that differ only in the seed become one line with a band. Against an argument, a point is the mean over the
+    seeds of the mean over the last ten rounds of a run, at most half of them; its bar is the band. A run that diverged
+    counts as an accuracy of 0 and has no other metric. Runs without a number for the argument are horizontal lines.
 
     Args:
         runs: Runs, run folders, or folders that contain run folders.
         metric: Name of a recorded metric.
         out: File to write; its extension sets the format. None: write no file.
         log: Whether the metric has a logarithmic axis.
+        x: "round", or an argument that differs between the runs, such as "receiver.C" or "clients".
+        band: "std": one standard deviation over the seeds; "sem": one standard error; "ci95": 95 % confidence interval.
+        style: "paper": a column of an IEEE journal, 3.5 inches wide, in 8 pt, without title and explanations; "dark":
+            for a dark page.
+        size: Width and height in inches. None: the style's, else matplotlib's `figure.figsize`.
+        labels: Names of the lines, in the order of the legend.
+        ax: Axes to draw into, instead of a new figure.
         force: Whether to replace a file that stableair has not made.
 
     Raises:
-        InputError: No run can be read, no run has the metric, or `out` cannot be written.
+        InputError: No run can be read, no run has the metric, `x` does not differ between the runs, there are more or
+            fewer labels than lines, or `out` cannot be written.
     """
     if out is not None:
         check_picture(out, force)
+    if size is not None:
+        _check_size(size, ax)
     every_run, left_out = runs_from(runs)
     shown, others = with_metric(every_run, metric)
     log_left_out([*left_out, *(f"{run.folder} has no {metric}" for run in others)])
-    figure = curves(group(shown), metric, log=log)
+    with drawing_style(style, size):
+        figure = draw(shown, metric, x, band, labels, ax, log=log, terse=style == "paper")
     if out is not None:
-        save(figure, out, force)
+        save(figure, out, force, DPI[style])
     return figure
 
 
-def curves(
-    groups: dict[str, list[Run]], metric: str = "test/accuracy", title: str = "", caption: str = "", log: bool = False
-) -> Figure:
-    """Draw one line per group: the mean over its runs, with a band of one standard deviation.
-
-    A cross marks the last finite round of a run that diverged.
-
-    Args:
-        groups: Runs by the name of their group, as from `group`.
-        metric: Name of a recorded metric.
-        title: Title of the picture.
-        caption: Text below the axes.
-        log: Whether the metric has a logarithmic axis.
-    """
-    return panels({"": groups}, metric, title, caption, log)
+def _check_size(size: Sequence[float], ax: Axes | None) -> None:
+    if ax is not None:
+        raise InputError("leave out size with ax: the axes have a figure", code="size-and-ax")
+    if len(size) != 2:
+        raise InputError(f"size must be a width and a height: got {size}", code="wrong-type", name="size", value=size)
+    for length in size:
+        positive("size", length)
 
 
-def panels(
-    families: dict[str, dict[str, list[Run]]],
-    metric: str = "test/accuracy",
-    title: str = "",
-    caption: str = "",
+def draw(
+    runs: list[Run],
+    metric: str,
+    x: str = "round",
+    band: Band = "std",
+    labels: Sequence[str] | None = None,
+    ax: Axes | None = None,
+    *,
     log: bool = False,
-    text: Callable[[str, list[Run]], str] = lambda name, runs: name,
+    terse: bool = False,
 ) -> Figure:
-    """Draw the curves of several families side by side, one panel per family.
-
-    Groups of the same name have the same colour and line style in all panels.
+    """Draw runs that have recorded a metric; the arguments are those of `plot`.
 
     Args:
-        families: Groups of runs by the title of their panel.
-        metric: Name of a recorded metric.
-        title: Title of the picture.
-        caption: Text below the panels.
-        log: Whether the metric has a logarithmic axis.
-        text: Returns the legend's text for a group, from its name and its runs.
+        terse: Whether to leave out what a caption says: the number of seeds, and the meaning of the band.
     """
-    names = list(dict.fromkeys(name for groups in families.values() for name in groups))
-    widths = np.linspace(2.8, 1.4, len(names))  # thin lines over thick ones: coinciding curves stay visible
-    styles = {name: (f"C{i % 10}", LINES[i % len(LINES)], widths[i]) for i, name in enumerate(names)}
-    figure = Figure(figsize=(6.4 if len(families) == 1 else 0.6 + 4.8 * len(families), 4.2), layout="constrained")
-    row = figure.subplots(1, len(families), sharey=True, squeeze=False)[0]
-    for axes, (family, groups) in zip(row, families.items(), strict=True):
-        for name, runs in groups.items():
-            _line(axes, text(name, runs), runs, metric, *styles[name])
-        _round_axis(axes, longest=max(len(run) for runs in groups.values() for run in runs))
-        axes.set_title(family or title)
-        axes.grid(alpha=0.3)
-    row[0].set_ylabel(AXIS_LABELS.get(metric, metric))
-    low, high = row[0].dataLim.intervaly
-    wide_range = metric.endswith(("/loss", "/norm")) and 0 < low < high / 100  # a linear axis would flatten the others
-    if log or wide_range:
-        _log_axis(row[0], low, high)
-    if len(families) > 1:
-        figure.suptitle(title)
-    for axes in row:
-        _legend(figure, axes, bool(caption))
-    if caption:
-        _caption(figure, caption)
-    return figure
+    lines = None if x == "round" else by_argument(runs, x)
+    groups = in_order(group(runs)) if lines is None else {}
+    names = list(groups) if lines is None else [*lines.lines, *lines.references]
+    if labels is not None and len(labels) != len(names):
+        text = f"labels: got {len(labels)} for {len(names)} lines, which are {'; '.join(names)}"
+        raise InputError(text, code="label-count", labels=list(labels), lines=names)
+    given = dict(zip(names, texts("labels", labels or ()), strict=False))
 
+    def legend_text(name: str, of_line: list[Run]) -> str:
+        return given.get(name) or (name if terse else described(name, of_line))
 
-def _line(axes: Axes, text: str, runs: list[Run], metric: str, colour: str, style: Any, width: float) -> None:
-    """Draw the mean of a group, its band, and a cross for each run that diverged."""
-    mean, std = mean_curve(runs, metric)
-    rounds = np.arange(len(mean)) + 1  # pictures count rounds from 1, records from 0
-    diverged = [run.diverged for run in runs if run.diverged is not None]
-    seeds = {run.settings["seed"] for run in runs}
-    text += f" ({len(seeds)} seeds)" if len(seeds) > 1 else ""
-    text += f", diverged at round {', '.join(str(k + 1) for k in sorted(set(diverged)))}" if diverged else ""
-    marker = "o" if len(rounds) == 1 else None
-    axes.plot(rounds, mean, color=colour, linestyle=style, label=text, linewidth=width, marker=marker)
-    if len(runs) > 1:
-        axes.fill_between(rounds, mean - std, mean + std, color=colour, alpha=0.2, linewidth=0)
-    for k in filter(None, diverged):
-        axes.plot(k, mean[k - 1], "x", color=colour, markersize=9, markeredgewidth=2.5)
-
-
-def _round_axis(axes: Axes, longest: int) -> None:
-    """Set up the horizontal axis for runs of at most `longest` rounds."""
-    axes.set_xlabel("communication round")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
-    axes.set_xlim(left=1 - min(0.9, 0.05 * longest), right=1.9 if longest == 1 else None)  # there is no round 0
-
-
-def _log_axis(axes: Axes, low: float, high: float) -> None:
-    axes.set_yscale("log")
-    if 0 < low < high < 1000 * low:  # a small range: ticks at 0.5, 1 and 2 instead of powers of ten
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high > 5 * low else range(1, 10)))
-        axes.yaxis.set_major_formatter("{x:g}")
-        axes.yaxis.set_minor_formatter(NullFormatter())
-
-
-def _caption(figure: Figure, caption: str) -> None:
-    """Write a caption below the axes and increase the figure's height to fit it."""
-    lines = textwrap.wrap(caption, int(112 * figure.get_figwidth() / 6.4))
-    figure.set_figheight(figure.get_figheight() + 0.13 * len(lines))
-    figure.supxlabel("\n".join(lines), x=0.02, ha="left", fontsize=7, color="0.3")
-
-
-def _covers_a_line(figure: Figure, legend: Legend, axes: Axes) -> bool:
-    """Whether the legend, at the best position within the axes, lies on a line."""
-    figure.draw_without_rendering()  # computes the position
-    box = legend.get_window_extent()
-    return any(box.count_contains(axes.transData.transform(line.get_xydata())) for line in axes.lines)
-
-
-def _legend(figure: Figure, axes: Axes, caption: bool) -> None:
-    """Add the legend: within the axes if its names are few and short and it covers no line, else beside or below."""
-    handles, names = axes.get_legend_handles_labels()
-    texts = [textwrap.fill(name, LEGEND_WIDTH, subsequent_indent="   ") for name in names]
-    lines = [line for text in texts for line in text.splitlines()]
-    title = "band: one standard deviation" if axes.collections else None
-    style: dict[str, Any] = {"fontsize": "small", "title": title, "title_fontsize": "small", "handlelength": 3.5}
-    width = 1 + 0.075 * max(map(len, lines))  # inches
-    short = caption or max(map(len, names)) <= SHORT_NAME
-    if (len(names) <= 6 and short) or len(figure.axes) > 1:
-        within = axes.legend(**style)
-        if len(figure.axes) > 1 or not _covers_a_line(figure, within, axes):
-            return
-        within.remove()
-    if caption:  # the caption is below the axes
-        figure.legend(handles, texts, **style, loc="outside right upper")
-        figure.set_figwidth(figure.get_figwidth() + width)
+    axes = new_figure().subplots() if ax is None else ax
+    if lines is None:
+        draw_curves(axes, groups, metric, legend_text, band, line_looks(groups))
     else:
-        figure.legend(handles, texts, **style, loc="outside lower center")
-        figure.set_figheight(4.2 + 0.2 * len(lines))
-        figure.set_figwidth(max(6.4, width))
+        draw_points(axes, lines, x, metric, legend_text, band)
+    kind = "band" if lines is None else "bars"
+    finish([axes], metric, log, None if terse else f"{kind}: {BANDS[band]}")
+    return root_figure(axes)
 
 
 def labels(counts: np.ndarray, title: str = "") -> Figure:
@@ -236,22 +152,6 @@ def labels(counts: np.ndarray, title: str = "") -> Figure:
     return figure
 
 
-def mean_curve(runs: list[Run], metric: str) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard deviation of a metric over runs, after each round.
-
-    Returns:
-        Mean (rounds,) and standard deviation (rounds,); the mean is NaN where no run recorded the metric.
-
-    Raises:
-        InputError: No run has a complete round.
-    """
-    rows = [[math.nan if value is None else value for value in run[metric]] for run in runs]
-    longest = max(map(len, rows))
-    if not longest:
-        raise InputError(f"{runs[0].folder}: no round is complete yet", code="no-rounds", folder=runs[0].folder)
-    return mean_and_std([row + [math.nan] * (longest - len(row)) for row in rows])
-
-
 def check_picture(path: str | Path, force: bool = False) -> Path:
     """Return a path at which a picture can be written, in the format of its extension.
 
@@ -266,8 +166,8 @@ def check_picture(path: str | Path, force: bool = False) -> Path:
     return check_output(path, force)
 
 
-def save(figure: Figure, path: str | Path, force: bool = False) -> Path:
-    """Write a figure in the format of the path's extension; missing folders are created.
+def save(figure: Figure, path: str | Path, force: bool = False, dpi: int = DPI["screen"]) -> Path:
+    """Write a figure in the format of the path's extension, with TrueType fonts; missing folders are created.
 
     Raises:
         InputError: The format is unknown or the file cannot be written.
@@ -276,9 +176,10 @@ def save(figure: Figure, path: str | Path, force: bool = False) -> Path:
     ending = path.suffix[1:]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(
-            path, lambda file: figure.savefig(file, dpi=150, format=ending, metadata=METADATA.get(ending.lower()))
-        )
+        with rc_context(TRUETYPE):
+            write_whole(
+                path, lambda file: figure.savefig(file, dpi=dpi, format=ending, metadata=METADATA.get(ending.lower()))
+            )
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise InputError(f"cannot write {path}: {reason}", code="cannot-write", path=path) from None

@@ -1,21 +1,24 @@
 """Plug-ins of a run: results of an old version of a plug-in are not silently mixed with new ones."""
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from stableair.errors import InputError
+from stableair.errors import InputError, RunBusyError
 from stableair.experiment import COMPONENT_SETTINGS, Experiment
 from stableair.literals import PluginChange
-from stableair.results.checksums import ENVIRONMENT, seal
-from stableair.results.lock import LockedFolder
+from stableair.results.checksums import ENVIRONMENT, read_environments, seal
+from stableair.results.lock import LockedFolder, locked
+from stableair.results.run import Run
 from stableair.sources import UNKNOWN, Source
 from stableair.spec import Call
 
 log = logging.getLogger("stableair")
 
 PLUGINS, KEPT = "plugins", "plugins_kept"  # keys of an environment
+MIXED = "†"  # marks lines of tables with results of an earlier version of a plug-in
 Environments = Sequence[dict[str, Any]]
 
 
@@ -71,6 +74,26 @@ def record_kept(folder: LockedFolder, experiment: Experiment, environments: Envi
     if _changed(experiment, environments):
         last = environments[-1] | {KEPT: component_sources(experiment)}
         folder.write(ENVIRONMENT, seal([*environments[:-1], last]))
+
+
+def lock_and_record_kept(folder: Path, experiment: Experiment) -> None:
+    """`record_kept` for a folder that this process has not locked.
+
+    If another process has locked it, that process computes the run, and records the versions itself.
+    """
+    if _changed(experiment, read_environments(folder)):
+        with suppress(RunBusyError), locked(folder) as lock:
+            record_kept(lock, experiment, read_environments(folder))
+
+
+def mixed_components(runs: Iterable[Run]) -> list[str]:
+    """The components of which some runs hold results of several versions, or of an earlier version that was kept."""
+    versions: dict[str, set[Any]] = {}
+    for environment in (environment for run in runs for environment in run.environments):
+        for plugins in (environment.get(PLUGINS, {}), environment.get(KEPT, {})):
+            for name in plugins:
+                versions.setdefault(name, set()).add(_recorded_version(plugins, name))
+    return [name for name, found in versions.items() if len(found) > 1]
 
 
 def _changed(experiment: Experiment, environments: Environments) -> dict[str, dict[str, str]]:

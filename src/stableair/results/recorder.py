@@ -5,6 +5,7 @@ The checkpoint therefore determines how many rounds are complete; rounds recorde
 carry checksums, and the previous checkpoint is kept.
 """
 
+import logging
 import math
 import time
 from collections.abc import Callable, Generator, Iterable
@@ -20,9 +21,10 @@ from stableair.contracts import Round, State
 from stableair.errors import InputError, NonFiniteUpload
 from stableair.experiment import Experiment
 from stableair.files import remove_leftovers
-from stableair.memory import check_memory, map_tensors
+from stableair.memory import check_memory, map_tensors, non_finite_parts
 from stableair.results.checkpoint import Checkpoint, read_checkpoint, save_checkpoint
 from stableair.results.checksums import (
+    BEST,
     CHECKPOINT,
     CLIENTS,
     ENVIRONMENT,
@@ -36,6 +38,8 @@ from stableair.results.plugins import PLUGINS, component_sources
 from stableair.results.resume import NEW_RUN, ResumePoint, repair_checkpoint
 from stableair.results.run import Row, read_rounds
 from stableair.validation import as_path, integer, short_repr, typed
+
+log = logging.getLogger("stableair")
 
 
 @dataclass(frozen=True)
@@ -66,8 +70,8 @@ def recorded(
         checkpoint_every: Rounds between two checkpoints.
 
     Yields:
-        Each Round with its recorded row as metrics. If the model becomes non-finite, the rounds end, and the last row
-        has the key "diverged". Close the iterator to make sure that everything is on the disk.
+        Each Round with its recorded row as metrics. If the model becomes non-finite or a memory NaN, the rounds end,
+        and the last row has the key "diverged". Close the iterator to make sure that everything is on the disk.
 
     Raises:
         RunBusyError: Another process has locked the folder.
@@ -83,10 +87,10 @@ def recorded(
                 if not isinstance(each, Round):
                     raise InputError(f"only Rounds can be recorded: got {short_repr(each)}", code="wrong-type")
                 k, state, metrics = each
-                if not state.model.w.isfinite().all():
-                    yield Round(k, state, recorder.diverged(k, metrics))
+                checkpoint = Checkpoint(k + 1, with_plain_memory(state))  # raises before anything is written
+                if parts := non_finite_parts(state, infinite_memories=True):
+                    yield Round(k, state, recorder.diverged(k, metrics, parts))
                     return
-                checkpoint = Checkpoint(k + 1, _with_plain_memory(state))  # raises before anything is written
                 row = recorder.add({"round": k} | metrics)
                 recorder.keep(checkpoint)
                 completed = k + 1
@@ -95,7 +99,7 @@ def recorded(
         except NonFiniteUpload as error:
             if not completed:  # nothing has been transmitted yet: the cause is the data, the model or the lr
                 raise
-            row = recorder.diverged(error.k, recorder.last_row)  # the interference has made the model diverge
+            row = recorder.diverged(error.k, recorder.last_row, {"model"})  # because of the interference
             yield Round(error.k, recorder.last.state if recorder.last else state, row)
 
 
@@ -124,7 +128,7 @@ class _Recorder:
         here = {"first_round": resume.rounds, PLUGINS: component_sources(self.metadata.experiment)}
         self.environments = [*resume.environments, self.metadata.environment | here]
         if self.is_new:  # first: old rounds must never be paired with a new environment
-            folder.remove(CHECKPOINT, PREVIOUS, ROUNDS)
+            folder.remove(CHECKPOINT, PREVIOUS, BEST, ROUNDS)
         if resume.checkpoint:
             repair_checkpoint(folder, resume.checkpoint)
         folder.write(EXPERIMENT, seal(self.metadata.experiment.to_record()))
@@ -177,8 +181,10 @@ class _Recorder:
                 if self.saving.done():  # false after Ctrl-C during the wait: __exit__ waits again
                     self.saving = None
 
-    def diverged(self, k: int, metrics: Iterable[str]) -> Row:
-        """Record that the model diverged in round k; the metrics of this round are None."""
+    def diverged(self, k: int, metrics: Iterable[str], parts: set[str]) -> Row:
+        """Record that parts of the state diverged in round k; the metrics of this round are None."""
+        for part in sorted(parts - {"model"}):
+            log.warning("round %d: the memory of the %s holds NaN; the run ends", k, part)
         self.flush()  # the last finite state first: this line ends the run
         self.wait()
         return self.add({"round": k} | dict.fromkeys(metrics) | {"round": k, "diverged": True})
@@ -195,7 +201,7 @@ class _Recorder:
             self.folder.remove(ROUNDS, CLIENTS, ENVIRONMENT, EXPERIMENT)
 
 
-def _with_plain_memory(state: State) -> State:
+def with_plain_memory(state: State) -> State:
     """Return the state with memories of plain types, which `torch.load` can read with weights_only=True.
 
     Raises:

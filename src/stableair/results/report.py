@@ -9,32 +9,33 @@ import gzip
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
-from itertools import cycle
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from matplotlib import colormaps
-from matplotlib.colors import to_hex
 
 import stableair
 from stableair.errors import InputError
 from stableair.experiment import EXECUTION, TYPES
 from stableair.files import write_whole
+from stableair.results.arguments import Groups, by_argument, in_order, only_numeric_argument
+from stableair.results.axes import METRIC_LABELS, is_logarithmic
+from stableair.results.curves import line_looks, mean_curve
 from stableair.results.outputs import GENERATOR, check_output
-from stableair.results.plot import AXIS_LABELS, MAX_COLOURED_CLASSES, mean_curve
+from stableair.results.plot import MAX_COLOURED_CLASSES
+from stableair.results.plugins import MIXED, mixed_components
+from stableair.results.points import mean_points
 from stableair.results.run import LAST, Run, group, linear_mean, log_left_out, runs_from, snrs
 from stableair.results.statistics import MIN_SEEDS, SIGNIFICANCE, PairedDifference, compare_groups, mean_and_std
+from stableair.results.styles import LINES
 from stableair.validation import as_path, pluralize
 
 CURVES = "{split}/accuracy", "{split}/loss", "channel/snr_db", "clip/fraction"
-DASHES = "solid", "dash", "dashdot", "dot", "longdash", "longdashdot"  # as plot.LINES
-COLOURS = [to_hex(colour) for colour in colormaps["tab10"](range(10))]
+DASHES = dict(zip(map(str, LINES), ("solid", "dash", "dashdot", "dot", "longdash", "longdashdot"), strict=True))
 MANY_PAIRS = 40  # beyond this number, the page shows the closest pairs and the others on demand
 CLOSEST = 20  # rows of a table of closest pairs
 MISSING = "–"
 
-Groups = dict[str, list[Run]]  # runs that differ only in the seed, by the name of their setting
 Figure = dict[str, Any]  # a plotly figure as JSON
 
 
@@ -83,18 +84,22 @@ def page(runs: list[Run], left_out: Sequence[str] = ()) -> str:
     if not shown:
         text = "nothing to report: no run has a complete round with an accuracy"
         raise InputError(text, code="no-rounds")
-    groups = group(shown)
+    groups = in_order(group(shown))
     return _template().render(
         title=f"stableair: {pluralize(len(shown), 'run')}, {pluralize(len(groups), 'setting')}",
         date=f"{datetime.now(UTC):%Y-%m-%d %H:%M}",
         version=stableair.__version__,
         generator=GENERATOR,
-        accuracy=AXIS_LABELS[metric],
+        accuracy=METRIC_LABELS[metric],
         last=LAST,
         min_seeds=MIN_SEEDS,
         significance=SIGNIFICANCE,
         results=_results(groups, metric),
+        mixed=", ".join(dict.fromkeys(name for runs in groups.values() for name in mixed_components(runs))),
+        mixed_mark=MIXED,
         curves=_curves(groups, [name.format(split=split) for name in CURVES]),
+        argument=only_numeric_argument(groups),
+        points=_points(shown, only_numeric_argument(groups), metric),
         comparison=_comparison(groups, metric),
         settings=_settings(groups),
         labels=list(_label_figures(shown)),
@@ -165,8 +170,7 @@ def _without_metric(runs: list[Run], metric: str) -> list[str]:
 def _results(groups: Groups, metric: str) -> Table:
     """One row per setting, sorted by the settled accuracy."""
     head = [
-        "", "seeds", "rounds", f"final {AXIS_LABELS[metric]}", "best", "settled", "fluctuation", "diverged",
-        "SNR in dB, mean", "SNR in dB, linear mean",
+        "", "seeds", "rounds", "final", "best", "settled", "fluctuation", "diverged", "SNR, dB", "linear SNR, dB",
     ]  # fmt: skip
     names = sorted(groups, key=lambda name: -_mean_settled(groups[name], metric))
     return Table(head, [_result_row(name, groups[name], metric) for name in names])
@@ -181,7 +185,7 @@ def _result_row(name: str, runs: list[Run], metric: str) -> list[Any]:
     diverged = sorted(run.diverged for run in runs if run.diverged is not None)
     decibels = snrs(runs)
     return [
-        name,
+        f"{name} {MIXED}" if mixed_components(runs) else name,
         len({run.settings["seed"] for run in runs}),
         " to ".join(map(str, lengths)),
         *map(_mean_pm_std, (final, best, settled, fluctuation)),
@@ -211,7 +215,7 @@ def _mean_settled(runs: list[Run], metric: str) -> float:
 
 def _comparison(groups: Groups, metric: str) -> dict[str, Any]:
     """The table of all pairs; for many pairs also short tables, and all pairs with the index of each name."""
-    head = "first", "second", "seeds", "difference", "standard error", "95 % interval", "p"
+    head = "first", "second", "seeds", "difference", "error", "95 % interval", "p"
     pairs = compare_groups(groups, metric)
     rows = list(map(_pair_row, pairs))
     if len(pairs) <= MANY_PAIRS:
@@ -269,15 +273,16 @@ def _curves(groups: Groups, metrics: Sequence[str]) -> Figure:
     from plotly.subplots import make_subplots
 
     rows = -(-len(metrics) // 2)
-    titles = [AXIS_LABELS.get(metric, metric) for metric in metrics]
+    titles = [METRIC_LABELS.get(metric, metric) for metric in metrics]
     figure = make_subplots(rows, 2, subplot_titles=titles, horizontal_spacing=0.08, vertical_spacing=0.13)
     longest = max(len(run) for runs in groups.values() for run in runs)
+    looks = _plotly_looks(groups)
     for i, metric in enumerate(metrics):
         panel = {"row": i // 2 + 1, "col": i % 2 + 1}
         values = []
-        for (name, runs), colour, dash in zip(groups.items(), cycle(COLOURS), cycle(DASHES), strict=False):
+        for name, runs in groups.items():
             if recorded := [run for run in runs if metric in run.rounds[0]]:
-                values += _line(figure, panel, name, recorded, metric, {"color": colour, "dash": dash})
+                values += _line(figure, panel, name, recorded, metric, looks[name])
         positive = [value for value in values if value > 0]
         if metric.endswith("/loss") and positive and max(positive) > 100 * min(positive):
             figure.update_yaxes(type="log", **panel)  # a linear axis would flatten the other curves
@@ -291,6 +296,40 @@ def _curves(groups: Groups, metrics: Sequence[str]) -> Figure:
         margin={"l": 50, "r": 10, "t": 60, "b": 50}, legend={"orientation": "h", "y": -0.12, "yanchor": "top"},
     )  # fmt: skip
     return _as_json(figure)
+
+
+def _points(runs: list[Run], argument: str | None, metric: str) -> Figure | None:
+    """The settled accuracy against the only number that differs between the settings; None if there is none."""
+    if argument is None:
+        return None
+    from plotly import graph_objects as go
+
+    lines, references = by_argument(runs, argument)
+    members = {label: [run for of_value in line.values() for run in of_value] for label, line in lines.items()}
+    looks = _plotly_looks(members | references, argument)
+    numbers = sorted({value for line in lines.values() for value in line})
+    figure = go.Figure()
+    for label, line in lines.items():
+        mean, std = map(_six_digits, mean_points(line, metric))
+        bars = {"array": std, "visible": max(map(len, line.values())) > 1}
+        figure.add_scatter(x=list(line), y=mean, error_y=bars, name=label, mode="lines+markers", line=looks[label])
+    for label, of_label in references.items():
+        (height,), (deviation,) = map(_six_digits, mean_points({None: of_label}, metric))
+        figure.add_scatter(
+            x=[numbers[0], numbers[-1]], y=[height, height], name=f"{label}, ± {deviation:.4f}", mode="lines",
+            line=looks[label] | {"dash": "dash"},
+        )  # fmt: skip
+    axis = {"title": argument} | ({"type": "log", "tickvals": numbers} if is_logarithmic(numbers) else {})
+    figure.update_layout(
+        template="plotly_white", height=400, showlegend=True, margin={"l": 60, "r": 10, "t": 20, "b": 50},
+        xaxis=axis, yaxis={"title": METRIC_LABELS[metric]},
+    )  # fmt: skip
+    return _as_json(figure)
+
+
+def _plotly_looks(groups: Groups, x: str = "round") -> dict[str, dict[str, str]]:
+    looks = line_looks(groups, x)
+    return {name: {"color": look["color"], "dash": DASHES[str(look["linestyle"])]} for name, look in looks.items()}
 
 
 def _line(

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from stableair.contracts import State
 from stableair.errors import CorruptRunError, InputError, StableairError
-from stableair.experiment import EXECUTION, Experiment, settings_of_record
+from stableair.experiment import EXECUTION, Experiment, components_of_record, settings_of_record
 from stableair.literals import PluginChange
 from stableair.memory import same_structure, to_device
 from stableair.results.checkpoint import Checkpoint, parse_checkpoint, read_checkpoint, save_checkpoint
@@ -15,6 +15,7 @@ from stableair.results.checksums import CHECKPOINT, EXPERIMENT, PREVIOUS, ROUNDS
 from stableair.results.lock import LockedFolder, check_writable
 from stableair.results.plugins import may_reuse
 from stableair.results.run import Row, read_record, read_rounds
+from stableair.spec import OBJECT
 from stableair.validation import as_path, typed
 from stableair.vector import ModelState
 
@@ -33,6 +34,11 @@ class ResumePoint(NamedTuple):
     def rounds(self) -> int:
         """Number of completed rounds."""
         return self.checkpoint.rounds if self.checkpoint else 0
+
+    @property
+    def environment(self) -> dict[str, Any]:
+        """The environment that computed the last rounds; empty for a new run."""
+        return self.environments[-1] if self.environments else {}
 
     @property
     def diverged(self) -> bool:
@@ -69,7 +75,9 @@ def resume_point(
         if any((folder / name).exists() for name in (ROUNDS, CHECKPOINT, PREVIOUS)):
             raise CorruptRunError(f"{folder} holds a run without its {EXPERIMENT}; restore it", hint="folder")
         return NEW_RUN
-    if different := _differences(read_record(folder), experiment, folder):
+    record = read_record(folder)
+    if different := _differences(record, experiment, folder):
+        _refuse_other_objects(record, different, folder)
         text = f"{folder} holds another experiment, with a different {', '.join(different)}"
         raise InputError(text, code="other-experiment", hint="folder", settings=different)
     rows, last = read_rounds(folder), read_checkpoint(folder)
@@ -95,6 +103,33 @@ def _differences(record: dict[str, Any], experiment: Experiment, folder: Path) -
         raise error.with_message(f"{folder / EXPERIMENT} is not an experiment of this version: {error}") from None
     new, old = experiment.to_dict(), settings_of_record(record)
     return [key for key in new if key not in EXECUTION and old.get(key) != new[key]] or ["argument of a component"]
+
+
+def _refuse_other_objects(record: dict[str, Any], different: list[str], folder: Path) -> None:
+    """Raise an error if a Python object of the recorded run is missing or has changed (`object-changed`)."""
+    for setting, components in components_of_record(record).items():
+        names = [arguments["name"] for name, arguments in components if name == OBJECT]
+        if names and setting in different:
+            text = f"{folder} was computed with the {setting} {names[0]}, a Python object: it is another one now"
+            advice = f"give the same one: sa.run(..., {setting}=...), or choose another folder"
+            raise InputError(text, code="object-changed", advice=advice, name=setting)
+
+
+def check_same_data(resume: ResumePoint, files: dict[str, str], folder: Path | None) -> None:
+    """Refuse to continue a run with other data files.
+
+    Args:
+        resume: The recorded part of the run.
+        files: The data files of the experiment and their SHA-256.
+        folder: The run folder, for the error message.
+
+    Raises:
+        InputError: The data files have changed since the run was started (`data-changed`).
+    """
+    before = resume.environment.get("data", files)
+    if before != files:
+        text = f"{folder} was started with other data files: {before}, now {files}"
+        raise InputError(text, code="data-changed", hint="folder", before=before, now=files)
 
 
 def restored_state(start: State, checkpoint: Checkpoint | None, folder: Path | None) -> State:

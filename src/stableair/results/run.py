@@ -5,8 +5,8 @@ import math
 import statistics
 import sys
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from stableair.experiment import (
     components_of_record,
     settings_of_record,
 )
+from stableair.markup import html_table, sparkline
 from stableair.results.checksums import (
     CLIENTS,
     ENVIRONMENT,
@@ -32,10 +33,16 @@ from stableair.results.checksums import (
     read_sealed,
     unseal,
 )
-from stableair.validation import as_path, short_repr, suggest
+from stableair.results.stopping import StoppingRule
+from stableair.spec import Given, given, without_digests
+from stableair.validation import as_path, integer, pluralize, short_repr, suggest
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from torch import Tensor, nn
+
     from stableair.contracts import State
+    from stableair.results.checkpoint import Checkpoint
 
 log = logging.getLogger("stableair")
 
@@ -55,6 +62,7 @@ class Run:
     rounds: list[Row]
     folder: Path | None = None
     final: "State | None" = None  # the state after the last completed round, if it is in memory
+    objects: Mapping[str, Given] = field(default_factory=dict, repr=False, compare=False)  # given to `sa.run`
 
     def __getitem__(self, metric: str) -> list[Any]:
         if self.rounds and (not isinstance(metric, str) or not any(metric in row for row in self.rounds)):
@@ -65,6 +73,27 @@ class Run:
 
     def __len__(self) -> int:
         return len(self.rounds)
+
+    def __repr__(self) -> str:
+        return f"Run({', '.join(str(value) for _, value in self._summary())})"
+
+    def _repr_html_(self) -> str:
+        metric = f"{self.settings['evaluate']}/accuracy"
+        line = sparkline([row.get(metric) for row in self.rounds])
+        return html_table([*self._summary(), *([(metric, line)] if line else [])], caption="Run")
+
+    def _summary(self) -> list[tuple[str, str]]:
+        """The main settings and results as names and texts."""
+        settings, metric = self.settings, f"{self.settings['evaluate']}/accuracy"
+        rows = [(name, without_digests(settings[name])) for name in ("data", "noise", "receiver")]
+        rows += [("seed", f"seed {settings['seed']}"), ("rounds", pluralize(len(self), "round"))]
+        accuracy = [row[metric] for row in self.rounds if row.get(metric) is not None]
+        if self.diverged is not None:
+            rows.append(("result", f"diverged at round {self.diverged + 1}"))
+        elif accuracy:
+            text = f"{accuracy[-1]:.4f} (best {max(accuracy):.4f})"
+            rows.append(("result", f"{settings['evaluate']} accuracy {text}"))
+        return [*rows, *([("folder", str(self.folder))] if self.folder else [])]
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -89,8 +118,12 @@ class Run:
 
     def settled(self, metric: str) -> float:
         """Mean of a metric over the last ten rounds, at most half of the run; 0 for a run that diverged."""
-        last = [v for v in self[metric][-min(LAST, max(1, len(self) // 2)) :] if v is not None]
-        return 0.0 if self.diverged is not None or not last else sum(last) / len(last)
+        return self.mean_of_last(metric, min(LAST, max(1, len(self) // 2))) or 0.0
+
+    def mean_of_last(self, metric: str, rounds: int) -> float | None:
+        """Mean of a metric over some last rounds; None for a run that diverged or did not record it in these rounds."""
+        last = [v for v in self[metric][-integer("rounds", rounds, least=1) :] if v is not None]
+        return None if self.diverged is not None or not last else sum(last) / len(last)
 
     def fluctuation(self, metric: str) -> float | None:
         """Standard deviation of a metric over the last ten rounds; None for a run that diverged or has one round."""
@@ -112,6 +145,51 @@ class Run:
         if not last:
             raise InputError(f"{self.folder}: no round is complete yet", code="no-rounds", folder=self.folder)
         return last.state
+
+    def module(self, model: Any = None, data: Any = None) -> "nn.Module":
+        """The trained network, in evaluation mode on the CPU; the data set is read for the shape of its samples.
+
+        Args:
+            model: The model that was given to `sa.run` as a Python object, or another one of the same structure; only
+                for a run that is read from a folder.
+            data: Likewise the data set.
+
+        Raises:
+            InputError: No round is complete, a Python object is needed (`object-needed`), or the model has another
+                number of entries (`wrong-model`).
+        """
+        from stableair import vector
+        from stableair.builder import network
+        from stableair.objects import as_settings
+
+        settings, objects = as_settings(model=model, data=data)
+        with given({**self.objects, **objects}):
+            module = network(self.experiment.with_(**settings))
+        vector.load(module, self.state.model)
+        return module.eval()
+
+    def state_dict(self, model: Any = None, data: Any = None) -> "dict[str, Tensor]":
+        """The parameters and buffers of the trained network by name; the arguments are those of `module`."""
+        return self.module(model, data).state_dict()
+
+    @property
+    def best(self) -> "Checkpoint":
+        """The state after the best round and the number of rounds until then, of a run with `keep_best`.
+
+        Raises:
+            InputError: The run has no best checkpoint.
+            CorruptRunError: The file is damaged.
+        """
+        from stableair.results.checkpoint import read_best
+
+        return read_best(self.folder)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a recorded run has stopped early by its stopping rule."""
+        last = self.environments[-1] if self.environments else {}
+        is_shorter = len(self) < self.settings["rounds"]
+        return is_shorter and "stopping" in last and StoppingRule(**last["stopping"]).is_met(self.rounds)
 
     @property
     def labels(self) -> list[list[int]] | None:
@@ -140,9 +218,81 @@ class Run:
 
         return pandas.DataFrame([{k: v for k, v in row.items() if k != "diverged"} for row in self.rounds])
 
+    def plot(self, metric: str = "test/accuracy", *, ax: "Axes | None" = None, label: str | None = None) -> "Axes":
+        """Draw a metric against the rounds; `sa.plot` draws several runs.
 
-def load(folder: str | Path) -> Run:
-    """Read a run folder; `load(folder).to_pandas()` returns a DataFrame.
+        Args:
+            metric: Name of a recorded metric.
+            ax: Axes to draw into; None: the axes of a new pyplot figure.
+            label: Name of the line in a legend.
+
+        Returns:
+            The matplotlib axes.
+        """
+        from matplotlib.axes import Axes
+
+        from stableair.results.axes import label_metric, label_rounds
+
+        values = self[metric]
+        if not values:
+            raise InputError(f"{self.folder}: no round is complete yet", code="no-rounds", folder=self.folder)
+        if ax is None:
+            from matplotlib import pyplot
+
+            ax = pyplot.subplots(layout="constrained")[1]
+        if not isinstance(ax, Axes):
+            raise InputError(
+                f"ax must be matplotlib axes: got {short_repr(ax)}", code="wrong-type", name="ax", value=ax
+            )
+        rounds = [row["round"] + 1 for row in self.rounds]  # pictures count rounds from 1
+        heights = [math.nan if value is None else value for value in values]
+        ax.plot(rounds, heights, label=None if label is None else str(label), marker="o" if len(values) == 1 else None)
+        label_rounds(ax)
+        label_metric(ax, metric)
+        return ax
+
+
+class Sweep(list[Run]):
+    """Several runs, such as those of a sweep in the order of its plan."""
+
+    def __repr__(self) -> str:
+        diverged = sum(run.diverged is not None for run in self)
+        ended = f", {diverged} diverged" if diverged else ""
+        return f"Sweep({pluralize(len(self), 'run')}, {pluralize(len(group(self)), 'setting')}{ended})"
+
+    def _repr_html_(self) -> str:
+        rows = []
+        for name, runs in group(self).items():
+            metric = f"{runs[0].settings['evaluate']}/accuracy"
+            settled = [run.settled(metric) for run in runs if run.rounds]
+            mean = f"{statistics.fmean(settled):.4f}" if settled else ""
+            line = sparkline([row.get(metric) for row in runs[0].rounds])
+            rows.append((name, len(runs), len(runs[0]), mean, line))
+        head = ("", "seeds", "rounds", f"accuracy, last {LAST} rounds", "first seed")
+        return html_table(rows, head, repr(self))
+
+
+def load(folder: str | Path) -> Run | Sweep:
+    """Read a run folder, or all runs below a folder; `load(run_folder).to_pandas()` returns a DataFrame.
+
+    Returns:
+        The run of a run folder. For any other folder a list of the runs below it, each once; a run that cannot be read
+        is left out with a warning.
+
+    Raises:
+        InputError: There is no run in the folder or below it.
+        CorruptRunError: A file of the run in a run folder is damaged.
+    """
+    folder = as_path("folder", folder)
+    if (folder / EXPERIMENT).exists():
+        return read_run(folder)
+    runs, left_out = find([folder])
+    log_left_out(left_out)
+    return Sweep(runs)
+
+
+def read_run(folder: str | Path) -> Run:
+    """Read the run in a run folder.
 
     Raises:
         InputError: The folder holds no run.
@@ -254,7 +404,7 @@ def find(folders: Iterable[str | Path]) -> tuple[list[Run], list[str]]:
             left_out.append(str(error))
     for path in run_folders.values():
         try:
-            run = load(path)
+            run = read_run(path)
             key = run.identity
         except Exception as error:  # an unreadable run does not prevent reading the others
             known = isinstance(error, StableairError)
@@ -369,7 +519,7 @@ def _label(settings: dict[str, Any], keys: list[str]) -> str:
     for key in keys:
         unambiguous = isinstance(value := settings[key], str) and not (several and _bare(value) in AMBIGUOUS)
         words.append(value if unambiguous else f"{key}={value}")
-    return ", ".join(words) or settings["receiver"]
+    return without_digests(", ".join(words) or settings["receiver"])
 
 
 def _is_ideal(settings: dict[str, Any]) -> bool:

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
+from stableair.literals import Band
 from stableair.results.run import Run
 
 PAIRED_BY = "data", "partition", "clients", "model", "evaluate"  # settings that paired groups must have in common
@@ -65,6 +66,30 @@ def mean_and_std(values: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
     count = np.maximum((~np.isnan(table)).sum(0), 1)
     mean = np.where(np.isnan(table).all(0), np.nan, np.nansum(table, 0) / count)
     return mean, np.sqrt(np.nansum((table - mean) ** 2, 0) / np.maximum(count - 1, 1))
+
+
+def mean_and_band(values: ArrayLike, band: Band = "std") -> tuple[np.ndarray, np.ndarray]:
+    """Mean and half the width of its band over the first axis, ignoring NaN.
+
+    Args:
+        values: (n, ...) such as one row per seed; NaN marks a missing value.
+        band: "std": one standard deviation; "sem": one standard error of the mean; "ci95": 95 % confidence interval.
+
+    Returns:
+        Mean (...) and half width (...), 0 where there is only one value.
+
+    >>> [mean_and_band([1.0, 3.0, 5.0], band)[1].round(3).item() for band in ("std", "sem", "ci95")]
+    [2.0, 1.155, 4.968]
+    """
+    mean, std = mean_and_std(values)
+    if band == "std":
+        return mean, std
+    n = np.maximum((~np.isnan(np.asarray(values, dtype=float))).sum(0), 1)
+    error = std / np.sqrt(n)
+    if band == "sem":
+        return mean, error
+    factors = {k: _t_quantile((1 + CONFIDENCE) / 2, k - 1) if k > 1 else 0.0 for k in np.unique(n).tolist()}
+    return mean, np.vectorize(factors.get, otypes=[float])(n) * error
 
 
 def confidence_interval(mean: float, error: float, n: int) -> tuple[float, float]:

@@ -6,18 +6,19 @@ import math
 from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Unpack
 
 from stableair.builder import build
 from stableair.errors import CorruptRunError, InputError, NonFiniteUpload, StableairError
 from stableair.experiment import Experiment
 from stableair.files import write_whole
 from stableair.literals import PluginChange
-from stableair.results.callbacks import Callback, CallbackList
+from stableair.results.callbacks import Callback
 from stableair.results.checksums import EXPERIMENT, read_plain
 from stableair.results.lock import check_writable
-from stableair.results.plugins import may_reuse
-from stableair.results.run import Row, Run, load
+from stableair.results.options import RunControl, RunOptions, observing
+from stableair.results.plugins import lock_and_record_kept, may_reuse
+from stableair.results.run import Row, Run, read_run
 from stableair.runner import out_of_memory_as_error
 from stableair.searches.result import Result, Trial
 from stableair.searches.spaces import OneOf, Space, parse_spaces
@@ -33,6 +34,15 @@ METRIC = "validation/accuracy"
 MAX_CHECKS = 16  # trials at the ends of the spaces that are built before the first one runs
 
 
+class _Call(NamedTuple):
+    """What the trials of a search share."""
+
+    folder: Path
+    plugin_changed: PluginChange
+    options: RunOptions
+    observer: Callback
+
+
 @typed
 def search(
     base: Experiment,
@@ -43,6 +53,7 @@ def search(
     seeds: int = 1,
     plugin_changed: PluginChange = "refuse",
     callbacks: Sequence[Callback] = (),
+    **options: Unpack[RunOptions],
 ) -> Result:
     """Search settings of an experiment on a validation split; the function of the command `stableair search`.
 
@@ -59,6 +70,7 @@ def search(
         plugin_changed: What to do with results of a plug-in that has changed since: "refuse" raises an error, "keep"
             uses them and records both versions, "recompute" starts such runs anew.
         callbacks: Observers of the runs of all trials. `end` of a trial that was stopped early has its rounds so far.
+        options: `stop`, `patience`, `monitor`, `keep_best`, `profile`, `track`, `progress`: see `RunOptions`.
 
     Returns:
         All trials and the best experiment.
@@ -66,18 +78,18 @@ def search(
     integer("trials", trials, 1)
     integer("seeds", seeds, 1)
     folder = as_path("folder", f"runs/search-{base.name}" if folder is None else folder)
-    observer, base = CallbackList(callbacks), base.with_(evaluate="validation")
+    base = base.with_(evaluate="validation")
+    control = RunControl.create(options, base.evaluate, folder)
     parsed = parse_spaces(base, spaces)
-    if is_new := not (folder / RESULT).exists():
-        check_writable(folder)
-    _check_extremes(base, parsed, built=is_new)
     header = {"experiment": base.id(), "rounds": base.rounds, "trials": trials, "seeds": seeds}
-    header |= {key: str(one) for key, one in parsed.items()}
-    _prepare_folder(folder, header)
+    header |= {key: str(one) for key, one in parsed.items()} | control.record()
+    _prepare_folder(folder, header, base, parsed)
     if choices := _choices(list(parsed.values())):
         trials = min(trials, len(choices))  # further trials would repeat some
     study = _study(base, parsed, trials)
-    finished = [_run_trial(study, base, parsed, seeds, folder, plugin_changed, observer) for _ in range(trials)]
+    with observing(callbacks, options, folder, trials * seeds) as observer:
+        call = _Call(folder, plugin_changed, options, observer)
+        finished = [_run_trial(study, base, parsed, seeds, call) for _ in range(trials)]
     if all(trial.failed for trial in finished):
         raise InputError(f"every trial failed; the first: {finished[0].failed}", code="every-trial-failed")
     result = Result(base.with_(evaluate="test"), parsed, finished, folder)
@@ -117,9 +129,13 @@ def _extremes(ends: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
     return [tuple(values[i % len(values)] for values in ends) for i in range(max(map(len, ends)))]
 
 
-def _prepare_folder(folder: Path, header: dict[str, Any]) -> None:
-    """Create the folder of a search, or check that it holds the same search."""
-    if (folder / RESULT).exists():
+def _prepare_folder(folder: Path, header: dict[str, Any], base: Experiment, spaces: dict[str, Space]) -> None:
+    """Create the folder of a search if all its trials are possible, or check that it holds the same search."""
+    is_new = not (folder / RESULT).exists()
+    if is_new:
+        check_writable(folder)
+    _check_extremes(base, spaces, built=is_new)
+    if not is_new:
         _check_same_search(folder, header)
     else:
         folder.mkdir(parents=True, exist_ok=True)
@@ -156,21 +172,19 @@ def _run_trial(
     base: Experiment,
     spaces: dict[str, Space],
     seeds: int,
-    folder: Path,
-    plugin_changed: PluginChange,
-    observer: Callback,
+    call: _Call,
 ) -> Trial:
     """Run the next trial of the study with each seed and report its score to the study."""
     optuna, trial = _optuna(), study.ask()
     values = {key: one.suggest(trial, key) for key, one in spaces.items()}
-    reporter = _TrialReporter(trial, base.rounds * seeds, folder, plugin_changed)
+    reporter = _TrialReporter(trial, base.rounds * seeds, call.folder, call.plugin_changed)
     try:
         for candidate in over_seeds(base.with_(**values), seeds):
             reporter.start_seed(candidate)
-            _run_candidate(candidate, folder, reporter, observer)
+            _run_candidate(candidate, call, reporter)
     except optuna.TrialPruned:
         study.tell(trial, state=optuna.trial.TrialState.PRUNED)
-        observer.end(candidate, reporter.runs[-1])
+        call.observer.end(candidate, reporter.runs[-1])
         return Trial(values, reporter.score, reporter.rounds, stopped=True)
     except NonFiniteUpload as error:  # such as a learning rate that overflows; other values may work
         study.tell(trial, 0.0)
@@ -179,13 +193,16 @@ def _run_trial(
     return Trial(values, reporter.score, reporter.rounds)
 
 
-def _run_candidate(experiment: Experiment, folder: Path, reporter: "_TrialReporter", observer: Callback) -> None:
+def _run_candidate(experiment: Experiment, call: _Call, reporter: "_TrialReporter") -> None:
     """Run one seed of a trial. Another process with the same search may run it: then this one waits for it."""
-    reporter.read_recorded()  # the score so far may stop the trial
+    if rows := reporter.read_recorded():
+        lock_and_record_kept(call.folder / experiment.name, experiment)
+        reporter.report(rows)  # the score so far may stop the trial
     if reporter.is_complete(experiment):  # without a need for its checkpoint
-        observer.end(experiment, reporter.runs[-1])
+        call.observer.end(experiment, reporter.runs[-1])
         return
-    for _, outcome in run_unlocked([experiment], folder, [observer, reporter], reporter.plugin_changed):
+    callbacks = [call.observer, reporter]
+    for _, outcome in run_unlocked([experiment], call.folder, callbacks, call.plugin_changed, call.options):
         if isinstance(outcome, StableairError):
             raise outcome
         reporter.report(outcome.rounds)
@@ -207,18 +224,19 @@ class _TrialReporter(Callback):
         self.runs.append(Run(experiment.to_record(), [], self.folder / experiment.name))
 
     def start(self, experiment: Experiment, engine: dict[str, Any]) -> None:
-        self.read_recorded()  # another process may have added some before this one got the lock
+        self.report(self.read_recorded())  # another process may have added some before this one got the lock
 
     def round(self, experiment: Experiment, row: Row) -> None:
         self.report([row])
 
-    def read_recorded(self) -> None:
-        """Report the recorded rounds of the current seed, unless a plug-in has changed and they are recomputed."""
+    def read_recorded(self) -> list[Row]:
+        """Read the recorded rounds of the current seed; none if a plug-in has changed and they are recomputed."""
         run = self.runs[-1]
         if run.folder and (run.folder / EXPERIMENT).exists():
-            recorded = load(run.folder)
+            recorded = read_run(run.folder)
             if may_reuse(run.folder, run.experiment, recorded.environments, self.plugin_changed):
-                self.report(recorded.rounds[: run.settings["rounds"]])
+                return recorded.rounds[: run.settings["rounds"]]
+        return []
 
     def is_complete(self, experiment: Experiment) -> bool:
         """Whether all rounds of the current seed were reported, or it diverged."""

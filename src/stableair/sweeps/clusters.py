@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from stableair.errors import InputError, ResourceError, RunBusyError, StableairError
 from stableair.experiment import Experiment
@@ -15,16 +15,17 @@ from stableair.literals import PluginChange
 from stableair.optional import require
 from stableair.results.callbacks import Callback
 from stableair.results.lock import check_writable
-from stableair.results.run import load
+from stableair.results.options import RunControl, RunOptions, observing, without_display
+from stableair.results.run import read_run
 from stableair.runner import run
 from stableair.sweeps.plans import Plan, expand_plan
 from stableair.sweeps.workers import POLLING_INTERVAL, Job, Outcome, trim
 from stableair.validation import as_path, integer, number
 
-PORT_TIMEOUT = 5  # seconds that a port has to answer
-CONNECT_TIMEOUT = 20  # seconds until a Ray cluster must have accepted the connection
+PORT_TIMEOUT = 5  # seconds within which a port must answer
+CONNECT_TIMEOUT = 20  # seconds within which a Ray cluster must accept the connection
 RETRIES = 20  # restarts of a task whose worker died, and of a job that reached its time limit
-SBATCH_TIMEOUT = 60  # seconds that sbatch has to answer
+SBATCH_TIMEOUT = 60  # seconds within which sbatch must answer
 KILL_AFTER = 5  # seconds after which a hanging sbatch is killed
 TIMED_OUT = 124, 137, -9  # exit codes of the command `timeout`
 MINUTES = 60  # time limit of a SLURM job; it is queued again afterwards
@@ -46,6 +47,7 @@ def submit(
     jobs: int = 1,
     options: Mapping[str, Any] | None = None,
     plugin_changed: PluginChange = "refuse",
+    **run_options: Unpack[RunOptions],
 ) -> str:
     """Submit an array of SLURM jobs that sweep a plan together.
 
@@ -56,6 +58,7 @@ def submit(
         options: Options of SLURM, such as {"partition": "gpu", "time": 120, "gpus_per_node": 1, "cpus_per_task": 4}.
         plugin_changed: What to do with results of a plug-in that has changed since: "refuse" raises an error, "keep"
             uses them and records both versions, "recompute" starts such runs anew.
+        run_options: `stop`, `patience`, `monitor`, `keep_best`, `profile`, `track`: see `RunOptions`.
 
     Returns:
         The id of the array.
@@ -67,13 +70,16 @@ def submit(
     submitit = require("submitit", extra="slurm")
     experiments, folder = expand_plan(plan), as_path("folder", folder)
     integer("jobs", jobs, 1, 1000)
+    for split in {one.evaluate for one in experiments}:
+        RunControl.create(run_options, split, folder)
     check_writable(folder)
     logs = folder / "slurm"
     try:
         executor = submitit.SlurmExecutor(folder=logs, max_num_timeout=RETRIES)
         executor.update_parameters(**{"time": MINUTES, "job_name": "stableair"} | dict(options or {}))
         with _limit_sbatch(submitit.SlurmExecutor), executor.batch():
-            submitted = [executor.submit(RequeuedJob.create(experiments, folder, plugin_changed)) for _ in range(jobs)]
+            job = RequeuedJob.create(experiments, folder, plugin_changed, run_options)
+            submitted = [executor.submit(job) for _ in range(jobs)]
     except (ValueError, TypeError, NameError) as error:
         raise InputError(f"SLURM options: {' '.join(str(error).split())}", code="slurm-options") from None
     except (RuntimeError, submitit.core.utils.UncompletedJobError) as error:  # no srun here, or sbatch failed
@@ -107,6 +113,7 @@ def run_on_ray(
     cpus: float,
     gpus: float,
     plugin_changed: PluginChange = "refuse",
+    options: RunOptions | None = None,
     observer: Callback,
 ) -> dict[str, Outcome]:
     """Run each experiment as a task of a Ray cluster.
@@ -120,6 +127,7 @@ def run_on_ray(
         cpus: CPUs of each task.
         gpus: GPUs of each task; may be a fraction.
         plugin_changed: As for `sweep`.
+        options: As for `sweep`.
         observer: `end` is called for each experiment.
 
     Returns:
@@ -134,7 +142,7 @@ def run_on_ray(
         _check_resources(ray.nodes(), needs)
         folder.mkdir(parents=True, exist_ok=True)
         task = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=RETRIES)(_compute)
-        return _compute_all(ray, task, experiments, folder, plugin_changed, observer)
+        return _compute_all(ray, task, experiments, folder, plugin_changed, options, observer)
     finally:
         ray.shutdown()  # stops the tasks that are still running
 
@@ -143,19 +151,24 @@ def _compute(job: Job) -> StableairError | None:
     """Run the experiment of a job; the body of a Ray task. Returns its error, or None."""
     (experiment,) = job.experiments()
     try:
-        run(experiment, Path(job.folder) / experiment.name, resume=True, plugin_changed=job.plugin_changed)
+        with observing((), job.options, Path(job.folder)) as trackers:
+            run(
+                experiment, Path(job.folder) / experiment.name, resume=True, plugin_changed=job.plugin_changed,
+                callbacks=[trackers], **without_display(job.options),
+            )  # fmt: skip
     except StableairError as error:
         return error
     return None
 
 
 def _compute_all(
-    ray: Any, task: Any, experiments: list[Experiment], folder: Path, plugin_changed: PluginChange, observer: Callback
-) -> dict[str, Outcome]:
+    ray: Any, task: Any, experiments: list[Experiment], folder: Path, plugin_changed: PluginChange,
+    options: RunOptions | None, observer: Callback,
+) -> dict[str, Outcome]:  # fmt: skip
     """Submit a task for each experiment, and again if a process outside the cluster has locked its folder."""
 
     def submit_task(one: Experiment) -> Any:
-        job = Job.create([one], folder, plugin_changed)
+        job = Job.create([one], folder, plugin_changed, options)
         return task.remote(job._replace(plugins=[str(Path(file).absolute()) for file in job.plugins]))
 
     outcomes: dict[str, Outcome] = {}
@@ -179,7 +192,7 @@ def _compute_all(
 def _load(experiment: Experiment, folder: Path) -> Outcome:
     """The run of a finished task, read on this machine."""
     try:
-        return trim(load(folder / experiment.name), experiment)
+        return trim(read_run(folder / experiment.name), experiment)
     except StableairError as error:
         text = f"computed, but not visible on this machine: do all machines share {folder}? ({error.message})"
         return error.with_message(text)

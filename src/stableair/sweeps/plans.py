@@ -12,14 +12,22 @@ from pathlib import Path
 from typing import Any
 
 from stableair.errors import InputError
-from stableair.experiment import EXECUTION, PRESETS, Experiment, check_known, parse_overrides
+from stableair.experiment import (
+    EXECUTION,
+    PRESETS,
+    Experiment,
+    check_known,
+    last_of_each,
+    parse_overrides,
+    takes_argument,
+)
 from stableair.experiment.records import flatten, read_text
 from stableair.spec import literal
 from stableair.validation import choice, integer, short_repr, suggest
 
 Plan = Mapping[str, Any]
 PLAN_KEYS = "preset", "seeds", "runs"  # the keys of a plan that are not settings
-MAX_EXPERIMENTS = 10_000  # a larger plan is taken for a mistake
+MAX_EXPERIMENTS = 10_000  # larger plans are refused
 
 
 def over_seeds(experiment: Experiment, count: int) -> list[Experiment]:
@@ -89,7 +97,22 @@ def _experiments(plan: Plan) -> list[Experiment]:
         text = f"the plan has {size:,} experiments: at most {MAX_EXPERIMENTS:,} are allowed"
         raise InputError(text, code="plan-too-large", size=size, high=MAX_EXPERIMENTS)
     points = (dict(zip(axes, values, strict=True)) for values in product(*axes.values()))
-    return [one for point in points for one in over_seeds(base.with_(**point), seeds)]
+    return [one for point in points for one in over_seeds(base.with_(**_applicable(point, axes)), seeds)]
+
+
+def _applicable(point: dict[str, Any], axes: dict[str, list[Any]]) -> dict[str, Any]:
+    """Return a combination of values without the arguments that only other components of the plan take.
+
+    In receiver=mac,none receiver.C=1 the threshold belongs to mac alone.
+    """
+
+    def is_for_others(key: str) -> bool:
+        setting, dot, argument = key.partition(".")
+        components = axes.get(setting, []) if dot else []
+        takers = [one for one in components if takes_argument(setting, one, argument)]
+        return bool(takers) and point[setting] not in takers
+
+    return {key: value for key, value in point.items() if not is_for_others(key)}
 
 
 def _flatten(plan: Plan) -> dict[str, Any]:
@@ -149,10 +172,7 @@ def parse_plan(words: list[str], alternative: str = "") -> dict[str, Any]:
             kinds = ", ".join(filter(None, ("a preset", "a plan's file", alternative)))
             text = f"{first!r} is neither {kinds} nor key=value; {suggest(first, PRESETS)}"
             raise InputError(text, code="unknown-preset", value=first, allowed=list(PRESETS))
-    keys = [word.partition("=")[0] for word in words]
-    if repeated := [key for key in keys if keys.count(key) > 1]:
-        raise InputError(f"{repeated[0]} is given twice", code="duplicate-setting", name=repeated[0])
-    for word in words:
+    for word in last_of_each(words):
         key, equals, text = word.partition("=")
         if key == "seeds":
             plan[key] = literal(text)

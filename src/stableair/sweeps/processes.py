@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Thread
-from typing import Any, get_args
+from typing import Any, Unpack, get_args
 
 import torch
 
@@ -22,9 +22,10 @@ import stableair
 from stableair.errors import InputError, StableairError
 from stableair.experiment import Experiment
 from stableair.literals import PluginChange
-from stableair.results.callbacks import Callback, CallbackList
+from stableair.results.callbacks import Callback
 from stableair.results.lock import check_writable, has_locks
-from stableair.results.run import Run
+from stableair.results.options import RunControl, RunOptions, observing
+from stableair.results.run import Sweep
 from stableair.sweeps.clusters import run_on_ray
 from stableair.sweeps.plans import Plan, expand_plan
 from stableair.sweeps.workers import Job, Outcome, collect_runs, run_unlocked
@@ -45,7 +46,8 @@ def sweep(
     gpus: float = 0,
     plugin_changed: PluginChange = "refuse",
     callbacks: Sequence[Callback] = (),
-) -> list[Run]:
+    **options: Unpack[RunOptions],
+) -> Sweep:
     """Run all experiments of a plan, each in its own subfolder; the function of the command `stableair sweep`.
 
     Other processes may sweep the same folder, on this or another machine: they share the work. If an experiment fails,
@@ -64,9 +66,10 @@ def sweep(
             uses them and records both versions, "recompute" starts such runs anew.
         callbacks: Observers. `start` and `round` are called for the experiments that this process computes, `end` for
             all of them.
+        options: `stop`, `patience`, `monitor`, `keep_best`, `profile`, `track`, `progress`: see `RunOptions`.
 
     Returns:
-        The runs in the order of the plan, without their models.
+        The runs in the order of the plan, without their models: a list.
 
     Raises:
         StableairError: An experiment failed.
@@ -74,32 +77,42 @@ def sweep(
     experiments, folder = expand_plan(plan), as_path("folder", folder)
     integer("parallel", parallel, 1, 1000)
     choice("plugin_changed", plugin_changed, get_args(PluginChange))
-    observer = CallbackList(callbacks)
-    if ray is not None and not isinstance(ray, str):
-        text = f"ray must be the address of a Ray cluster, HOST:PORT or auto: got {short_repr(ray)}"
-        raise InputError(text, code="wrong-type", name="ray", value=ray)
-    if ray is None:
-        outcomes = _run_here(experiments, folder, parallel, plugin_changed, observer)
-    elif parallel > 1:
-        raise InputError("parallel and ray exclude each other: Ray decides how many tasks run", code="parallel-and-ray")
-    else:
-        outcomes = run_on_ray(
-            experiments, folder, ray, cpus=cpus, gpus=gpus, plugin_changed=plugin_changed, observer=observer
-        )
+    for split in {one.evaluate for one in experiments}:
+        RunControl.create(options, split, folder)
+    if ray is not None:
+        _check_ray(ray, parallel)
+    with observing(callbacks, options, folder, len(experiments)) as observer:
+        if ray is None:
+            outcomes = _run_here(experiments, folder, parallel, plugin_changed, options, observer)
+        else:
+            outcomes = run_on_ray(
+                experiments, folder, ray, cpus=cpus, gpus=gpus, plugin_changed=plugin_changed, options=options,
+                observer=observer,
+            )  # fmt: skip
     return collect_runs(experiments, outcomes)
 
 
+def _check_ray(ray: str, parallel: int) -> None:
+    """Refuse an address of a wrong type, and worker processes beside Ray's tasks."""
+    if not isinstance(ray, str):
+        text = f"ray must be the address of a Ray cluster, HOST:PORT or auto: got {short_repr(ray)}"
+        raise InputError(text, code="wrong-type", name="ray", value=ray)
+    if parallel > 1:
+        raise InputError("parallel and ray exclude each other: Ray decides how many tasks run", code="parallel-and-ray")
+
+
 def _run_here(
-    experiments: list[Experiment], folder: Path, processes: int, plugin_changed: PluginChange, observer: Callback
-) -> dict[str, Outcome]:
+    experiments: list[Experiment], folder: Path, processes: int, plugin_changed: PluginChange, options: RunOptions,
+    observer: Callback,
+) -> dict[str, Outcome]:  # fmt: skip
     """Run the experiments in this process and in worker processes; the outcomes by name."""
     check_writable(folder)
     is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        job = Job.create(experiments, folder, plugin_changed)
+        job = Job.create(experiments, folder, plugin_changed, options)
         with _workers(min(processes, len(experiments)) - 1, experiments, job):
-            outcomes = run_unlocked(experiments, folder, [observer], plugin_changed)
+            outcomes = run_unlocked(experiments, folder, [observer], plugin_changed, options)
             return {one.name: outcome for one, outcome in outcomes}
     finally:
         if is_new:

@@ -19,7 +19,8 @@ from stableair.literals import PluginChange
 from stableair.results.callbacks import Callback
 from stableair.results.checksums import ROUNDS, unseal
 from stableair.results.lock import LOCK
-from stableair.results.run import Row, Run
+from stableair.results.options import RunOptions, observing, without_display
+from stableair.results.run import Row, Run, Sweep, read_run
 from stableair.runner import run
 from stableair.spec import PLUGINS, load_plugin
 from stableair.validation import pluralize
@@ -37,11 +38,19 @@ class Job(NamedTuple):
     plugins: list[str]
     data: str  # the data folder
     plugin_changed: PluginChange = "refuse"
+    options: RunOptions = {}  # noqa: RUF012
 
     @classmethod
-    def create(cls, experiments: Iterable[Experiment], folder: Path, plugin_changed: PluginChange = "refuse") -> Self:
+    def create(
+        cls,
+        experiments: Iterable[Experiment],
+        folder: Path,
+        plugin_changed: PluginChange = "refuse",
+        options: RunOptions | None = None,
+    ) -> Self:
         settings = [one.to_dict() for one in experiments]
-        return cls(settings, str(folder.absolute()), list(PLUGINS), str(hub.folder()), plugin_changed)
+        hidden: RunOptions = {**(options or {}), "progress": False}  # the output of a worker is not shown
+        return cls(settings, str(folder.absolute()), list(PLUGINS), str(hub.folder()), plugin_changed, hidden)
 
     def experiments(self) -> list[Experiment]:
         """The experiments, after setting the data folder and loading the plug-ins of the process that created it."""
@@ -53,8 +62,10 @@ class Job(NamedTuple):
 
     def __call__(self) -> None:
         """Run the experiments until all are finished."""
-        for _ in run_unlocked(self.experiments(), Path(self.folder), plugin_changed=self.plugin_changed):
-            pass
+        folder = Path(self.folder)
+        with observing((), self.options, folder) as trackers:
+            for _ in run_unlocked(self.experiments(), folder, [trackers], self.plugin_changed, self.options):
+                pass
 
 
 def run_unlocked(
@@ -62,19 +73,24 @@ def run_unlocked(
     folder: Path,
     callbacks: Sequence[Callback] = (),
     plugin_changed: PluginChange = "refuse",
+    options: RunOptions | None = None,
 ) -> Iterator[tuple[Experiment, Outcome]]:
     """Run the experiments that no other process has locked, then poll the locked ones until all are finished.
+
+    The trackers and the progress bar of the options are for the caller: see `observing`.
 
     Yields:
         Each experiment with its outcome, in the order in which they finish, whichever process computed them.
     """
-    remaining = list(experiments)
+    remaining, single = list(experiments), without_display(options or {})
     while remaining:
         locked = []
         for one in remaining:
             try:
                 run_folder = folder / one.name
-                finished = run(one, run_folder, resume=True, plugin_changed=plugin_changed, callbacks=callbacks)
+                finished = run(
+                    one, run_folder, resume=True, plugin_changed=plugin_changed, callbacks=callbacks, **single
+                )
             except RunBusyError:
                 locked.append(one)
             except StableairError as error:
@@ -91,7 +107,7 @@ def trim(finished: Run, experiment: Experiment) -> Run:
     return replace(finished, rounds=finished.rounds[: experiment.rounds], final=None)
 
 
-def collect_runs(experiments: list[Experiment], outcomes: dict[str, Outcome]) -> list[Run]:
+def collect_runs(experiments: list[Experiment], outcomes: dict[str, Outcome]) -> Sweep:
     """The runs in the order of the experiments.
 
     Raises:
@@ -102,7 +118,7 @@ def collect_runs(experiments: list[Experiment], outcomes: dict[str, Outcome]) ->
         name, error = next(iter(failed.items()))
         text = f"{len(failed)} of {pluralize(len(experiments), 'experiment')} failed; the first, {name}: {error}"
         raise error.with_message(text)
-    return [outcome for one in experiments if isinstance(outcome := outcomes[one.name], Run)]
+    return Sweep(outcome for one in experiments if isinstance(outcome := outcomes[one.name], Run))
 
 
 class ExperimentProgress(NamedTuple):
@@ -112,10 +128,11 @@ class ExperimentProgress(NamedTuple):
     rounds: int = 0  # recorded rounds
     row: Row = {}  # noqa: RUF012  the last recorded round
     running: bool = False  # a process has locked its folder, or had when it was killed
+    stopped: bool = False  # by its stopping rule
 
     @property
     def finished(self) -> bool:
-        return self.rounds >= self.experiment.rounds or bool(self.row.get("diverged"))
+        return self.rounds >= self.experiment.rounds or bool(self.row.get("diverged")) or self.stopped
 
 
 class SweepProgress:
@@ -137,6 +154,9 @@ class SweepProgress:
                     self.versions[folder] = file.st_mtime_ns, file.st_size
                     row = _last_row(folder / ROUNDS)
                     now = now._replace(rounds=row["round"] + 1, row=row)
+            if now.rounds and not now.running and not now.finished:
+                with suppress(StableairError):  # a process may be writing it
+                    now = now._replace(stopped=read_run(folder).stopped)
             self.progress[folder] = now
         return list(self.progress.values())
 

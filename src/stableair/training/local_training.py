@@ -1,4 +1,4 @@
-"""Local training of the clients in a round: E epochs of minibatch SGD in an order drawn from seed, round and client."""
+"""Local training of the clients in a round: E epochs of minibatches in an order drawn from seed, round and client."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -9,22 +9,24 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from stableair.contracts import Dataset, Upload
+from stableair.contracts import Dataset, LocalRule, Upload
+from stableair.schedules import Schedule, full_rate, share_in_round
 from stableair.streams import first_bits, generator
 from stableair.training.augmentation import CROP
+from stableair.training.local_rules import PLAIN_SGD
 from stableair.vector import Layout, ModelState, buffers
 
 
 def payload_scale(payload: str, lr: float) -> float:
-    """The factor from a difference of weights to the payload: 1 / eta, or 1 for "delta"."""
+    """The factor from a difference of weights to the payload: 1 / eta_k, or 1 for "delta"."""
     return 1 / lr if payload == "gradient" else 1.0
 
 
 @dataclass(frozen=True)
 class LocalTraining:
-    """The clients' computation in a round, independent of the engine: E epochs of minibatch SGD on their samples.
+    """The clients' computation in a round, independent of the engine: E epochs of minibatches of their samples.
 
-    The payload is the accumulated gradient (w_k - w_{k,n}) / eta, or with "delta" the plain difference w_k - w_{k,n}.
+    The payload is the accumulated gradient (w_k - w_{k,n}) / eta_k, or with "delta" the plain difference w_k - w_{k,n}.
     """
 
     module: nn.Module
@@ -36,11 +38,22 @@ class LocalTraining:
     payload: str
     seed: int
     augment: str = "none"  # or "crop_flip": shift and mirror every image at random
+    rule: LocalRule = PLAIN_SGD  # the optimiser
+    lr_share: Schedule = full_rate  # k -> the share of lr in round k
+    label_smoothing: float = 0.0  # of the training loss, the cross entropy
 
     @property
-    def scale(self) -> float:
-        """The factor from a difference of weights to the payload."""
-        return payload_scale(self.payload, self.lr)
+    def is_plain(self) -> bool:
+        """Whether the steps are those of plain SGD on the cross entropy, for which engines have faster programs."""
+        return self.rule == PLAIN_SGD and not self.label_smoothing
+
+    def lr_in_round(self, k: int) -> float:
+        """The learning rate eta_k."""
+        return self.lr * share_in_round(self.lr_share, k)
+
+    def scale(self, k: int) -> float:
+        """The factor from a difference of weights to the payload in round k."""
+        return payload_scale(self.payload, self.lr_in_round(k))
 
     @cached_property
     def sizes(self) -> list[int]:

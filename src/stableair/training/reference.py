@@ -7,15 +7,16 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from stableair.contracts import Upload
-from stableair.errors import InputError
+from stableair.errors import InputError, StableairError
 from stableair.streams import generator
 from stableair.training.augmentation import crop_flip
+from stableair.training.local_rules import LocalSteps
 from stableair.training.local_training import LocalTraining
-from stableair.vector import ModelState, attach, moments
+from stableair.vector import Layout, ModelState, attach, moments
 
 CHUNK = 10  # default number of clients whose updates are in memory at once
 SMALL = 1_000_000  # entries; below, one thread is faster than two
@@ -35,38 +36,38 @@ class Reference:
         local = ModelState(state.w.clone(), state.stats.clone())
         grad = torch.zeros_like(local.w)
         attach(work.module, local, grad, work.norms)
+        take_step = LocalSteps(work.rule, work.module, local.w, work.lr_in_round(k))
         losses = []
         moves = work.moves(k, [n])
         batch_moves = None if moves is None else work.batches(moves[0].to(images.device))
-        x = work.data.inputs(images).to(state.w.dtype) if batch_moves is None else None
+        x = work.data.inputs(images, state.w.dtype) if batch_moves is None else None
         for step, batch in enumerate(work.batches(work.orders(k, [n])[0].to(images.device))):
             grad.zero_()
             if x is not None:
                 inputs = x[batch]
             elif batch_moves is not None:
-                inputs = work.data.inputs(crop_flip(images[batch], batch_moves[step])).to(state.w.dtype)
-            loss = F.cross_entropy(work.module(inputs), y[batch])
+                inputs = work.data.inputs(crop_flip(images[batch], batch_moves[step]), state.w.dtype)
+            loss = F.cross_entropy(work.module(inputs), y[batch], label_smoothing=work.label_smoothing)
             loss.backward()
-            local.w.sub_(grad, alpha=work.lr)
+            take_step(grad)
             losses.append(loss.detach())
-        return (state.w - local.w).mul_(work.scale), local.stats, torch.stack(losses).mean()
+        return (state.w - local.w).mul_(work.scale(k)), local.stats, torch.stack(losses).mean()
 
     def train(self, state: ModelState, k: int, clients: Tensor) -> Upload:
         """The uploads of some clients in round k."""
         work = self.work
-        fixed = [(b, b.clone()) for name, b in work.module.named_buffers() if name not in work.norms.names]
         with threads_for(len(state.w)), restored_generators(state.w.device), float32_matmul():
             work.module.train()
             rows = []
             for n in clients.tolist():
                 seed_generators(generator(work.seed, "dropout", k, n).key[0])
                 try:
-                    rows.append(self.client(state, k, n))
+                    with restored_buffers(work.module, work.norms):
+                        rows.append(self.client(state, k, n))
+                except StableairError:
+                    raise
                 except ValueError as error:  # such as batch norm over a single value
                     raise cannot_train(k, n, error) from error
-                finally:
-                    for buffer, value in fixed:  # counters and masks start anew with every client
-                        buffer.copy_(value)
         update, stats, loss = (torch.stack(column) for column in zip(*rows, strict=True))
         return Upload(clients, update, moments(stats, work.norms), loss)
 
@@ -79,6 +80,17 @@ def cannot_train(k: int, client: int, error: Exception) -> InputError:
     """The error for a client whose batches the model refuses, such as one value per channel for a batch norm."""
     text = f"round {k}: client {client} cannot train: {str(error).strip().partition(chr(10))[0]}"
     return InputError(text, code="client-cannot-train", round=k, client=client)
+
+
+@contextmanager
+def restored_buffers(module: nn.Module, norms: Layout) -> Iterator[None]:
+    """Restore all buffers but the norm statistics afterwards: counters and masks start anew with every client."""
+    buffers = [(b, b.clone()) for name, b in module.named_buffers() if name not in norms.names]
+    try:
+        yield
+    finally:
+        for buffer, value in buffers:
+            buffer.copy_(value)
 
 
 @contextmanager

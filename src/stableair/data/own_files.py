@@ -1,0 +1,155 @@
+"""CSV and npz files with samples of a user's own."""
+
+import csv
+import hashlib
+import io
+import warnings
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from stableair.data.arrays import Channels, Files, Samples, samples
+from stableair.data.labels import checked_labels
+from stableair.errors import InputError, first_line
+from stableair.validation import as_path, short_repr, suggest
+
+File = tuple[str, str]  # the name of a file and its SHA-256
+NPZ_NAMES = {"x": "train.x", "y": "train.y", "writer": "train.writer", "x_test": "test.x", "y_test": "test.y"}
+
+
+def read_csv(
+    path: str | Path, test_path: str | Path | None, label: str, features: Sequence[str] | None = None,
+    writer: str | None = None, sep: str = ",",
+) -> tuple[Samples, Samples | None, Files]:  # fmt: skip
+    """Read CSV files with a line of column names: features that are numbers, labels, and possibly writers.
+
+    Args:
+        path: The file.
+        test_path: The file of the test samples, if there is one; it needs the same columns, in any order.
+        label: Column of the labels: whole numbers or text.
+        features: Columns of the features, in this order; None for all other columns.
+        writer: Column of the author of each sample.
+        sep: The character between two columns.
+
+    Returns:
+        The training samples, the test samples if they have a file, and the files.
+
+    Raises:
+        InputError: A file cannot be read, lacks a column, or holds an invalid value, which is named with its row.
+            Rows are counted from 0, below the line of names.
+    """
+    special = [label, *([writer] if writer else [])]
+    train, file = _read_rows(path, sep)
+    columns = [name for name in train.columns if name not in special] if features is None else list(features)
+    samples_of_train = _samples_of_rows(train, path, columns, special)
+    if test_path is None:
+        return samples_of_train, None, (file,)
+    test, test_file = _read_rows(test_path, sep)
+    return samples_of_train, _samples_of_rows(test, test_path, columns, special), (file, test_file)
+
+
+def _samples_of_rows(rows: Any, path: str | Path, chosen: list[str], special: list[str]) -> Samples:
+    """The samples of a table, with these columns of features, and the columns of labels and possibly writers."""
+    for name in (*special, *chosen):
+        if name not in rows.columns:
+            allowed = list(rows.columns)
+            text = f"{path} has no column {short_repr(name)}; {suggest(str(name), allowed)}"
+            raise InputError(text, code="unknown-column", name=name, allowed=allowed)
+    if not chosen or set(chosen) & set(special):
+        text = f"{path}: features must be one or more columns without the label and the writer: got {chosen}"
+        raise InputError(text, code="wrong-columns", columns=chosen)
+    if not len(rows):
+        raise InputError(f"{path} is empty: it has column names, but no rows", code="empty-data", path=path)
+    x = np.stack([_numbers(rows[name], str(path), name) for name in chosen], 1)
+    y, *authors = (checked_labels(_numbers_or_text(rows[name]), str(path), name) for name in special)
+    return Samples(torch.from_numpy(x), y, authors[0] if authors else None, f"{path}: column {special[0]!r}")
+
+
+def read_npz(path: str | Path, channels: Channels = "auto") -> tuple[Samples, Samples | None, Files]:
+    """Read an npz file with the arrays x and y, and possibly x_test, y_test and writer.
+
+    The names train.x, train.y, test.x, test.y and train.writer mean the same.
+
+    Returns:
+        The training samples, the test samples if the file has them, and the file.
+
+    Raises:
+        InputError: The file cannot be read, lacks an array, or holds an invalid one.
+    """
+    content, file = _read(path)
+    try:
+        with np.load(io.BytesIO(content), allow_pickle=False) as stored:
+            arrays = {name: stored[name] for name in stored.files}
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile, AttributeError) as error:
+        text = f"{path} is not an npz file of arrays of numbers or text: {first_line(error)}"
+        raise InputError(text, code="unreadable-file", path=path) from None
+    parts = {short: arrays[name] for short, long in NPZ_NAMES.items() for name in (long, short) if name in arrays}
+    wanted = ["x", "y", *(["x_test", "y_test"] if {"x_test", "y_test"} & parts.keys() else [])]
+    if missing := [name for name in wanted if name not in parts]:
+        text = f"{path} lacks the array {missing[0]}; it holds {', '.join(arrays) or 'none'}"
+        raise InputError(text, code="missing-array", path=path, name=missing[0], found=list(arrays))
+    train = samples(parts["x"], parts["y"], parts.get("writer"), "", channels, str(path))
+    test = samples(parts["x_test"], parts["y_test"], None, "_test", channels, str(path)) if "x_test" in parts else None
+    return train, test, (file,)
+
+
+def _read(path: str | Path) -> tuple[bytes, File]:
+    """The content of a file, its name and its SHA-256."""
+    path = as_path("path", path)
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}", code="unreadable-file", path=path) from None
+    return content, (path.as_posix(), hashlib.sha256(content).hexdigest())
+
+
+def _read_rows(path: str | Path, sep: str) -> tuple[Any, File]:
+    """A CSV file as a data frame, whose cells stay text unless they are numbers; and the file."""
+    import pandas
+
+    content, file = _read(path)
+    try:
+        names = next(csv.reader(io.StringIO(content.decode("utf-8-sig")), delimiter=sep), [])
+        if "" in (names or [""]):
+            raise ValueError(f"column {names.index('')} has no name" if any(names) else "it is empty")
+        if repeated := [name for name in names if names.count(name) > 1]:
+            raise ValueError(f"the column {repeated[0]!r} occurs twice")
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", pandas.errors.ParserWarning)  # rows with more fields than columns
+            rows = pandas.read_csv(
+                io.BytesIO(content), sep=sep, index_col=False, keep_default_na=False, encoding="utf-8-sig",
+                low_memory=False,
+            )  # fmt: skip
+    except (ValueError, TypeError, csv.Error, pandas.errors.ParserWarning) as error:  # pandas' errors are ValueErrors
+        reason = first_line(error).removeprefix("Error tokenizing data. ").removeprefix("C error: ")
+        raise InputError(f"{path} cannot be read as CSV: {reason}", code="unreadable-file", path=path) from None
+    return rows, file
+
+
+def _numbers(column: Any, path: str, name: str) -> np.ndarray:
+    """A column of features as float32."""
+    import pandas
+
+    values = pandas.to_numeric(column, errors="coerce").to_numpy(np.float64)
+    with np.errstate(over="ignore"):
+        single = values.astype(np.float32)
+    if (wrong := np.flatnonzero(~np.isfinite(single))).size:
+        row = int(wrong[0])
+        value = column.iloc[row]
+        advice = "encode it as numbers, or leave the column out with features=..."
+        text = f"{path}, row {row}: column {name!r} must hold finite numbers: got {short_repr(value)}; {advice}"
+        raise InputError(text, code="invalid-feature", row=row, column=name, value=value)
+    return single
+
+
+def _numbers_or_text(column: Any) -> list[Any]:
+    """A column of labels or writers: numbers if every cell is a number, otherwise text."""
+    import pandas
+
+    numbers = pandas.to_numeric(column, errors="coerce")
+    text = column.astype(object).fillna("").astype(str)  # a row with too few fields has missing cells
+    return (text if numbers.isna().any() else numbers).tolist()

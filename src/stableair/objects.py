@@ -1,0 +1,84 @@
+"""Python objects in place of specs: a network, a data set, a receiver or a server that is given to a run."""
+
+import copy
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from stableair.contracts import Dataset, Rule, ServerRule
+from stableair.errors import InputError
+from stableair.fingerprints import fingerprint, qualified_name
+from stableair.spec import OBJECT, Given, format_call
+from stableair.validation import short_repr
+
+MAX_NAME = 200  # characters of a recorded name
+
+
+def as_settings(**objects: Any) -> tuple[dict[str, str], dict[str, Given]]:
+    """Return the specs of some Python objects, and the objects by digest.
+
+    Args:
+        **objects: An object or a spec for each setting; None leaves out the setting.
+
+    Returns:
+        The settings, each a spec such as object(name='net.Net', digest='...'); and the objects, for `spec.given`.
+
+    Raises:
+        InputError: An object cannot be used for its setting (`wrong-type`).
+    """
+    settings: dict[str, str] = {}
+    given: dict[str, Given] = {}
+    for setting, value in objects.items():
+        if value is None or isinstance(value, str):
+            settings |= {} if value is None else {setting: value}
+            continue
+        component, digest = _component(setting, value), fingerprint(value)
+        given[digest] = Given(component, _location(value))
+        settings[setting] = format_call(OBJECT, {"name": _name(value), "digest": digest})
+    return settings, given
+
+
+def _component(setting: str, value: Any) -> Any:
+    """What a registered factory of the setting would return."""
+    if setting == "data" and not isinstance(value, Dataset):
+        advice = "make one with sa.Dataset.from_arrays, from_torch or from_csv"
+        raise InputError(f"data must be a Dataset: got {short_repr(value)}", code="wrong-type", advice=advice)
+    if setting != "model":
+        return value
+    if isinstance(value, nn.Module):
+        return lambda shape, classes: copy.deepcopy(value).cpu()
+    if not callable(value):
+        text = f"the model must be a torch.nn.Module or a function that makes one: got {short_repr(value)}"
+        raise InputError(text, code="wrong-type", setting="model")
+    return lambda shape, classes: _built(value, shape, classes)
+
+
+def _built(factory: Callable[..., Any], shape: tuple[int, ...], classes: int) -> Any:
+    """The module of a factory: it is called without arguments if it needs none, else with the shape and classes."""
+    made = factory() if _needs_no_argument(factory) else factory(shape, classes)
+    return made(shape, classes) if callable(made) and not isinstance(made, nn.Module) else made
+
+
+def _needs_no_argument(factory: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(factory).bind()
+    except TypeError:
+        return False
+    return True
+
+
+def _name(value: Any) -> str:
+    """The name under which an object is recorded; a data set from a file has the name of the file."""
+    if isinstance(value, Dataset):
+        return value.files[0][0][-MAX_NAME:] if value.files else "Dataset"
+    return qualified_name(value.apply if isinstance(value, Rule | ServerRule) else value)[-MAX_NAME:]
+
+
+def _location(value: Any) -> tuple[str, int] | None:
+    """The file and line of the code of an object."""
+    is_network = isinstance(value, nn.Module) or (isinstance(value, type) and issubclass(value, nn.Module))
+    function = value.forward if is_network else getattr(value, "apply", value)
+    code = getattr(inspect.unwrap(function) if callable(function) else None, "__code__", None)
+    return (code.co_filename, code.co_firstlineno) if code else None

@@ -1,0 +1,107 @@
+"""Axes of pictures: their labels, scales and ticks."""
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from statistics import fmean, pstdev
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+METRIC_LABELS = {
+    "test/accuracy": "test accuracy",
+    "test/loss": "test loss",
+    "test/accuracy_clients": "test accuracy, the clients' norm statistics",
+    "test/accuracy_recalibrated": "test accuracy, norm statistics recalibrated",
+    "test/accuracy_batch": "test accuracy, norm statistics of the test batch",
+    "test/accuracy_averaged": "test accuracy of the averaged model",
+    "test/client_accuracy_mean": "test accuracy, mean over the clients",
+    "test/client_accuracy_p10": "test accuracy, 10th percentile of the clients",
+    "test/client_accuracy_worst": "test accuracy, worst client",
+    "validation/accuracy": "validation accuracy",
+    "validation/loss": "validation loss",
+    "train/loss": "training loss",
+    "channel/snr_db": "SNR in dB",
+    "gradient/norm": "norm of the clean gradient",
+    "clip/fraction": "share of entries the receiver changed",
+    "seconds": "seconds per round",
+}
+ARGUMENT_LABELS = {
+    "receiver.C": "clipping threshold $C$",
+    "receiver.max_norm": "largest norm",
+    "noise.tau": r"interference scale $\tau$",
+    "noise.alpha": r"tail index $\alpha$",
+    "clients": "number of clients",
+    "local_epochs": "local epochs",
+    "batch_size": "batch size",
+    "lr": "learning rate",
+}
+MAX_VALUE_TICKS = 8  # up to this number of values, a logarithmic axis has a tick at each of them
+MAX_UPRIGHT = 45  # characters of all texts on a horizontal axis; more are rotated
+LOG_RANGE = 10  # ratio of the largest to the smallest value from which an axis may be logarithmic
+
+
+def label_metric(axes: "Axes", metric: str) -> None:
+    """Label the vertical axis with a metric."""
+    axes.set_ylabel(METRIC_LABELS.get(metric, metric))
+
+
+def label_rounds(axes: "Axes") -> None:
+    """Set up a horizontal axis of communication rounds."""
+    from matplotlib.ticker import MaxNLocator
+
+    axes.set_xlabel("communication round")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+
+
+def label_argument(axes: "Axes", name: str, values: Sequence[float] | Sequence[str]) -> None:
+    """Set up a horizontal axis of an argument: of texts, or linear or logarithmic by its numbers.
+
+    Args:
+        axes: The axes.
+        name: Name of the argument, such as "receiver.C".
+        values: The values on the axis; numbers in ascending order.
+    """
+    from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
+
+    axes.set_xlabel(ARGUMENT_LABELS.get(name, name))
+    numbers = [value for value in values if not isinstance(value, str)]
+    if not numbers:
+        if sum(map(len, map(str, values))) > MAX_UPRIGHT:
+            axes.set_xticks(range(len(values)), map(str, values), rotation=25, ha="right")
+    elif is_logarithmic(numbers):
+        axes.set_xscale("log")
+        if len(numbers) <= MAX_VALUE_TICKS:
+            axes.xaxis.set_major_locator(FixedLocator(numbers))
+            axes.xaxis.set_minor_locator(NullLocator())
+            axes.xaxis.set_major_formatter("{x:g}")
+    elif all(isinstance(value, int) for value in numbers):
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+
+
+def is_logarithmic(values: Sequence[float]) -> bool:
+    """Whether ascending values are spaced by factors rather than evenly.
+
+    >>> is_logarithmic([0.01, 0.1, 1, 10]), is_logarithmic([10, 20, 50, 100, 200])
+    (True, True)
+    >>> is_logarithmic([0.05, 0.1, 0.2, 0.3]), is_logarithmic(range(1, 100)), is_logarithmic([0, 1, 100])
+    (False, False, False)
+    """
+    low, high = values[0], values[-1]
+    if low <= 0 or high < LOG_RANGE * low:
+        return False
+    steps = [b - a for a, b in pairwise(values)]
+    ratios = [math.log(b / a) for a, b in pairwise(values)]
+    return pstdev(ratios) / fmean(ratios) <= pstdev(steps) / fmean(steps)
+
+
+def set_log_metric(axes: "Axes", low: float, high: float) -> None:
+    """Make the vertical axis logarithmic for values from `low` to `high`."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    axes.set_yscale("log")
+    if 0 < low < high < 1000 * low:  # a small range: ticks at 0.5, 1 and 2 instead of powers of ten
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high > 5 * low else range(1, 10)))
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter(NullFormatter())

@@ -1,0 +1,162 @@
+"""Curves: a metric of recorded runs against the rounds."""
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+from matplotlib import rcParams
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from stableair.errors import InputError
+from stableair.literals import Band
+from stableair.results.arguments import Groups, arguments, is_number, only_numeric_argument
+from stableair.results.axes import label_metric, label_rounds, set_log_metric
+from stableair.results.legends import add_legend
+from stableair.results.run import Run
+from stableair.results.statistics import mean_and_band
+from stableair.results.styles import LINES, categorical_colour, new_figure, sequential_colours
+
+BANDS: dict[Band, str] = {
+    "std": "one standard deviation",
+    "sem": "one standard error",
+    "ci95": "95 % confidence interval",
+}
+ORDERED = 3  # least number of values for which colours show the order
+
+Text = Callable[[str, list[Run]], str]  # the legend's text for a group, from its name and its runs
+Look = dict[str, Any]  # colour and line style
+
+
+def described(name: str, runs: list[Run]) -> str:
+    """The name of a group with the number of its seeds and the rounds in which runs diverged."""
+    seeds = {run.settings["seed"] for run in runs}
+    diverged = sorted({run.diverged + 1 for run in runs if run.diverged is not None})
+    name += f" ({len(seeds)} seeds)" if len(seeds) > 1 else ""
+    return name + (f", diverged at round {', '.join(map(str, diverged))}" if diverged else "")
+
+
+def curves(groups: Groups, metric: str = "test/accuracy", title: str = "", log: bool = False) -> Figure:
+    """Draw one line per group: the mean over its runs, with a band of one standard deviation.
+
+    A cross marks the last finite round of a run that diverged.
+
+    Args:
+        groups: Runs by the name of their group, as from `group`.
+        metric: Name of a recorded metric.
+        title: Title of the picture.
+        log: Whether the metric has a logarithmic axis.
+    """
+    return panels({"": groups}, metric, title, log)
+
+
+def panels(
+    families: dict[str, Groups],
+    metric: str = "test/accuracy",
+    title: str = "",
+    log: bool = False,
+    text: Text = described,
+    band: Band = "std",
+    note: bool = True,
+) -> Figure:
+    """Draw the curves of several families side by side, one panel per family.
+
+    Groups of the same name have the same colour and line style in all panels.
+
+    Args:
+        families: Groups of runs by the title of their panel.
+        metric: Name of a recorded metric.
+        title: Title of the picture.
+        log: Whether the metric has a logarithmic axis.
+        text: Returns the legend's text for a group, from its name and its runs.
+        band: Meaning of the band over the runs of a group.
+        note: Whether the legend explains the band.
+    """
+    figure = new_figure(len(families))
+    row = figure.subplots(1, len(families), sharey=True, squeeze=False)[0]
+    every = [item for groups in families.values() for item in groups.items()]
+    looks = line_looks(dict(reversed(every)) if len(families) > 1 else dict(every))
+    for axes, (family, groups) in zip(row, families.items(), strict=True):
+        draw_curves(axes, groups, metric, text, band, looks)
+        axes.set_title(family or title)
+    if len(families) > 1:
+        figure.suptitle(title)
+    finish(row, metric, log, f"band: {BANDS[band]}" if note else None)
+    return figure
+
+
+def draw_curves(axes: Axes, groups: Groups, metric: str, text: Text, band: Band, looks: dict[str, Look]) -> None:
+    """Draw the mean of each group, its band, and a cross for each run that diverged."""
+    for name, runs in groups.items():
+        mean, half_width = mean_curve(runs, metric, band)
+        rounds = np.arange(len(mean)) + 1  # pictures count rounds from 1, records from 0
+        marker = "o" if len(rounds) == 1 else None
+        axes.plot(rounds, mean, label=text(name, runs), marker=marker, **looks[name])
+        colour = looks[name]["color"]
+        if len(runs) > 1:
+            axes.fill_between(rounds, mean - half_width, mean + half_width, color=colour, alpha=0.2, linewidth=0)
+        for k in filter(None, (run.diverged for run in runs)):
+            axes.plot(k, mean[k - 1], "x", color=colour, markersize=9, markeredgewidth=2.5)
+    longest = max(len(run) for runs in groups.values() for run in runs)
+    label_rounds(axes)
+    axes.set_xlim(left=1 - min(0.9, 0.05 * longest), right=1.9 if longest == 1 else None)  # there is no round 0
+
+
+def finish(row: Iterable[Axes], metric: str, log: bool, note: str | None) -> None:
+    """Add the label and the scale of the metric, the grid and the legends.
+
+    Args:
+        row: The panels, which share the axis of the metric.
+        metric: Name of the metric.
+        log: Whether its axis is logarithmic; it is too if a linear one would flatten most of the lines.
+        note: Meaning of the bands or bars, for the legend.
+    """
+    first, *_ = row = list(row)
+    label_metric(first, metric)
+    low, high = first.dataLim.intervaly
+    if log or (metric.endswith(("/loss", "/norm")) and 0 < low < high / 100):
+        set_log_metric(first, low, high)
+    for axes in row:
+        axes.grid(alpha=0.3)
+        add_legend(axes, note if axes.collections else None)
+
+
+def line_looks(groups: Groups, x: str = "round") -> dict[str, Look]:
+    """Colours and line styles of groups: sequential colours for the values of the only number that differs.
+
+    Args:
+        groups: Runs by the name of their group.
+        x: The argument on the horizontal axis, which does not count as a difference.
+    """
+    name = only_numeric_argument(groups, x)
+    values = {group: arguments(runs[0]).get(name) for group, runs in groups.items()} if name else {}
+    ordered = sorted((value, group) for group, value in values.items() if is_number(value))
+    if len(ordered) < ORDERED or len({value for value, _ in ordered}) < len(ordered):
+        ordered = []
+    looks = {
+        group: {"color": colour, "linestyle": "-"}
+        for (_, group), colour in zip(ordered, sequential_colours(len(ordered)), strict=True)
+    }
+    colours = [rcParams["text.color"], *map(categorical_colour, (3, 1, 6))] if ordered else []
+    others = [group for group in groups if group not in looks]
+    for i, group in enumerate(others):
+        colour = colours[i] if i < len(colours) else categorical_colour(i)
+        looks[group] = {"color": colour, "linestyle": LINES[(i + bool(ordered)) % len(LINES)]}
+    return looks
+
+
+def mean_curve(runs: list[Run], metric: str, band: Band = "std") -> tuple[np.ndarray, np.ndarray]:
+    """Mean and half the width of the band of a metric over runs, after each round.
+
+    Returns:
+        Mean (rounds,) and half width (rounds,); the mean is NaN where no run recorded the metric.
+
+    Raises:
+        InputError: No run has a complete round.
+    """
+    rows = [[math.nan if value is None else value for value in run[metric]] for run in runs]
+    longest = max(map(len, rows))
+    if not longest:
+        raise InputError(f"{runs[0].folder}: no round is complete yet", code="no-rounds", folder=runs[0].folder)
+    return mean_and_band([row + [math.nan] * (longest - len(row)) for row in rows], band)

@@ -1,0 +1,148 @@
+"""Options of runs that observe them or stop them early. They are not part of an experiment: no id depends on them."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, Self, TypedDict, get_type_hints
+
+from stableair.contracts import Round
+from stableair.errors import InputError
+from stableair.results.best import keep_best
+from stableair.results.callbacks import Callback, CallbackList, is_main_process
+from stableair.results.checksums import BEST, ENVIRONMENT, read_environments, seal
+from stableair.results.lock import LockedFolder
+from stableair.results.progress import ProgressBar, is_interactive
+from stableair.results.resume import ResumePoint
+from stableair.results.run import Row
+from stableair.results.stopping import StoppingRule, stopping_rule
+from stableair.results.trackers import TRACKERS, tracker
+from stableair.validation import choice, short_repr, suggest
+
+
+class RunOptions(TypedDict, total=False):
+    """Options that `run`, `sweep`, `search` and `compare` share. They change how many rounds are computed, or nothing.
+
+    Args:
+        stop: Stop a run when this holds, such as "test/accuracy > 0.9". A stopped run is finished: it is not computed
+            again with the same options, and continues without them.
+        patience: Stop a run when `monitor` has not improved for this many rounds.
+        monitor: The metric of `patience` and `keep_best`; by default the accuracy. Lower is better for a loss.
+        keep_best: Keep the state after the best round in `checkpoint.best.pt`; `load(folder).best` reads it.
+        profile: Record the seconds of each step of a round (`seconds/training`, ...) and the peak memory.
+        track: Trackers that log the rounds: "tensorboard", "wandb", "mlflow". One name or several.
+        progress: Whether to show a progress bar. Default: on an interactive terminal and in a notebook.
+    """
+
+    stop: str
+    patience: int
+    monitor: str
+    keep_best: bool
+    profile: bool
+    track: str | Sequence[str]
+    progress: bool | None
+
+
+class RunControl(NamedTuple):
+    """The options of one run that act on its rounds, checked."""
+
+    rule: StoppingRule
+    keep_best: bool
+    profile: bool
+
+    @classmethod
+    def create(cls, options: RunOptions, split: str, folder: Path | None) -> Self:
+        """Check the options of a run.
+
+        Args:
+            options: The options.
+            split: The data of the evaluation: "test" or "validation".
+            folder: The run folder; None for a run in memory.
+
+        Raises:
+            InputError: An option is unknown or invalid, or needs a folder.
+        """
+        names = get_type_hints(RunOptions)
+        for name in options:
+            if name not in names:
+                raise InputError(
+                    f"option {name!r} is unknown; {suggest(name, names)}", code="unknown-option", name=name
+                )
+        for name in ("keep_best", "profile"):
+            if not isinstance(options.get(name, False), bool):
+                text = f"{name} must be True or False: got {short_repr(options.get(name))}"
+                raise InputError(text, code="wrong-type", name=name)
+        for name in ("keep_best", "track"):
+            if options.get(name) and folder is None:
+                raise InputError(f"{name} needs a folder for its files", code="needs-folder", name=name)
+        tracker_names(options)
+        rule = stopping_rule(options.get("stop", ""), options.get("patience", 0), options.get("monitor", ""), split)
+        return cls(rule, options.get("keep_best", False), options.get("profile", False))
+
+    @property
+    def may_stop(self) -> bool:
+        """Whether a run may stop before its last round."""
+        return bool(self.rule.stop or self.rule.patience)
+
+    def stops(self, rows: Sequence[Row]) -> bool:
+        """Whether a run with these rounds is finished by its stopping rule."""
+        return self.may_stop and self.rule.is_met(rows)
+
+    def record(self) -> dict[str, Any]:
+        """The entry of `environment.json` by which a stopped run counts as finished."""
+        return {"stopping": self.rule._asdict()} if self.may_stop else {}
+
+    def record_stopped(self, folder: LockedFolder, rows: Sequence[Row]) -> None:
+        """Record the rule of a run that was begun without it and whose rounds already satisfy it."""
+        environments = read_environments(folder.path)
+        if self.stops(rows) and environments and environments[-1].get("stopping") != self.rule._asdict():
+            folder.write(ENVIRONMENT, seal([*environments[:-1], environments[-1] | self.record()]))
+
+    def observed(self, rounds: Iterator[Round], folder: LockedFolder | None, previous: ResumePoint) -> Iterator[Round]:
+        """The recorded rounds, of which the best is kept if asked for now or when the run was started."""
+        if self.keep_best or (folder and (folder.path / BEST).exists()):
+            return keep_best(rounds, folder, self.rule.monitor, previous)
+        return rounds
+
+
+def tracker_names(options: RunOptions) -> list[str]:
+    """The names of the trackers, each once."""
+    names = options.get("track") or ()
+    names = [names] if isinstance(names, str) else names
+    if not isinstance(names, Sequence):
+        text = f"track must be one or several names: got {short_repr(names)}"
+        raise InputError(text, code="wrong-type", name="track", value=names)
+    return [choice("tracker", name, TRACKERS) for name in dict.fromkeys(names)]
+
+
+@contextmanager
+def observing(
+    callbacks: Sequence[Callback], options: RunOptions, folder: Path | None, experiments: int = 1
+) -> Iterator[CallbackList]:
+    """The callbacks of a call, its trackers and its progress bar, as one callback.
+
+    Args:
+        callbacks: The caller's callbacks.
+        options: The options of the call.
+        folder: Where trackers write their files.
+        experiments: Number of experiments of the call.
+    """
+    given = CallbackList(callbacks).callbacks
+    trackers = [tracker(name, folder) for name in tracker_names(options)] if folder else []
+    shown = options.get("progress")
+    if shown is None:
+        shown = is_interactive() and not any(one.shows_progress for one in given)
+    if not is_main_process():
+        yield CallbackList()
+        return
+    with ExitStack() as stack:
+        observers = [*given, *(stack.enter_context(closing(each)) for each in trackers)]
+        if shown:
+            observers.append(stack.enter_context(ProgressBar(experiments)))
+        yield CallbackList(observers)
+
+
+def without_display(options: RunOptions) -> RunOptions:
+    """The options for the single runs of a sweep or a search: the trackers and the progress bar belong to the whole."""
+    single: RunOptions = {**options, "progress": False}
+    single.pop("track", None)
+    return single

@@ -1,0 +1,56 @@
+"""Points: a metric of recorded runs against an argument."""
+
+import math
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from stableair.literals import Band
+from stableair.results.arguments import Lines, is_number
+from stableair.results.axes import label_argument
+from stableair.results.curves import Text, line_looks
+from stableair.results.run import LAST, Run
+from stableair.results.statistics import mean_and_band
+
+
+def draw_points(axes: Axes, lines: Lines, x: str, metric: str, text: Text, band: Band) -> None:
+    """Draw a point with an error bar for each value of an argument, and a horizontal line for each reference.
+
+    Args:
+        axes: The axes.
+        lines: The runs by the value of the argument.
+        x: Name of the argument.
+        metric: Name of the metric.
+        text: Returns the legend's text for a line.
+        band: Meaning of the bars and of the bands of the references.
+    """
+    members = {label: [run for runs in line.values() for run in runs] for label, line in lines.lines.items()}
+    looks = line_looks(members | lines.references, x)
+    for label, line in lines.lines.items():
+        mean, half_width = mean_points(line, metric, band)
+        bars = half_width if max(map(len, line.values())) > 1 else None
+        look = looks[label] if is_number(next(iter(line))) else looks[label] | {"linestyle": "none"}
+        axes.plot(list(line), mean, "o", label=text(label, members[label]), **look)
+        axes.errorbar(list(line), mean, bars, fmt="none", ecolor=look["color"])
+    for label, runs in lines.references.items():
+        mean, half_width = (each.item() for each in mean_points({None: runs}, metric, band))
+        colour = looks[label]["color"]
+        axes.axhline(mean, label=text(label, runs), **looks[label] | {"linestyle": "--"})
+        if len(runs) > 1:
+            axes.axhspan(mean - half_width, mean + half_width, color=colour, alpha=0.12, linewidth=0)
+    values = list(dict.fromkeys(value for line in lines.lines.values() for value in line))
+    label_argument(axes, x, sorted(values) if is_number(values[0]) else values)
+
+
+def mean_points(line: dict[Any, list[Run]], metric: str, band: Band = "std") -> tuple[np.ndarray, np.ndarray]:
+    """Mean and half the width of the band over the runs of each value, (values,) each."""
+    points = [mean_and_band([settled(run, metric) for run in runs], band) for runs in line.values()]
+    return np.array([mean for mean, _ in points]), np.array([half_width for _, half_width in points])
+
+
+def settled(run: Run, metric: str) -> float:
+    """Mean over the last ten rounds, at most half of the run; a run that diverged has accuracy 0, else NaN."""
+    value = run.mean_of_last(metric, min(LAST, max(1, len(run) // 2)))
+    missing = 0.0 if run.diverged is not None and "accuracy" in metric else math.nan
+    return missing if value is None else value

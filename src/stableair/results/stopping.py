@@ -1,0 +1,122 @@
+"""Early stopping: whether a run stops is a function of its recorded rounds alone, so that resumed runs agree."""
+
+import operator
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from stableair.errors import InputError
+from stableair.validation import integer, short_repr
+
+Row = dict[str, Any]
+
+_COMPARISONS = {">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le}
+_CONDITION = re.compile(r"\s*([^\s<>=]+)\s*(>=|<=|>|<)\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*")
+
+
+class StoppingRule(NamedTuple):
+    """When a run stops before its last round.
+
+    Args:
+        stop: A condition such as "test/accuracy > 0.9"; "" for none.
+        patience: Stop after this many rounds in which `monitor` has not improved on its best value; 0 for none.
+        monitor: A metric, such as "test/accuracy". Lower is better for a loss, higher for every other metric.
+    """
+
+    stop: str = ""
+    patience: int = 0
+    monitor: str = ""
+
+    def is_met(self, rows: Sequence[Row]) -> bool:
+        """Whether a run with these rounds stops now, or should have stopped before.
+
+        Raises:
+            InputError: A metric was not recorded (`unknown-metric`).
+        """
+        if not rows:
+            return False
+        return self._reaches_target(rows) or self._is_stuck(rows)
+
+    def _reaches_target(self, rows: Sequence[Row]) -> bool:
+        if not self.stop:
+            return False
+        metric, comparison, target = parse_condition(self.stop)
+        check_recorded(metric, rows)
+        values = (row.get(metric) for row in rows)
+        return any(value is not None and _COMPARISONS[comparison](value, target) for value in values)
+
+    def _is_stuck(self, rows: Sequence[Row]) -> bool:
+        if not self.patience:
+            return False
+        check_recorded(self.monitor, rows)
+        best = -1
+        for k, row in enumerate(rows):
+            if best < 0 or is_better(self.monitor, row.get(self.monitor), rows[best].get(self.monitor)):
+                best = k
+            elif k - best >= self.patience:
+                return True
+        return False
+
+
+def stopping_rule(stop: str, patience: int, monitor: str, split: str) -> StoppingRule:
+    """Check the options of early stopping.
+
+    Args:
+        stop: As for `StoppingRule`.
+        patience: As for `StoppingRule`.
+        monitor: As for `StoppingRule`; by default the accuracy on the evaluated data.
+        split: The data of the evaluation: "test" or "validation".
+
+    Raises:
+        InputError: An option is invalid, or a metric belongs to the other split, which is not evaluated.
+    """
+    integer("patience", patience, 0)
+    if not isinstance(stop, str) or not isinstance(monitor, str):
+        text = f"stop and monitor must be texts: got {short_repr(stop)} and {short_repr(monitor)}"
+        raise InputError(text, code="wrong-type", name="stop", value=stop)
+    monitor = monitor or f"{split}/accuracy"
+    metrics = [monitor, *([parse_condition(stop)[0]] if stop else [])]
+    other = "validation" if split == "test" else "test"
+    if wrong := [metric for metric in metrics if metric.startswith(f"{other}/")]:
+        text = f"metric {wrong[0]} is not recorded: the evaluation uses the {split} data, see the setting evaluate"
+        raise InputError(text, code="unknown-metric", metric=wrong[0])
+    return StoppingRule(stop, patience, monitor)
+
+
+def parse_condition(text: str) -> tuple[str, str, float]:
+    """Return metric, comparison and number of a condition.
+
+    >>> parse_condition("test/accuracy > 0.9")
+    ('test/accuracy', '>', 0.9)
+
+    Raises:
+        InputError: The text is not a condition (`invalid-condition`).
+    """
+    parts = _CONDITION.fullmatch(text)
+    if not parts:
+        message = f"stop must be a metric, one of {', '.join(_COMPARISONS)}, and a number, such as test/accuracy>0.9"
+        raise InputError(f"{message}: got {short_repr(text)}", code="invalid-condition", value=text)
+    return parts[1], parts[2], float(parts[3])
+
+
+def is_better(metric: str, value: float | None, best: float | None) -> bool:
+    """Whether a value of a metric is better than the best one so far; None is worse than every number.
+
+    >>> is_better("test/accuracy", 0.9, 0.8), is_better("test/loss", 0.9, 0.8), is_better("test/loss", 0.9, None)
+    (True, False, True)
+    """
+    if value is None or best is None:
+        return value is not None
+    return value < best if metric.rpartition("/")[2].startswith("loss") else value > best
+
+
+def check_recorded(metric: str, rows: Sequence[Row]) -> None:
+    """Refuse a metric that no round has.
+
+    Raises:
+        InputError: No round has the metric (`unknown-metric`).
+    """
+    if rows and metric not in rows[-1] and not any(metric in row for row in rows):
+        recorded = list(rows[-1])
+        text = f"metric {short_repr(metric)} was not recorded; there are {', '.join(recorded)}"
+        raise InputError(text, code="unknown-metric", metric=metric, recorded=recorded)

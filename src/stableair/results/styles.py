@@ -1,0 +1,86 @@
+"""Styles of pictures: sizes, fonts and colours."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from cycler import cycler
+from matplotlib import colormaps, rc_context, rcParams, rcParamsDefault
+from matplotlib.axes import Axes
+from matplotlib.colors import to_hex, to_rgb
+from matplotlib.figure import Figure
+
+from stableair.literals import PlotStyle
+
+LINES: list[Any] = [  # line styles, so that curves can be distinguished without colours
+    "-", "--", "-.", ":", (0, (9, 2)), (0, (5, 1.5, 1, 1.5, 1, 1.5)),
+]  # fmt: skip
+DARK, LIGHT = "#1e2129", "#e2e4e9"  # background and text of the dark style
+TRUETYPE: Any = {
+    "pdf.fonttype": 42,
+    "ps.fonttype": 42,
+}  # submission systems refuse Type 3, matplotlib's default
+COMMON: Any = TRUETYPE | {
+    "legend.fontsize": "small",
+    "legend.title_fontsize": "small",
+    "lines.linewidth": 1.8,
+    "errorbar.capsize": 3,
+}
+STYLES: dict[PlotStyle, Any] = {
+    "screen": COMMON,
+    "paper": COMMON | {  # a column of an IEEE journal
+        "figure.figsize": (3.5, 2.4), "font.size": 8, "font.family": "STIXGeneral", "mathtext.fontset": "stix",
+        "axes.linewidth": 0.6, "patch.linewidth": 0.5, "lines.linewidth": 1.1, "lines.markersize": 3.5,
+        "grid.linewidth": 0.4, "xtick.major.width": 0.6, "ytick.major.width": 0.6, "xtick.major.size": 2.5,
+        "ytick.major.size": 2.5, "xtick.labelsize": 7, "ytick.labelsize": 7, "legend.handlelength": 2.6,
+        "axes.titlesize": 8, "legend.fontsize": 7, "errorbar.capsize": 2,
+        "legend.borderpad": 0.3, "legend.labelspacing": 0.3,
+    },
+    "dark": COMMON | {
+        "figure.facecolor": DARK, "axes.facecolor": DARK, "legend.facecolor": DARK, "grid.color": "#8a8f9c",
+        "legend.edgecolor": "#5a5f6b", "axes.prop_cycle": cycler(color=colormaps["Set2"](range(8))),
+        **dict.fromkeys(
+            ["text.color", "axes.labelcolor", "axes.edgecolor", "axes.titlecolor", "xtick.color", "ytick.color"], LIGHT
+        ),
+    },
+}  # fmt: skip
+
+
+@contextmanager
+def drawing_style(style: PlotStyle = "screen", size: Sequence[float] | None = None) -> Iterator[None]:
+    """Draw in a style; the size is in inches. Settings of matplotlib that the style does not have stay."""
+    with rc_context(STYLES[style] | ({} if size is None else {"figure.figsize": tuple(size)})):
+        yield
+
+
+def new_figure(panels: int = 1) -> Figure:
+    """A figure of matplotlib's `figure.figsize`; panels side by side make it wider, unless the size was chosen."""
+    width, height = rcParams["figure.figsize"]
+    return Figure(
+        figsize=(width if has_chosen_size() else width * (0.75 * panels + 0.25), height), layout="constrained"
+    )
+
+
+def has_chosen_size() -> bool:
+    """Whether the size of new figures is not matplotlib's default."""
+    return list(rcParams["figure.figsize"]) != list(rcParamsDefault["figure.figsize"])
+
+
+def root_figure(axes: Axes) -> Figure:
+    """The figure of some axes, also if they are in a subfigure."""
+    figure = axes.figure.figure
+    assert isinstance(figure, Figure), "the figure of a figure or subfigure is the outermost one"
+    return figure
+
+
+def categorical_colour(i: int) -> str:
+    """The colour of the i-th of several lines without an order."""
+    colours = rcParams["axes.prop_cycle"].by_key()["color"]
+    return to_hex(colours[i % len(colours)])
+
+
+def sequential_colours(n: int) -> list[str]:
+    """Colours of n ordered lines, visible on the background."""
+    low, high = (0.4, 1.0) if to_rgb(rcParams["text.color"])[0] > 0.5 else (0.0, 0.88)
+    return [to_hex(colour) for colour in colormaps["viridis"](np.linspace(low, high, n))]

@@ -1,0 +1,173 @@
+"""Tables of recorded runs: one row per run or per round, with a column for each argument that differs."""
+
+from collections.abc import Iterable
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+from stableair.errors import InputError
+from stableair.files import write_whole
+from stableair.literals import TableRow
+from stableair.optional import require
+from stableair.results.arguments import arguments, differing, ordered
+from stableair.results.outputs import GENERATOR, check_output
+from stableair.results.run import Run, log_left_out, runs_from, with_metric
+from stableair.validation import as_path, integer, texts, typed
+
+DataFrame = Any  # of pandas, which takes half a second to import
+FORMATS = ".csv", ".parquet", ".tex"
+TABLE_INDEX = "run folder"  # first column of a CSV file; `check_output` knows a table by it
+NO_METRICS = "round", "diverged"  # entries of a round that are not metrics
+
+
+@typed
+def table(
+    runs: Run | str | Path | Iterable[Run | str | Path],
+    per: TableRow = "run",
+    *,
+    metrics: list[str] | tuple[str, ...] | None = None,
+    last: int = 1,
+) -> DataFrame:
+    """Return recorded runs as a pandas DataFrame. `stableair export` writes it to a file.
+
+    The index is the run folder. There is a column for each argument that has several values among the runs, named as
+    on the command line: `receiver` (the component), `receiver.C`, `noise.tau`, `seed`. Then follow, per run, `rounds`
+    (the number of complete rounds) and `diverged`, or, per round, `round` (from 0); and a column for each metric.
+
+    Args:
+        runs: Runs, run folders, or folders that contain run folders.
+        per: Content of a row: "run" or "round".
+        metrics: Metrics to show. None: all that a run recorded.
+        last: Per run: number of last rounds over which a metric is averaged; 1 is the last value. A run that diverged
+            has no metrics.
+
+    Raises:
+        InputError: No run can be read, no run has a complete round, or no run has one of the metrics.
+    """
+    integer("last", last, least=1)
+    every_run, left_out = runs_from(runs)
+    shown = [run for run in every_run if run.rounds]
+    if not shown:
+        raise InputError("nothing to show: no run has a complete round", code="no-rounds")
+    without = [f"{run.folder}: no complete round" for run in every_run if not run.rounds]
+    for metric in texts("metrics", metrics or ()):
+        shown, others = with_metric(shown, metric)
+        without += [f"{run.folder} has no {metric}" for run in others]
+    log_left_out([*left_out, *without])
+    recorded = dict.fromkeys(name for run in shown for name in run.rounds[-1] if name not in NO_METRICS)
+    names = list(recorded if metrics is None else metrics)
+    columns = differing(shown)
+    rows = [
+        row for run in ordered(shown) for row in (_run_rows if per == "run" else _round_rows)(run, columns, names, last)
+    ]
+    return _frame(rows, names)
+
+
+def _frame(rows: list[dict[str, Any]], metrics: list[str]) -> DataFrame:
+    import pandas
+
+    frame = pandas.DataFrame(rows).set_index(TABLE_INDEX)
+    return frame.astype({name: float for name in metrics if frame[name].dtype == object})  # None becomes NaN
+
+
+def _run_rows(run: Run, columns: Iterable[str], metrics: Iterable[str], last: int) -> list[dict[str, Any]]:
+    values = {name: run.mean_of_last(name, last) if name in run.rounds[-1] else None for name in metrics}
+    return [_first_cells(run, columns) | {"rounds": len(run), "diverged": run.diverged is not None} | values]
+
+
+def _round_rows(run: Run, columns: Iterable[str], metrics: Iterable[str], last: int) -> list[dict[str, Any]]:
+    first = _first_cells(run, columns)
+    return [first | {"round": row["round"]} | {name: row.get(name) for name in metrics} for row in run.rounds]
+
+
+def _first_cells(run: Run, columns: Iterable[str]) -> dict[str, Any]:
+    values = arguments(run)
+    return {TABLE_INDEX: "" if run.folder is None else str(run.folder)} | {name: values.get(name) for name in columns}
+
+
+@typed
+def export(
+    runs: Run | str | Path | Iterable[Run | str | Path],
+    out: str | Path,
+    per: TableRow = "run",
+    *,
+    metrics: list[str] | tuple[str, ...] | None = None,
+    last: int = 1,
+    force: bool = False,
+) -> Path:
+    """Write recorded runs as a table. `stableair export` calls this function.
+
+    Args:
+        runs: Runs, run folders, or folders that contain run folders.
+        out: File to write: .csv, .parquet (needs the extra "parquet") or .tex (booktabs, without the run folders).
+        per: Content of a row, as for `table`.
+        metrics: Metrics to show, as for `table`.
+        last: Number of last rounds, as for `table`.
+        force: Whether to replace a file that stableair has not made.
+
+    Returns:
+        The path of the table.
+
+    Raises:
+        InputError: The format is unknown, the file cannot be written, or the runs cannot be read.
+        MissingExtraError: .parquet without pyarrow.
+    """
+    path = check_table(out, force)
+    return write_table(table(runs, per, metrics=metrics, last=last), path, force)
+
+
+def check_table(path: str | Path, force: bool = False) -> Path:
+    """Return a path at which a table can be written, in the format of its extension.
+
+    Raises:
+        InputError: The format is unknown; the path is a folder, a file of a run, or without `force` a file that
+            stableair has not made.
+        MissingExtraError: .parquet without pyarrow.
+    """
+    path = as_path("the table", path)
+    if path.suffix not in FORMATS:
+        text = f"cannot write {path}: its extension must be {', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
+        raise InputError(text, code="unknown-format", path=path, allowed=list(FORMATS))
+    if path.suffix == ".parquet":
+        require("pyarrow", "parquet")
+    return check_output(path, force)
+
+
+def write_table(frame: DataFrame, path: str | Path, force: bool = False, tex: str | None = None) -> Path:
+    """Write a DataFrame in the format of the path's extension; missing folders are created.
+
+    Args:
+        frame: The table.
+        path: The file.
+        force: Whether to replace a file that stableair has not made.
+        tex: The content of a .tex file. None: the columns of the table.
+
+    Raises:
+        InputError: The format is unknown or the file cannot be written.
+    """
+    path = check_table(path, force)
+    frame.attrs["generator"] = GENERATOR  # Parquet keeps it
+    if path.suffix == ".csv":
+        content = frame.to_csv().encode()
+    elif path.suffix == ".parquet":
+        content = _parquet(frame)
+    else:
+        content = f"% {GENERATOR}\n{to_latex(frame) if tex is None else tex}".encode()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return write_whole(path, content)
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror}", code="cannot-write", path=path) from None
+
+
+def to_latex(frame: DataFrame) -> str:
+    """The columns of a table as LaTeX for the package booktabs."""
+    return frame.to_latex(index=False, escape=True, float_format="%.4g", na_rep="--")
+
+
+def _parquet(frame: DataFrame) -> bytes:
+    """The table as Parquet; a column of numbers and texts, such as 1 and auto, becomes a column of texts."""
+    mixed = [name for name in frame if frame[name].map(type).nunique() > 1 and frame[name].dtype == object]
+    buffer = BytesIO()
+    frame.astype(dict.fromkeys(mixed, str)).to_parquet(buffer)
+    return buffer.getvalue()

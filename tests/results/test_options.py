@@ -1,0 +1,125 @@
+"""Options that runs, sweeps, searches and comparisons share: trackers and the progress bar."""
+
+import sys
+
+import pytest
+
+import stableair as sa
+from helpers.callbacks import Hooks
+from helpers.errors import refused
+from helpers.words import words_of
+from stableair.cli.display import EngineDisplay
+from stableair.results import options
+from stableair.results.options import observing
+from stableair.results.progress import ProgressBar, is_interactive
+from stableair.results.trackers import TRACKERS, Tracker
+
+CALLS = {
+    "run": lambda e, folder, **more: sa.run(e, folder, **more),
+    "sweep": lambda e, folder, **more: sa.sweep([e], folder, **more),
+    "compare": lambda e, folder, **more: sa.compare([e, e.with_(receiver="none()")], folder, **more),
+    "search": lambda e, folder, **more: sa.search(e, {"receiver.C": "1,2"}, folder, trials=2, **more),
+}
+
+
+@pytest.fixture
+def logged(monkeypatch):
+    """Two trackers that note what they are given: (tracker, what)."""
+    notes = []
+
+    def tracker(tracker_name):
+        class Noting(Tracker):
+            name = tracker_name
+
+            def __init__(self, folder):
+                self.folder, self.active = folder, False
+
+            def _open(self, experiment):
+                notes.append((self.name, "open"))
+
+            def _log(self, metrics, k):
+                notes.append((self.name, k))
+
+            def _close(self):
+                notes.append((self.name, "close"))
+
+        return Noting
+
+    for name in ("tensorboard", "mlflow"):
+        monkeypatch.setitem(TRACKERS, name, tracker(name))
+    return notes
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_several_trackers_at_once(name, logged, tiny, tmp_path):
+    CALLS[name](tiny.with_(rounds=2), tmp_path / "r", track=["tensorboard", "mlflow", "mlflow"])
+    for tracker in ("tensorboard", "mlflow"):
+        noted = [what for who, what in logged if who == tracker]
+        assert noted == ["open", 0, 1, "close"] * (1 if name in ("run", "sweep") else 2)
+
+
+@pytest.mark.parametrize("words", [["run"], ["sweep"], ["compare", "receiver=mac(C=1),none", "--seeds", 1]])
+def test_trackers_on_the_command_line(words, logged, command, tiny):
+    name, *more = words
+    code, _, errors = command(
+        name,
+        *words_of(tiny),
+        *more,
+        "--track",
+        "tensorboard",
+        "--track",
+        "mlflow",
+        "-o",
+        "r",
+    )
+    assert (code, errors.replace("note: receiver is given twice: mac(C=1),none replaces mac(C=1)\n", "")) == (0, "")
+    assert {who for who, _ in logged} == {"tensorboard", "mlflow"}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_invalid_options_are_refused_before_anything_is_computed(name, tiny, tmp_path):
+    refused("unknown-value", CALLS[name], tiny, tmp_path / "r", track="tensorbord")
+    refused("wrong-type", CALLS[name], tiny, tmp_path / "r", track=3)
+    assert refused("unknown-option", CALLS[name], tiny, tmp_path / "r", patients=3).fields["name"] == "patients"
+    assert not list(tmp_path.iterdir())
+    refused("needs-folder", sa.run, tiny, track="tensorboard")
+
+
+def test_the_progress_bar_is_for_people_only(monkeypatch, tiny, capsys):
+    assert not is_interactive()
+    sa.run(tiny)
+    assert capsys.readouterr().out == ""
+    made = []
+    monkeypatch.setattr(
+        options, "ProgressBar", lambda experiments: made.append(experiments) or ProgressBar(experiments)
+    )
+    monkeypatch.setattr(options, "is_interactive", lambda: True)
+    sa.run(tiny, progress=False)
+    sa.run(tiny, callbacks=[EngineDisplay()])  # the command displays the rounds itself
+    assert made == []
+    sa.run(tiny, callbacks=[Hooks()])
+    assert made == [1]
+
+
+@pytest.mark.parametrize(("name", "experiments"), [("sweep", 1), ("compare", 2), ("search", 2)])
+def test_one_bar_for_all_experiments(name, experiments, monkeypatch, tiny, tmp_path):
+    bars = []
+
+    def bar(number):
+        bars.append(ProgressBar(number))
+        return bars[-1]
+
+    monkeypatch.setattr(options, "ProgressBar", bar)
+    CALLS[name](tiny, tmp_path / "r", progress=True)
+    (only,) = bars
+    assert only.experiments == experiments
+    assert only.bars.tasks[-1].completed == 4
+    assert "accuracy 0." in only.bars.tasks[-1].fields["text"]
+    assert experiments == 1 or only.bars.tasks[0].completed == experiments
+
+
+def test_a_terminal_is_interactive(monkeypatch):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    assert is_interactive()
+    with observing([], {}, None) as observer:
+        assert isinstance(observer.callbacks[0], ProgressBar)

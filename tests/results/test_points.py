@@ -1,0 +1,109 @@
+"""Plots of a metric against an argument."""
+
+import math
+
+import numpy as np
+import pytest
+from matplotlib.colors import to_rgb
+from scipy import stats
+
+import stableair as sa
+from stableair.results.points import settled
+from stableair.results.run import Run
+
+
+def made(accuracy, metric="test/accuracy", **settings):
+    rows = [{"round": k, metric: a} for k, a in enumerate(accuracy)]
+    return Run(sa.Experiment().with_(**settings).to_record(), rows)
+
+
+def grid(*values, **more):
+    """Three seeds at each value of C; the accuracy is 0.1, 0.2 and 0.6 above a tenth of the position of the value."""
+    return [
+        made([0.0, i / 10 + a], receiver=f"mac(C={C})", seed=seed, **more)
+        for i, C in enumerate(values)
+        for seed, a in enumerate((0.1, 0.2, 0.6))
+    ]
+
+
+def bars(axes):
+    """The half lengths of the error bars of a line."""
+    (container,) = axes.containers
+    return [np.ptp(segment[:, 1]) / 2 for segment in container[2][0].get_segments()]
+
+
+def names(axes):
+    return [text.get_text() for text in axes.get_legend().get_texts()]
+
+
+def test_a_point_is_the_mean_over_the_seeds_at_its_value():
+    axes = sa.plot(grid(10, 0.1, 1), x="receiver.C").axes[0]
+    (line,) = axes.lines[:1]
+    assert list(line.get_xdata()) == [0.1, 1, 10]
+    np.testing.assert_allclose(line.get_ydata(), [0.4, 0.5, 0.3])
+    assert line.get_marker() == "o"
+    assert axes.get_xlabel() == "clipping threshold $C$"
+
+
+@pytest.mark.parametrize(
+    ("band", "factor"), [("std", 1), ("sem", 1 / 3**0.5), ("ci95", stats.t.ppf(0.975, 2) / 3**0.5)]
+)
+def test_bars_and_bands_over_seeds(band, factor):
+    half = factor * np.std([0.1, 0.2, 0.6], ddof=1)
+    np.testing.assert_allclose(bars(sa.plot(grid(1, 2), x="receiver.C", band=band).axes[0]), [half] * 2)
+    (collection,) = sa.plot(grid(1), band=band).axes[0].collections
+    assert np.ptp(collection.get_paths()[0].vertices[:, 1][-3:]) > 0
+    last = [y for x, y in collection.get_paths()[0].vertices if x == 2]
+    assert (min(last), max(last)) == (pytest.approx(0.3 - half), pytest.approx(0.3 + half))
+
+
+@pytest.mark.parametrize(
+    ("values", "scale"),
+    [((0.01, 0.1, 1), "log"), ((0.1, 0.2, 0.3), "linear"), ((1, 100), "log"), (range(1, 40, 5), "linear")],
+)
+def test_the_axis_is_linear_or_logarithmic_by_its_values(values, scale):
+    assert sa.plot(grid(*values), x="receiver.C").axes[0].get_xscale() == scale
+
+
+def test_runs_without_a_number_are_horizontal_lines_and_the_legend_is_in_order():
+    ideal = {"fading": "unit()", "noise": "none()", "receiver": "none()"}
+    runs = [made([0.0, 0.7], **ideal), *grid(1, 2), *grid("auto"), made([0.0, 0.6], receiver="none()")]
+    axes = sa.plot(runs, x="receiver.C", style="dark").axes[0]
+    assert names(axes) == ["mac (3 seeds)", "ideal", "none()", "mac(C=auto) (3 seeds)"]
+    heights = {line.get_label(): set(line.get_ydata()) for line in axes.lines[1:]}
+    assert (heights["ideal"], heights["none()"]) == ({0.7}, {0.6})
+    labelled = sa.plot(runs, x="receiver.C", labels=["MAC", "I", "N", "A"]).axes[0]
+    assert names(labelled) == ["MAC", "I", "N", "A"]
+    assert [line.get_label() for line in labelled.lines if set(line.get_ydata()) == {0.6}] == ["N"]
+
+
+def test_several_lines_have_sequential_colours_if_they_are_ordered():
+    runs = [run for tau in (0.3, 0.1, 0.2) for run in grid(1, 2, **{"noise.tau": tau})]
+    axes = sa.plot(runs, x="receiver.C").axes[0]
+    assert [name.split(" (3")[0] for name in names(axes)] == [f"sas(tau={tau})" for tau in (0.1, 0.2, 0.3)]
+    lines = [line for line in axes.lines if line.get_label() in names(axes)]
+    green = [to_rgb(line.get_color())[1] for line in lines]
+    assert green == sorted(green), "that of viridis rises"
+    assert {line.get_linestyle() for line in lines} == {"-"}
+
+
+def test_texts_are_on_an_axis_of_texts_without_a_line_between_them():
+    runs = [made([0.5], receiver=spec, seed=seed) for spec in ("mac(C=2)", "none()") for seed in (0, 1)]
+    axes = sa.plot(runs, x="receiver").axes[0]
+    assert list(axes.lines[0].get_xdata()) == ["mac(C=2)", "none()"]
+    assert axes.lines[0].get_linestyle() == "None"
+
+
+def test_a_run_that_diverged_counts_as_accuracy_0_and_has_no_other_metric():
+    for metric, value in (("test/accuracy", 0.0), ("validation/accuracy", 0.0), ("test/loss", math.nan)):
+        run = made([0.5, None], metric)
+        run.rounds[-1]["diverged"] = True
+        np.testing.assert_equal(settled(run, metric), value)
+    assert settled(made([0.0] * 10 + [0.4, 0.6] * 5), "test/accuracy") == pytest.approx(0.5)
+    assert math.isnan(settled(made([None, None], "channel/snr_db"), "channel/snr_db")), "no interference, no SNR"
+
+
+def test_an_unknown_argument_is_refused():
+    with pytest.raises(sa.InputError) as error:
+        sa.plot(grid(1, 2), x="receiver.D")
+    assert (error.value.code, error.value.fields["allowed"]) == ("unknown-x", ["round", "receiver.C", "seed"])

@@ -1,0 +1,125 @@
+"""Early stopping: a function of the recorded rounds; stopped runs are finished, and continue without the rule."""
+
+import json
+
+import pytest
+import torch
+
+import stableair as sa
+from helpers.callbacks import Hooks
+from helpers.errors import refused
+from helpers.runs import Stop, same, stop_after
+from stableair.results.stopping import StoppingRule, stopping_rule
+from stableair.sweeps.workers import SweepProgress
+
+
+def rows(*values, metric="test/accuracy"):
+    return [{"round": k, metric: value} for k, value in enumerate(values)]
+
+
+@pytest.mark.parametrize(
+    ("condition", "met"),
+    [
+        ("test/accuracy > 0.8", False), ("test/accuracy>=0.8", True), ("test/accuracy < 0.3", True),
+        ("test/accuracy < .2", False), ("test/accuracy <= 2e-1", True),
+    ],
+)  # fmt: skip
+def test_a_condition_holds_in_some_round(condition, met):
+    assert StoppingRule(condition).is_met(rows(0.2, None, 0.8, 0.5)) is met
+
+
+@pytest.mark.parametrize(
+    ("values", "met"),
+    [
+        ((0.5, 0.4, 0.3), True), ((0.5, 0.4, 0.6), False), ((0.5, 0.5, 0.5), True), ((0.5, None, 0.4), True),
+        ((0.5, 0.4), False), ((None, 0.5, 0.4), False), ((0.1, 0.5, 0.4, 0.3, 0.9), True), ((), False),
+    ],
+)  # fmt: skip
+def test_patience_counts_rounds_without_a_better_value(values, met):
+    assert StoppingRule(patience=2, monitor="test/accuracy").is_met(rows(*values)) is met
+    losses = [None if value is None else -value for value in values]
+    assert StoppingRule(patience=2, monitor="test/loss").is_met(rows(*losses, metric="test/loss")) is met
+
+
+@pytest.mark.parametrize(
+    ("code", "options"),
+    [
+        ("invalid-condition", {"stop": "test/accuracy"}), ("invalid-condition", {"stop": "test/accuracy == 1"}),
+        ("invalid-condition", {"stop": "test/accuracy > high"}), ("unknown-metric", {"stop": "validation/loss < 1"}),
+        ("unknown-metric", {"monitor": "validation/loss"}), ("out-of-range", {"patience": -1}),
+        ("wrong-type", {"patience": 1.5}), ("wrong-type", {"stop": 0.9}),
+    ],
+)  # fmt: skip
+def test_invalid_rules_are_refused_before_anything_is_computed(code, options, tiny, tmp_path):
+    refused(code, sa.run, tiny, tmp_path / "a", **options)
+    refused(code, sa.sweep, [tiny], tmp_path / "s", **options)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_metric_that_is_not_recorded_is_refused(tiny):
+    assert "channel/senders" in refused("unknown-metric", sa.run, tiny, stop="test/acc > 1").fields["recorded"]
+
+
+def test_a_stopped_run_is_finished_until_it_is_run_without_the_rule(tiny, tmp_path, monkeypatch):
+    whole = sa.run(tiny, tmp_path / "whole")
+    rule = {"stop": f"train/loss <= {whole['train/loss'][1]}"}
+    stopped = sa.run(tiny, tmp_path / "a", **rule)
+    assert (len(stopped), sa.load(tmp_path / "a").stopped, whole.stopped) == (2, True, False)
+    assert stopped.rounds[1]["test/loss"] == whole.rounds[1]["test/loss"]
+    with monkeypatch.context() as patch:
+        patch.setattr("stableair.runner.build", lambda *_: pytest.fail("computed again"))
+        assert len(sa.run(tiny, tmp_path / "a", resume=True, **rule)) == 2
+    longer = sa.run(tiny, tmp_path / "a", resume=True)
+    assert same(longer, whole)
+    assert not sa.load(tmp_path / "a").stopped
+
+
+def test_a_rule_that_recorded_rounds_already_satisfy_is_recorded(tiny, tmp_path):
+    with pytest.raises(Stop):
+        sa.run(tiny, tmp_path, callbacks=[Hooks(round=stop_after(1))])
+    assert not sa.load(tmp_path).stopped
+    run = sa.run(tiny, tmp_path, resume=True, stop="test/loss > 0")
+    assert (len(run), run.stopped, sa.load(tmp_path).stopped) == (2, True, True)
+
+
+def test_an_interrupted_run_stops_where_an_uninterrupted_one_does(tiny, tmp_path):
+    e = tiny.with_(rounds=12)
+    options = {"patience": 2, "monitor": "channel/snr_db"}
+    whole = sa.run(e, **options)
+    assert 3 <= len(whole) < 12
+    with pytest.raises(Stop):
+        sa.run(e, tmp_path, callbacks=[Hooks(round=stop_after(1))], **options)
+    assert same(sa.run(e, tmp_path, resume=True, **options), whole)
+
+
+def test_the_rule_is_no_part_of_the_experiment(tiny, tmp_path):
+    stopped = sa.run(tiny, tmp_path, stop="test/loss > 0")
+    assert stopped.experiment.id() == tiny.id()
+    assert json.loads((tmp_path / "environment.json").read_text())[0]["stopping"]["stop"] == "test/loss > 0"
+
+
+def test_stopped_runs_count_in_comparisons_and_in_the_progress_of_a_sweep(tiny, tmp_path):
+    plan = [tiny, tiny.with_(receiver="none()")]
+    sa.run(plan[1], tmp_path / plan[1].name)
+    assert len(sa.run(plan[0], tmp_path / plan[0].name, stop="test/loss > 0")) == 1
+    lines = next(iter(sa.compare(tmp_path).lines.values()))
+    assert {len(line.runs[0]) for line in lines} == {1, 4}
+    assert all(one.finished for one in SweepProgress(plan, tmp_path).refresh())
+
+
+@pytest.mark.parametrize("call", [sa.sweep, sa.compare])
+def test_sweeps_and_comparisons_stop_their_runs(call, tiny, tmp_path):
+    plan = [tiny, tiny.with_(receiver="none()")]
+    call(plan, tmp_path, stop="test/loss > 0", keep_best=True)
+    assert [len(sa.load(tmp_path / one.name)) for one in plan] == [1, 1]
+    assert all(torch.equal(run.best.state.model.w, run.state.model.w) for run in map(sa.load, tmp_path.iterdir()))
+
+
+def test_a_search_stops_its_trials(tiny, tmp_path):
+    result = sa.search(tiny, {"receiver.C": "1,2"}, tmp_path, stop="validation/loss > 0", trials=2)
+    assert [trial.rounds for trial in result.trials] == [1, 1]
+    refused("unknown-metric", sa.search, tiny, {"receiver.C": "1,2"}, tmp_path / "b", stop="test/loss > 0")
+
+
+def test_the_default_metric_is_the_accuracy_of_the_evaluated_split():
+    assert stopping_rule("", 3, "", "validation").monitor == "validation/accuracy"

@@ -1,0 +1,88 @@
+"""A comparison as a DataFrame and as a LaTeX table."""
+
+import numpy as np
+import pandas
+import pytest
+
+import stableair as sa
+from stableair.comparisons import comparison
+from stableair.results.run import Run
+
+
+def made(accuracy, **settings):
+    return Run(sa.Experiment(**settings).to_record(), [{"round": 0, "test/accuracy": accuracy, "seconds": 2.0}])
+
+
+LEVELS = {"mac(C=1)": (0.8, 0.6), "clip(C=1)": (0.7, 0.3), "quantile_clip(q=0.9)": (0.2, 0.1)}
+RUNS = [
+    made(level + offset, receiver=receiver, noise=noise, seed=seed)
+    for receiver, levels in LEVELS.items()
+    for level, noise in zip(levels, ("none()", "sas(alpha=1.5, tau=0.3)"), strict=True)
+    for seed, offset in enumerate((0.01, -0.03))
+]
+
+
+def test_a_row_per_line():
+    found = comparison(RUNS)
+    frame = found.to_pandas()
+    assert frame["channel"].tolist() == ["none()"] * 3 + ["sas(alpha=1.5, tau=0.3)"] * 3
+    second = frame.iloc[1]
+    assert (second["receiver"], second["seeds"], second["diverged"]) == ("clip(C=1)", 2, 0)
+    assert second["accuracy"] == pytest.approx(0.69)
+    assert second["std"] == pytest.approx(np.std([0.71, 0.67], ddof=1))
+    assert second[["behind", "low", "high"]].tolist() == pytest.approx([0.1, 0.1, 0.1])
+    assert frame["behind"].isna().tolist() == [True, False, False] * 2, "the best is behind none"
+
+
+def test_behind_has_the_sign_of_the_printed_table():
+    runs = [made(0.5, receiver="mac(C=1)", seed=i) for i in range(3)]
+    runs += [made(0.6, receiver="clip(C=1)", seed=0), made(0.1, receiver="clip(C=1)", seed=7)]
+    behind = comparison(runs).to_pandas().set_index("receiver")["behind"]["clip(C=1)"]
+    assert behind == pytest.approx(-0.1), "on the shared seed it is better"
+    assert "-10.00" in str(comparison(runs))
+
+
+def test_latex_has_a_row_per_receiver_and_the_best_in_bold():
+    lines = comparison(RUNS).to_latex().splitlines()
+    assert [lines[i] for i in (1, 3, -2)] == ["\\toprule", "\\midrule", "\\bottomrule"]
+    assert lines[2] == " & none() & sas(alpha=1.5, tau=0.3) \\\\"
+    assert lines[4] == "mac(C=1) & \\textbf{79.00 $\\pm$ 2.83} & \\textbf{59.00 $\\pm$ 2.83} \\\\"
+    assert lines[6] == "quantile\\_clip(q=0.9) & 19.00 $\\pm$ 2.83 & 9.00 $\\pm$ 2.83 \\\\"
+    assert "\n".join(lines).count("textbf") == 2
+
+
+def test_a_receiver_without_a_run_on_a_channel_has_a_dash():
+    found = comparison(
+        [run for run in RUNS if run.settings["receiver"] != "clip(C=1)" or run.settings["noise"] == "none()"]
+    )
+    assert "clip(C=1) & 69.00 $\\pm$ 2.83 & --" in found.to_latex()
+
+
+def test_labels_replace_names_and_keep_formulas():
+    labels = {"mac(C=1)": "MAC_1, $C_1$", "none()": "no noise"}
+    text = comparison(RUNS).to_latex(labels)
+    assert "MAC\\_1, $C_1$ & \\textbf{79.00" in text
+    assert " & no noise & sas(" in text
+    for wrong, code in (({"mac(C=2)": "x"}, "unknown-label"), ({"mac(C=1)": "x", "clip(C=1)": "x"}, "duplicate-label")):
+        with pytest.raises(sa.InputError) as error:
+            comparison(RUNS).to_latex(wrong)
+        assert error.value.code == code
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet", "tex"])
+def test_a_file_replaces_its_older_version_only(ending, tmp_path):
+    found, path = comparison(RUNS), tmp_path / f"a.{ending}"
+    for _ in range(2):
+        found.save(path)
+    path.write_text("mine")
+    with pytest.raises(sa.InputError) as error:
+        found.save(path)
+    assert error.value.code == "file-exists"
+    found.save(path, force=True)
+    if ending == "tex":
+        assert path.read_text().endswith(found.to_latex())
+    else:
+        read = {"csv": pandas.read_csv, "parquet": pandas.read_parquet}[ending](path)
+        pandas.testing.assert_frame_equal(
+            read.reset_index()[list(found.to_pandas())], found.to_pandas(), check_dtype=False
+        )
