@@ -40,7 +40,7 @@ def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> st
     if page.file.src_uri in OUTSIDE:
         markdown = markdown.replace("](docs/", "](")
     for path in OUTSIDE:  # in the source they lie beside docs/, on the site beside the pages
-        markdown = markdown.replace(f"](../{path})", f"]({path})")
+        markdown = markdown.replace(f"](../{path}", f"]({path}")
     if page.file.src_uri == "examples.md":
         markdown = SCRIPT.sub(_with_its_code, markdown)
     markdown = PICTURE.sub(lambda image: _with_dark_version(image, Path(page.file.src_uri).parent), markdown)

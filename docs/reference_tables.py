@@ -14,7 +14,7 @@ from stableair.experiment import COMPONENT_SETTINGS, SETTING_FIELDS, registry
 from stableair.validation import type_name
 
 CODE = re.compile(r"[a-z]+(?:-[a-z]+)*")
-ESCAPED_BAR = r"\|"
+BAR, ESCAPED_BAR = re.compile(r"\|(?=[^`]*(?:`[^`]*`[^`]*)*$)"), r"\\|"  # not within `code`
 SOURCE = Path(__file__).parents[1] / "src/stableair"
 
 
@@ -36,11 +36,10 @@ def _setting(name: str) -> tuple[str, ...]:
 def components() -> Iterator[str]:
     """A section per kind of component, with the signature and the summary of each component."""
     for plural, setting in KINDS.items():
-        yield f"## {plural.capitalize()} {{ #{plural} }}\n"
-        yield f"Setting: `{setting}`.\n" if setting in COMPONENT_SETTINGS else f"Argument: `{setting}`.\n"
-        yield from table(
-            ("component", "description"), ((f"`{e.typed_signature}`", e.summary) for e in registry(setting))
-        )
+        yield f"## `{setting}` {{ #{plural} }}\n"
+        yield f"{SETTING_FIELDS[setting].metadata['help'] if setting in SETTING_FIELDS else 'Argument of a channel.'}\n"
+        rows = ((f"`{entry.typed_signature}`", entry.summary) for entry in registry(setting))
+        yield from table(("component", "description"), rows)
         yield ""
 
 
@@ -149,7 +148,7 @@ def table(head: Iterable[str], rows: Iterable[tuple[str, ...]]) -> Iterator[str]
     yield f"| {' | '.join(head)} |"
     yield "|" + "---|" * len(head)
     for row in rows:
-        yield f"| {' | '.join(cell.replace('|', ESCAPED_BAR) for cell in row)} |"
+        yield f"| {' | '.join(BAR.sub(ESCAPED_BAR, cell) for cell in row)} |"
 
 
 TABLES = {"commands": commands, "settings": settings, "components": components, "errors": errors}
