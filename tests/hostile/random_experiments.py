@@ -32,6 +32,7 @@ from helpers.runs import Stop, stop_after
 from stableair.builder import build
 from stableair.contracts import Upload
 from stableair.engine import accelerate, choose
+from stableair.training.reference import threads
 
 ENGINES = "auto", "reference"
 BATCH = 25  # experiments of one start of torchrun
@@ -173,7 +174,8 @@ def failures(numbers, counts):
         for number in numbers:
             counts["experiments"] += 1
             try:
-                alone[number] = outcomes, how = check_alone(number, folder)
+                with threads(1):  # as many as torchrun gives to a rank
+                    alone[number] = outcomes, how = check_alone(number, folder)
             except Exception:
                 yield number, traceback.format_exc()
                 continue
