@@ -483,9 +483,9 @@ def with_metric(runs: list[Run], metric: str) -> tuple[list[Run], list[Run]]:
     Raises:
         InputError: No run recorded the metric.
     """
-    recorded = [run for run in runs if run.rounds and metric in run.rounds[0]]
+    recorded = [run for run in runs if run.rounds and metric in run.rounds[-1]]  # the first round may lack it
     if not recorded:
-        known = sorted({name for run in runs for row in run.rounds[:1] for name in row})
+        known = sorted({name for run in runs for row in run.rounds[-1:] for name in row})
         hint = suggest(metric, known) if known else "no round is complete yet"
         text = f"metric {metric!r} was not recorded; {hint}"
         raise InputError(text, code="unknown-metric", metric=metric, recorded=known)
