@@ -118,7 +118,12 @@ class Run:
 
     def settled(self, metric: str) -> float:
         """Mean of a metric over the last ten rounds, at most half of the run; 0 for a run that diverged."""
-        return self.mean_of_last(metric, min(LAST, max(1, len(self) // 2))) or 0.0
+        return self.mean_of_last(metric, self.settled_rounds) or 0.0
+
+    @property
+    def settled_rounds(self) -> int:
+        """Number of last rounds over which `settled` averages."""
+        return min(LAST, max(1, len(self) // 2))
 
     def mean_of_last(self, metric: str, rounds: int) -> float | None:
         """Mean of a metric over some last rounds; None for a run that diverged or did not record it in these rounds."""
