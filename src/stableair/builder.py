@@ -281,7 +281,7 @@ def receiving_side(e: Experiment, layout: Layout, norms: Layout, divisor: float 
     calls = {name: e.call(name) for name in ("channel", *assembly.PARTS)}
     channel = assembly.assemble(calls, receiver.pilots, norms, divisor)
     step = e.call("server")
-    if "lr" in step.parameters and step.full().arguments["lr"] is None:
+    if _has_clients_lr(step):
         step = step.with_("lr", e.lr if e.payload == "gradient" else 1.0)
     return ReceivingSide(channel, receiver, as_server_rule(step()))
 
@@ -291,10 +291,14 @@ def server_share(e: Experiment) -> Schedule:
 
     With payload "gradient", w_k - w_{k,n} is eta_k times the payload; so the server multiplies by the same eta_k.
     """
-    step = e.call("server")
-    follows = "lr" in step.parameters and step.full().arguments["lr"] is None and e.payload == "gradient"
+    follows = _has_clients_lr(e.call("server")) and e.payload == "gradient"
     share: Schedule = e.call("lr_decay")() if follows else full_rate
     return share
+
+
+def _has_clients_lr(server: Call) -> bool:
+    """Whether a server has a learning rate that is not set."""
+    return "lr" in server.parameters and server.full().arguments["lr"] is None
 
 
 def start_state(model: ModelState, side: ReceivingSide) -> State:

@@ -129,7 +129,7 @@ def _run(
         sim = ranks.shard(sim)
         algorithm = profiled if control.profile else simulate
         rounds = _attributed(algorithm(sim, state, experiment.rounds, start=previous.rounds), experiment)
-        metadata = _metadata(experiment, sim, engine | control.record())
+        metadata = _metadata(experiment, sim, engine | control.record() | control.record_best(lock, previous))
         with (
             closing(recorded(rounds, lock, metadata, previous, checkpoint_every)) as recording,
             _advise_on_chunk(engine),

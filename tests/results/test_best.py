@@ -51,6 +51,17 @@ def test_a_run_that_has_one_keeps_it_up_to_date_and_a_damaged_one_is_replaced(ti
     assert longer.best.rounds == best_round(longer, "train/loss", min) + 1
 
 
+@pytest.mark.parametrize("keep_best", [False, True])
+def test_a_resumed_run_keeps_the_metric(keep_best, tiny, tmp_path):
+    """With a different metric after the resumption, the file would be the best round of neither."""
+    metric = "channel/snr_db"
+    runs = {"a": sa.run(tiny, tmp_path / "whole", keep_best=True, monitor=metric)}
+    for stopped in range(1, 4):
+        sa.run(tiny.with_(rounds=stopped), tmp_path / str(stopped), keep_best=True, monitor=metric)
+        runs[str(stopped)] = sa.run(tiny, tmp_path / str(stopped), resume=True, keep_best=keep_best)
+    assert {run.best.rounds for run in runs.values()} == {best_round(runs["a"], metric, max) + 1}
+
+
 def test_the_last_round_before_a_resumption_competes(tiny, tmp_path):
     monitor = "gradient/norm"
     k = best_round(sa.run(tiny), monitor, max)

@@ -1,16 +1,19 @@
 """Options that runs, sweeps, searches and comparisons share: trackers and the progress bar."""
 
+import inspect
 import sys
+from typing import get_type_hints
 
 import pytest
 
 import stableair as sa
 from helpers.callbacks import Hooks
 from helpers.errors import refused
-from helpers.words import words_of
+from helpers.words import but, words_of
 from stableair.cli.display import EngineDisplay
+from stableair.cli.main import COMMANDS
 from stableair.results import options
-from stableair.results.options import observing
+from stableair.results.options import RunOptions, observing
 from stableair.results.progress import ProgressBar, is_interactive
 from stableair.results.trackers import TRACKERS, Tracker
 
@@ -74,6 +77,20 @@ def test_trackers_on_the_command_line(words, logged, command, tiny):
     )
     assert (code, errors.replace("note: receiver is given twice: mac(C=1),none replaces mac(C=1)\n", "")) == (0, "")
     assert {who for who, _ in logged} == {"tensorboard", "mlflow"}
+
+
+@pytest.mark.parametrize("name", ["run", "search", "sweep", "compare"])
+def test_every_option_is_one_of_the_command(name):
+    """The commands display the progress themselves."""
+    assert get_type_hints(RunOptions).keys() - {"progress"} <= inspect.signature(COMMANDS[name]).parameters.keys()
+
+
+@pytest.mark.parametrize("name", ["sweep", "compare"])
+def test_a_profile_of_many_runs(name, command, tiny, tmp_path):
+    words = but(words_of(tiny.with_(rounds=1)), "receiver=mac(C=1),none")
+    code, _, errors = command(name, *words, "--seeds", 1, "--profile", "-o", "r")
+    assert (code, errors) == (0, "")
+    assert all(run["seconds/training"][0] > 0 for run in sa.load("r"))
 
 
 @pytest.mark.parametrize("name", CALLS)

@@ -151,6 +151,13 @@ def test_runs_without_the_metric_are_returned_separately():
     assert with_metric(runs, "test/accuracy") == (runs[:1], runs[1:])
 
 
+def test_a_metric_may_be_missing_in_the_first_round():
+    """No client was received in it, or the run was continued with a profile."""
+    run = made([0.5, 0.6])
+    run.rounds[1]["receiver/C"] = 1.0
+    assert with_metric([run], "receiver/C") == ([run], [])
+
+
 def test_a_large_loss_makes_the_axis_logarithmic_and_many_lines_put_the_legend_below():
     runs = [made([1.0], clients=n) for n in range(1, 9)]
     for run in runs:

@@ -37,6 +37,10 @@ KeepBest = Annotated[
 Track = Annotated[
     list[str] | None, typer.Option(help="Also log to a tracker: tensorboard, wandb or mlflow; may be repeated.")
 ]
+Profile = Annotated[
+    bool,
+    typer.Option("--profile", help="Record the seconds of each step of a round, and peak memory; `run` prints them."),
+]
 Force = Annotated[bool, typer.Option("--force", help="Replace files that stableair has not made.")]
 Folders = Annotated[
     list[Path], typer.Argument(metavar="DIR...", help="Run folders, or folders that contain run folders.")
@@ -105,7 +109,7 @@ def drop_unset(**options: Any) -> dict[str, Any]:
 
 
 def run_options(
-    stop: str, patience: int, monitor: str, keep_best: bool, track: list[str] | None, profile: bool = False
+    stop: str, patience: int, monitor: str, keep_best: bool, track: list[str] | None, profile: bool
 ) -> "RunOptions":
     """The options that observe or stop runs; the commands display the progress themselves."""
     return {

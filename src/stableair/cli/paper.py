@@ -29,6 +29,13 @@ if TYPE_CHECKING:
     from stableair.experiment import Experiment
     from stableair.results.run import Run
 
+Published = Annotated[
+    bool, typer.Option("--published", help="Draw the runs that come with the package: needs no GPU and no data.")
+]
+Overlay = Annotated[
+    list[Path] | None, typer.Option(metavar="DIR", help="With --published: draw your runs over the published ones.")
+]
+
 
 def figure(
     name: Annotated[str, typer.Argument(help="fig2, fig3a to fig3f, fig4a to fig4c, interval.")],
@@ -49,12 +56,8 @@ def figure(
     c: Annotated[float | None, typer.Option("--C", help="MAC's threshold, instead of a search.")] = None,
     max_norm: Annotated[float | None, typer.Option(help="GNC's threshold, instead of a search.")] = None,
     search_each: Annotated[bool, typer.Option("--search-each", help="Fig. 4: search C for every curve.")] = False,
-    published: Annotated[
-        bool, typer.Option("--published", help="Draw the runs that come with the package: needs no GPU and no data.")
-    ] = False,
-    overlay: Annotated[
-        list[Path] | None, typer.Option(metavar="DIR", help="With --published: draw your runs over the published ones.")
-    ] = None,
+    published: Published = False,
+    overlay: Overlay = None,
     metric: Annotated[
         str,
         typer.Option(help="With --published: metric to draw instead of the figure's.", show_default=False),

@@ -17,6 +17,7 @@ from stableair.cli.options import (
     Patience,
     Plugin,
     PluginChanged,
+    Profile,
     Stop,
     Track,
     drop_unset,
@@ -55,9 +56,7 @@ def run(
     monitor: Monitor = "",
     keep_best: KeepBest = False,
     track: Track = None,
-    profile: Annotated[
-        bool, typer.Option("--profile", help="Record and print the seconds of each step of a round, and peak memory.")
-    ] = False,
+    profile: Profile = False,
     data_dir: DataDir = None,
     plugin: Plugin = None,
     plugin_changed: PluginChanged = "refuse",
@@ -136,6 +135,7 @@ def search(
     monitor: Monitor = "",
     keep_best: KeepBest = False,
     track: Track = None,
+    profile: Profile = False,
     device: Device = None,
     data_dir: DataDir = None,
     plugin: Plugin = None,
@@ -153,7 +153,7 @@ def search(
     with advise_on_stop("the same command continues from here"), TrialDisplay(list(spaces)) as display:
         result = sa.search(
             base, spaces, out, trials=trials, seeds=seeds, plugin_changed=changed, callbacks=[display],
-            **run_options(stop, patience, monitor, keep_best, track),
+            **run_options(stop, patience, monitor, keep_best, track, profile),
         )  # fmt: skip
     assert result.folder is not None
     print(f"best: {result.winner}")

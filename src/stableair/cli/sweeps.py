@@ -19,6 +19,7 @@ from stableair.cli.options import (
     Patience,
     Plugin,
     PluginChanged,
+    Profile,
     Stop,
     Track,
     drop_unset,
@@ -41,6 +42,11 @@ if TYPE_CHECKING:
 
 ADVICE = "every complete round is recorded; the same command continues from there"
 Parallel = Annotated[int, typer.Option(min=1, max=1000, help="Number of worker processes.")]
+SlurmOption = Annotated[
+    list[str] | None,
+    typer.Option(metavar="KEY=VALUE", help="Option of the SLURM jobs: partition=gpu, time=120 (minutes), ..."),
+]
+Ray = Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Address of a Ray cluster to use, or auto.")]
 
 
 def sweep(
@@ -57,13 +63,8 @@ def sweep(
     ] = None,
     parallel: Parallel = 1,
     slurm: Annotated[bool, typer.Option("--slurm", help="Submit an array of --parallel SLURM jobs instead.")] = False,
-    slurm_option: Annotated[
-        list[str] | None,
-        typer.Option(metavar="KEY=VALUE", help="Option of the SLURM jobs: partition=gpu, time=120 (minutes), ..."),
-    ] = None,
-    ray: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="Address of a Ray cluster to use, or auto.")
-    ] = None,
+    slurm_option: SlurmOption = None,
+    ray: Ray = None,
     cpus: Annotated[float, typer.Option(min=0, help="CPUs per Ray task.")] = 1,
     gpus: Annotated[float, typer.Option(min=0, help="GPUs per Ray task, such as 0.5.")] = 0,
     stop: Stop = "",
@@ -71,6 +72,7 @@ def sweep(
     monitor: Monitor = "",
     keep_best: KeepBest = False,
     track: Track = None,
+    profile: Profile = False,
     device: Device = None,
     data_dir: DataDir = None,
     plugin: Plugin = None,
@@ -83,7 +85,7 @@ def sweep(
 
     check_cluster(slurm, slurm_option, ray)
     changed = plugin_change(plugin_changed)
-    options = run_options(stop, patience, monitor, keep_best, track)
+    options = run_options(stop, patience, monitor, keep_best, track, profile)
     experiments = expand_plan(parse_plan(words) | drop_unset(seeds=seeds, device=device))
     if slurm:
         given = slurm_options(slurm_option or [])
@@ -133,6 +135,7 @@ def compare(
     monitor: Monitor = "",
     keep_best: KeepBest = False,
     track: Track = None,
+    profile: Profile = False,
     device: Device = None,
     data_dir: DataDir = None,
     plugin: Plugin = None,
@@ -152,7 +155,7 @@ def compare(
         print_comparison(sa.compare(words), table, force)
         return
     changed = plugin_change(plugin_changed)
-    options = run_options(stop, patience, monitor, keep_best, track)
+    options = run_options(stop, patience, monitor, keep_best, track, profile)
     experiments = comparison_plan(parse_plan(words, "a folder of runs") | drop_unset(device=device), seeds)
     with advise_on_stop(ADVICE), sweep_display(experiments, out) as display:
         comparison = sa.compare(

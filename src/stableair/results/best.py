@@ -4,12 +4,11 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from stableair.contracts import Round, State
+from stableair.contracts import Round
 from stableair.errors import CorruptRunError, InputError
 from stableair.results.checkpoint import Checkpoint, read_best, save_checkpoint
 from stableair.results.checksums import BEST
 from stableair.results.lock import LockedFolder
-from stableair.results.recorder import with_plain_memory
 from stableair.results.resume import ResumePoint
 from stableair.results.run import Row
 from stableair.results.stopping import check_recorded, is_better
@@ -21,7 +20,7 @@ def keep_best(
     """Write the state after the best round so far to `checkpoint.best.pt`, and yield the rounds.
 
     Args:
-        rounds: Recorded rounds.
+        rounds: Recorded rounds, as from `recorded`.
         folder: The run folder; None on processes that do not write.
         metric: The metric that decides.
         previous: Where the run continues. Of its rounds, those with a known state compete: the best and the last one.
@@ -53,6 +52,5 @@ def _keep_if_better(
     """Write a checkpoint if its round is the best so far; returns the best value."""
     if not is_better(metric, row.get(metric), best):
         return best
-    state: State = with_plain_memory(checkpoint.state)
-    save_checkpoint(folder, checkpoint._replace(state=state), keep=False, name=BEST)
+    save_checkpoint(folder, checkpoint, keep=False, name=BEST)
     return row[metric]

@@ -86,7 +86,7 @@ def read_environments(folder: Path) -> list[dict[str, Any]]:
     path = folder / ENVIRONMENT
     entries, sealed = read_sealed(path, list)
     kinds = {"first_round": int, "device": str, "engine": str, "precision": str, "chunk": int, "data": dict}
-    kinds |= {"plugins": dict, "plugins_kept": dict, "stopping": dict}
+    kinds |= {"plugins": dict, "plugins_kept": dict, "stopping": dict, "best_metric": str}
     for entry in entries:
         valid = isinstance(entry, dict) and all(isinstance(entry.get(k, kind()), kind) for k, kind in kinds.items())
         if not valid:

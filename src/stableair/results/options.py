@@ -18,6 +18,8 @@ from stableair.results.stopping import StoppingRule, stopping_rule
 from stableair.results.trackers import TRACKERS, tracker
 from stableair.validation import choice, short_repr, suggest
 
+BEST_METRIC = "best_metric"  # key of an environment
+
 
 class RunOptions(TypedDict, total=False):
     """Options that `run`, `sweep`, `search` and `compare` share. They change how many rounds are computed, or nothing.
@@ -48,6 +50,7 @@ class RunControl(NamedTuple):
     rule: StoppingRule
     keep_best: bool
     profile: bool
+    monitor: str = ""  # as the caller names it; "" for the default
 
     @classmethod
     def create(cls, options: RunOptions, split: str, folder: Path | None) -> Self:
@@ -76,7 +79,7 @@ class RunControl(NamedTuple):
                 raise InputError(f"{name} needs a folder for its files", code="needs-folder", name=name)
         tracker_names(options)
         rule = stopping_rule(options.get("stop", ""), options.get("patience", 0), options.get("monitor", ""), split)
-        return cls(rule, options.get("keep_best", False), options.get("profile", False))
+        return cls(rule, options.get("keep_best", False), options.get("profile", False), options.get("monitor", ""))
 
     @property
     def may_stop(self) -> bool:
@@ -97,11 +100,25 @@ class RunControl(NamedTuple):
         if self.stops(rows) and environments and environments[-1].get("stopping") != self.rule._asdict():
             folder.write(ENVIRONMENT, seal([*environments[:-1], environments[-1] | self.record()]))
 
+    def best_metric(self, folder: LockedFolder | None, previous: ResumePoint) -> str:
+        """The metric whose best round is kept, if asked for now or when the run was started; "" if none is kept.
+
+        Without a `monitor`, a resumed run keeps the metric of its earlier rounds.
+        """
+        if not (self.keep_best or (folder and (folder.path / BEST).exists())):
+            return ""
+        recorded: str = previous.environment.get(BEST_METRIC, self.rule.monitor)
+        return self.monitor or recorded
+
+    def record_best(self, folder: LockedFolder | None, previous: ResumePoint) -> dict[str, str]:
+        """The entry of `environment.json` with the metric whose best round is kept."""
+        metric = self.best_metric(folder, previous)
+        return {BEST_METRIC: metric} if metric else {}
+
     def observed(self, rounds: Iterator[Round], folder: LockedFolder | None, previous: ResumePoint) -> Iterator[Round]:
-        """The recorded rounds, of which the best is kept if asked for now or when the run was started."""
-        if self.keep_best or (folder and (folder.path / BEST).exists()):
-            return keep_best(rounds, folder, self.rule.monitor, previous)
-        return rounds
+        """The recorded rounds; the best one is kept if there is a `best_metric`."""
+        metric = self.best_metric(folder, previous)
+        return keep_best(rounds, folder, metric, previous) if metric else rounds
 
 
 def tracker_names(options: RunOptions) -> list[str]:

@@ -10,7 +10,7 @@ from stableair.literals import Band
 from stableair.results.arguments import Lines, is_number
 from stableair.results.axes import label_argument
 from stableair.results.curves import Text, line_looks
-from stableair.results.run import LAST, Run
+from stableair.results.run import Run
 from stableair.results.statistics import mean_and_band
 
 
@@ -51,6 +51,6 @@ def mean_points(line: dict[Any, list[Run]], metric: str, band: Band = "std") -> 
 
 def settled(run: Run, metric: str) -> float:
     """Mean over the last ten rounds, at most half of the run; a run that diverged has accuracy 0, else NaN."""
-    value = run.mean_of_last(metric, min(LAST, max(1, len(run) // 2)))
+    value = run.mean_of_last(metric, run.settled_rounds)
     missing = 0.0 if run.diverged is not None and "accuracy" in metric else math.nan
     return missing if value is None else value

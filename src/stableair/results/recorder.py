@@ -87,12 +87,12 @@ def recorded(
                 if not isinstance(each, Round):
                     raise InputError(f"only Rounds can be recorded: got {short_repr(each)}", code="wrong-type")
                 k, state, metrics = each
-                checkpoint = Checkpoint(k + 1, with_plain_memory(state))  # raises before anything is written
+                state = _with_plain_memory(state)  # raises before anything is written
                 if parts := non_finite_parts(state, infinite_memories=True):
                     yield Round(k, state, recorder.diverged(k, metrics, parts))
                     return
                 row = recorder.add({"round": k} | metrics)
-                recorder.keep(checkpoint)
+                recorder.keep(Checkpoint(k + 1, state))
                 completed = k + 1
                 yield Round(k, state, row)
                 recorder.clock = time.perf_counter()
@@ -201,7 +201,7 @@ class _Recorder:
             self.folder.remove(ROUNDS, CLIENTS, ENVIRONMENT, EXPERIMENT)
 
 
-def with_plain_memory(state: State) -> State:
+def _with_plain_memory(state: State) -> State:
     """Return the state with memories of plain types, which `torch.load` can read with weights_only=True.
 
     Raises:

@@ -118,7 +118,12 @@ class Run:
 
     def settled(self, metric: str) -> float:
         """Mean of a metric over the last ten rounds, at most half of the run; 0 for a run that diverged."""
-        return self.mean_of_last(metric, min(LAST, max(1, len(self) // 2))) or 0.0
+        return self.mean_of_last(metric, self.settled_rounds) or 0.0
+
+    @property
+    def settled_rounds(self) -> int:
+        """Number of last rounds over which `settled` averages."""
+        return min(LAST, max(1, len(self) // 2))
 
     def mean_of_last(self, metric: str, rounds: int) -> float | None:
         """Mean of a metric over some last rounds; None for a run that diverged or did not record it in these rounds."""
@@ -483,9 +488,9 @@ def with_metric(runs: list[Run], metric: str) -> tuple[list[Run], list[Run]]:
     Raises:
         InputError: No run recorded the metric.
     """
-    recorded = [run for run in runs if run.rounds and metric in run.rounds[0]]
+    recorded = [run for run in runs if run.rounds and metric in run.rounds[-1]]  # the first round may lack it
     if not recorded:
-        known = sorted({name for run in runs for row in run.rounds[:1] for name in row})
+        known = sorted({name for run in runs for row in run.rounds[-1:] for name in row})
         hint = suggest(metric, known) if known else "no round is complete yet"
         text = f"metric {metric!r} was not recorded; {hint}"
         raise InputError(text, code="unknown-metric", metric=metric, recorded=known)
