@@ -34,7 +34,7 @@ REFERENCE_DECAY = 0.5  # factor on the weight of a past vector in the reference,
 TINY = 1e-60  # replaces the energy of a zero vector
 HORIZON = 25  # rounds over which the usual noise is averaged
 CHANGE = 0.25  # assumed relative change of the signal's energy per round
-CURVATURE = 1 / 100  # upper bound of h, the mean curvature of the loss times the server's learning rate
+CURVATURE, TRACE = 1 / 300, 12.0  # the assumed h, mean curvature times learning rate, is max(CURVATURE, TRACE / d)
 CUT = 0.5  # factor on the budget when rounds stop making progress
 PFLUG_ERRORS, PFLUG_ROUNDS = 0.5, 5  # standard errors and least number of rounds of the test for that
 
@@ -74,10 +74,11 @@ class MacTracker(NoiseEstimate):
     With x = g - med(g) and the round's own (alpha, tau), y = clip(x, [-C, C]) / gain, where C is C*(alpha) tau times a
     power of two and the gain is the share of the signal that passes the clipping. Let S and N be the energies of signal
     and noise per entry of y, and h the mean curvature of the loss times the server's learning rate. A step w y gains
-    w S and loses w^2 h N / 2, so that w = min(1, B / N) with B = S / h is best. Neither h nor a weak S can be measured.
-    B starts at the usual noise, the geometric mean of N. It is halved when the rounds no longer point along the
-    previous ones: when the correlations since the last cut add up to less than -1/2 standard error (Pflug, 1990). A
-    bound of h gives a lower bound of B.
+    w S and loses w^2 h N / 2, so that w = min(1, S / (h N)) is best. Neither h nor a weak S can be measured. The
+    receiver assumes h = max(1 / 300, 12 / d) and adds to S / h the usual noise U, the geometric mean of N. If the
+    rounds no longer point along the previous ones, U + S / h is too large: when the correlations since the last cut add
+    up to less than -1/2 standard error (Pflug, 1990), the budget B, which starts at U, is halved. The weight of a round
+    is w = min(1, min(1, B / U) (U + S / h) / N).
     """
 
     def __init__(
@@ -101,7 +102,7 @@ class MacTracker(NoiseEstimate):
         self.trust = trust  # sum of these weights
         self.signal, self.known = signal, known  # estimate of S, and the inverse of its variance
         self.log_noise = log_noise  # the usual N; the first round replaces it
-        self.budget = budget  # upper bound of B, infinite before the first cut
+        self.budget = budget  # B, infinite before the first cut
         self.progress, self.since_cut = progress, since_cut  # sum of correlations since the last cut, and their number
         self.C, self.gain, self.step = math.inf, 1.0, 1.0  # of this round
 
@@ -124,7 +125,7 @@ class MacTracker(NoiseEstimate):
         y = x.clamp(-self.C, self.C) / self.gain
         energy = y.square().mean().item() or TINY
         self._correlate(y, before.clamp(-2 * self.C, 2 * self.C) / _share(before, 2 * self.C), energy)
-        self.step = self._step_factor(energy, pilot)
+        self.step = self._step_factor(energy, len(x), pilot)
         if energy > TINY:
             self.trust = REFERENCE_DECAY * self.trust + 1 / energy
             self.before = (before + (x - before) / (energy * self.trust)).float()
@@ -139,8 +140,8 @@ class MacTracker(NoiseEstimate):
             self.progress += measured / math.sqrt(variance)
             self.since_cut += 1
 
-    def _step_factor(self, energy: float, pilot: Tensor | None) -> float:
-        """The factor on the step, from the energy per entry of y."""
+    def _step_factor(self, energy: float, d: int, pilot: Tensor | None) -> float:
+        """The factor on the step, from the energy per entry of y: (d,)."""
         signal = max(self.signal, 0.0)
         noise = max(energy - signal, energy / 10) if pilot is None else self._pilot_energy(pilot)
         if self.rounds == 1:
@@ -149,7 +150,8 @@ class MacTracker(NoiseEstimate):
         if self.since_cut >= PFLUG_ROUNDS and self.progress < -PFLUG_ERRORS * math.sqrt(self.since_cut):
             self.budget, self.progress, self.since_cut = CUT * min(self.budget, usual), 0.0, 0
         self.log_noise += (math.log(noise) - self.log_noise) / min(self.rounds, HORIZON)
-        return min(1.0, (min(self.budget, usual) + signal / CURVATURE) / noise)
+        affordable = min(1.0, self.budget / usual) * (usual + signal / max(CURVATURE, TRACE / d))
+        return min(1.0, affordable / noise)
 
     def _pilot_energy(self, pilot: Tensor) -> float:
         """Energy of the pilot after the clipping and the division by the gain."""
