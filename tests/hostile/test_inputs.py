@@ -134,7 +134,7 @@ def right(tmp_path_factory):
         "name": "fig3c", "path": plugin, "metric": "test/loss", "out": "out.png", "text": "",
         "record": TINY.to_record(), "settings": {}, "setting": "noise", "load.folder": folder, "recorded.rounds": [],
         "Experiment.read.path": written, "Experiment.from_json.text": "{}", "report.out": "out.html",
-        "export.out": "out.csv",
+        "watch.folders": [folder], "watch.port": 0, "export.out": "out.csv",
         "figure.out": "figures", "plan": [TINY],
         "fill": lambda piece, start, source: piece.zero_(), "streams.in_pieces.out": vector, "each": 2,
         "uniforms": vector.view(2, 2),

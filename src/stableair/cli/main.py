@@ -66,14 +66,19 @@ def main() -> NoReturn:
     if not is_main_process():
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (open until the process exits)
     try:
-        code = _run(sys.argv[1:]) or 0
+        code = _run(sys.argv[1:], signals) or 0
     except KeyboardInterrupt as stop:  # Ctrl-C while an error was being printed
         code = exit_code(stop)
     sys.exit(128 + signals[0] if code == INTERRUPTED and signals else code)  # typer reports every signal as Ctrl-C
 
 
-def _run(words: list[str]) -> int | None:
-    """Run the command and print its error; returns the exit code."""
+def _run(words: list[str], signals: list[int]) -> int | None:
+    """Run the command and print its error; returns the exit code.
+
+    Args:
+        words: The words of the command line.
+        signals: The signals received so far.
+    """
     try:
         code = app(sorted(words, key="--debug".__ne__), standalone_mode=False)  # --debug may appear anywhere
         if sys.stdout:
@@ -97,6 +102,8 @@ def _run(words: list[str]) -> int | None:
     except (KeyboardInterrupt, typer.Abort) as stop:
         return exit_code(stop)
     except Exception as error:
+        if signals:  # one arrived in C code, such as an import, which then raised another error
+            os._exit(128 + signals[0])  # that code may not survive a clean-up of the interpreter
         if plugin_error := traceback_location(error):
             return fail(plugin_error)
         text = f"{type(error).__name__}: {error}"

@@ -14,7 +14,7 @@ from stableair.errors import InputError, ResourceError, StableairError
 from stableair.results.checksums import ROUNDS
 from stableair.results.report import page
 from stableair.results.run import find
-from stableair.validation import as_path, integer
+from stableair.validation import as_path, integer, typed
 
 HOST = "127.0.0.1"
 POLLING_SECONDS = 2  # between two requests of the page for the version of the runs
@@ -70,11 +70,12 @@ class RunPage:
         return f"{before}{script}{end}{after}"
 
 
-def watch(folders: Sequence[str | Path], port: int = 8000) -> ThreadingHTTPServer:
+@typed
+def watch(folders: str | Path | Sequence[str | Path], port: int = 8000) -> ThreadingHTTPServer:
     """Open a server of the report about some runs, on this machine only. `stableair watch` serves it until Ctrl-C.
 
     Args:
-        folders: Run folders, or folders that contain run folders.
+        folders: Run folders, or folders that contain run folders; or one such folder.
         port: Port of the server; 0 for a free one.
 
     Returns:
@@ -84,10 +85,8 @@ def watch(folders: Sequence[str | Path], port: int = 8000) -> ThreadingHTTPServe
         InputError: A folder does not exist, or the port is invalid.
         ResourceError: Another program uses the port (`port-busy`).
     """
-    integer("port", port, 0)
-    if port > 65535:
-        raise InputError(f"port must be at most 65535: got {port}", code="out-of-range", name="port", value=port)
-    paths = [as_path("folder", folder) for folder in folders]
+    integer("port", port, 0, 65535)
+    paths = [as_path("folder", folder) for folder in ([folders] if isinstance(folders, str | Path) else folders)]
     if missing := [path for path in paths if not path.is_dir()]:
         raise InputError(f"{missing[0]}: there is no such folder", code="no-folder", folder=missing[0])
     try:
