@@ -7,6 +7,7 @@ import pytest
 from scipy import stats
 
 import stableair as sa
+from helpers.errors import refused
 from stableair.comparisons import comparison
 from stableair.results import report
 from stableair.results.run import Run, find
@@ -157,6 +158,12 @@ def test_runs_that_do_not_pair_or_are_not_there():
     assert error.value.code == "no-rounds"
 
 
+@pytest.mark.parametrize("options", [{"seeds": 3}, {"stop": "test/accuracy > 0.5", "patience": 2}, {"profile": True}])
+def test_recorded_runs_take_no_options_of_runs(options):
+    error = refused("unused-options", sa.compare, many(2)[0], **options)
+    assert error.fields["options"] == list(options)
+
+
 def test_the_command_computes_and_reads(command, tmp_path):
     words = [f"{key}={value}" for key, value in TINY.items()]
     code, out, errors = command("compare", *words, "receiver=mac(C=1),none()", "--seeds", 2, "--out", "c")
@@ -166,6 +173,8 @@ def test_the_command_computes_and_reads(command, tmp_path):
     assert command("compare", "c") == (0, f"sas(alpha=1.5, tau=0.1)\n{table}", "")
     code, again, errors = command("compare", "c", "nothing")
     assert (code, again, errors) == (0, out[len(head) :], "warning: left out: nothing: there is no such folder\n")
+    code, _, errors = command("compare", "c", "--seeds", 3)
+    assert (code, errors) == (2, "error: recorded runs are compared as they are: leave out seeds\n")
     code, _, errors = command("compare", "nothing")
     assert code == 2
     assert "'nothing' is neither a preset, a plan's file, a folder of runs nor key=value" in errors

@@ -278,13 +278,22 @@ def compare(
         options: `stop`, `patience`, `monitor`, `keep_best`, `profile`, `track`, `progress`: see `RunOptions`.
 
     Raises:
-        InputError: The plan is invalid, or its experiments cannot be paired.
+        InputError: The plan is invalid, its experiments cannot be paired, or an option is given for recorded runs
+            (`unused-options`).
     """
     if _is_recorded(plan):
+        _refuse_unused({"seeds": seeds, **options})
         return comparison(plan)  # type: ignore[arg-type]
     experiments = comparison_plan(plan, seeds)  # type: ignore[arg-type]
     runs = sweep(experiments, folder, parallel=parallel, plugin_changed=plugin_changed, callbacks=callbacks, **options)
     return comparison(runs)
+
+
+def _refuse_unused(options: Mapping[str, Any]) -> None:
+    """Refuse options of runs that would have no effect: recorded runs are compared as they are."""
+    if unused := [name for name, value in options.items() if value and name != "progress"]:
+        text = f"recorded runs are compared as they are: leave out {', '.join(unused)}"
+        raise InputError(text, code="unused-options", options=unused)
 
 
 def _is_recorded(plan: object) -> bool:

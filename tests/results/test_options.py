@@ -97,6 +97,7 @@ def test_a_profile_of_many_runs(name, command, tiny, tmp_path):
 def test_invalid_options_are_refused_before_anything_is_computed(name, tiny, tmp_path):
     refused("unknown-value", CALLS[name], tiny, tmp_path / "r", track="tensorbord")
     refused("wrong-type", CALLS[name], tiny, tmp_path / "r", track=3)
+    refused("wrong-type", CALLS[name], tiny, tmp_path / "r", progress="no")
     assert refused("unknown-option", CALLS[name], tiny, tmp_path / "r", patients=3).fields["name"] == "patients"
     assert not list(tmp_path.iterdir())
     refused("needs-folder", sa.run, tiny, track="tensorboard")

@@ -151,11 +151,11 @@ def compare(
 
     if table:
         check_table(table, force)
-    if words[0] not in PRESETS and Path(words[0]).is_dir():
-        print_comparison(sa.compare(words), table, force)
-        return
     changed = plugin_change(plugin_changed)
     options = run_options(stop, patience, monitor, keep_best, track, profile)
+    if words[0] not in PRESETS and Path(words[0]).is_dir():
+        print_comparison(sa.compare(words, seeds=seeds, **options), table, force)
+        return
     experiments = comparison_plan(parse_plan(words, "a folder of runs") | drop_unset(device=device), seeds)
     with advise_on_stop(ADVICE), sweep_display(experiments, out) as display:
         comparison = sa.compare(

@@ -74,6 +74,9 @@ class RunControl(NamedTuple):
             if not isinstance(options.get(name, False), bool):
                 text = f"{name} must be True or False: got {short_repr(options.get(name))}"
                 raise InputError(text, code="wrong-type", name=name)
+        if (shown := options.get("progress")) not in (None, True, False):
+            text = f"progress must be True, False or None: got {short_repr(shown)}"
+            raise InputError(text, code="wrong-type", name="progress")
         for name in ("keep_best", "track"):
             if options.get(name) and folder is None:
                 raise InputError(f"{name} needs a folder for its files", code="needs-folder", name=name)
