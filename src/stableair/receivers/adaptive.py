@@ -28,7 +28,7 @@ BEST_K = (0.1022, 0.2249, 0.3868, 0.5757, 0.7819, 1.000, 1.228, 1.465, 1.716, 1.
 
 MEMORY = 10  # rounds over which estimates are averaged
 DOUBLINGS = 16  # maximum: 65,536 times the threshold of a weak signal
-SIGNIFICANCE = 3.0  # standard errors by which a larger threshold must improve the alignment
+SIGNIFICANCE = 3.0  # standard errors by which a threshold must improve the alignment, or a round oppose the others
 EVIDENCE_DECAY = 0.9  # factor on the evidence per round
 REFERENCE_DECAY = 0.5  # factor on the weight of a past vector in the reference, per round of age
 TINY = 1e-60  # replaces the energy of a zero vector
@@ -77,8 +77,9 @@ class MacTracker(NoiseEstimate):
     w S and loses w^2 h N / 2, so that w = min(1, S / (h N)) is best. Neither h nor a weak S can be measured. The
     receiver assumes h = max(1 / 300, 12 / d) and adds to S / h the usual noise U, the geometric mean of N. If the
     rounds no longer point along the previous ones, U + S / h is too large: when the correlations since the last cut add
-    up to less than -1/2 standard error (Pflug, 1990), the budget B, which starts at U, is halved. The weight of a round
-    is w = min(1, min(1, B / U) (U + S / h) / N).
+    up to less than -1/2 standard error (Pflug, 1990), the budget B, which starts at U, is halved. A single round that
+    points against the previous ones by three standard errors also halves B, and resets S, because its step overshot.
+    The weight of a round is w = min(1, min(1, B / U) (U + S / h) / N).
     """
 
     def __init__(
@@ -104,7 +105,7 @@ class MacTracker(NoiseEstimate):
         self.log_noise = log_noise  # the usual N; the first round replaces it
         self.budget = budget  # B, infinite before the first cut
         self.progress, self.since_cut = progress, since_cut  # sum of correlations since the last cut, and their number
-        self.C, self.gain, self.step = math.inf, 1.0, 1.0  # of this round
+        self.C, self.gain, self.step, self.overshot = math.inf, 1.0, 1.0, False  # of this round
 
     def memory(self) -> Memory:
         """The memory of the next round."""
@@ -137,6 +138,8 @@ class MacTracker(NoiseEstimate):
             measured = (y @ reference).item() / len(y)
             self.known = self.known / (1 + self.known * (CHANGE * self.signal) ** 2) + 1 / variance
             self.signal += (measured - self.signal) / (variance * self.known)  # Kalman filter
+            self.overshot = measured < -SIGNIFICANCE * math.sqrt(variance)
+            self.signal *= not self.overshot
             self.progress += measured / math.sqrt(variance)
             self.since_cut += 1
 
@@ -147,7 +150,8 @@ class MacTracker(NoiseEstimate):
         if self.rounds == 1:
             self.log_noise = math.log(noise)
         usual = math.exp(self.log_noise)
-        if self.since_cut >= PFLUG_ROUNDS and self.progress < -PFLUG_ERRORS * math.sqrt(self.since_cut):
+        stalled = self.since_cut >= PFLUG_ROUNDS and self.progress < -PFLUG_ERRORS * math.sqrt(self.since_cut)
+        if stalled or self.overshot:
             self.budget, self.progress, self.since_cut = CUT * min(self.budget, usual), 0.0, 0
         self.log_noise += (math.log(noise) - self.log_noise) / min(self.rounds, HORIZON)
         affordable = min(1.0, self.budget / usual) * (usual + signal / max(CURVATURE, TRACE / d))
