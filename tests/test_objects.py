@@ -80,6 +80,15 @@ def test_objects_compute_what_registered_components_compute(base, registries):
     )
 
 
+halved = lambda g: g / 2  # noqa: E731
+
+
+@pytest.mark.parametrize("receiver", [halved, lambda g: g / 2], ids=["of a module", "anonymous"])
+def test_a_lambda_is_a_receiver(base, receiver, tmp_path):
+    run = sa.run(base, tmp_path / "a", data=TABLE, model=net(), receiver=receiver)
+    assert sa.load(tmp_path / "a")["test/loss"] == run["test/loss"]
+
+
 def test_a_module_is_the_first_model_and_stays_as_it_was(base):
     module = net()
     before = copy.deepcopy(module.state_dict())

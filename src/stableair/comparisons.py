@@ -104,13 +104,15 @@ class Comparison(NamedTuple):
         return {
             "channel": channel, "receiver": line.receiver, "accuracy": line.accuracy, "std": std, "behind": behind,
             "low": low, "high": high, "p": pair.p if pair else None, "seeds": len(line.runs),
-            "diverged": line.diverged, "uses": line.uses, "seconds": line.seconds,
+            "diverged": line.diverged, "earlier_version": bool(line.mixed_components), "uses": line.uses,
+            "seconds": line.seconds,
         }  # fmt: skip
 
     def to_latex(self, labels: Mapping[str, str] | None = None) -> str:
         """A table for the LaTeX package booktabs: a row per receiver, a column per channel.
 
-        A cell is the mean accuracy in per cent and its standard deviation over the seeds; the best ones are bold.
+        A cell is the mean accuracy in per cent and its standard deviation over the seeds; the best ones are bold. A
+        dagger marks receivers with results of an earlier version of a plug-in.
 
         Args:
             labels: Texts for receivers and channels, such as {"mac(C=1)": "MAC, $C = 1$"}; formulas are between $.
@@ -122,6 +124,7 @@ class Comparison(NamedTuple):
 
         names = list(dict.fromkeys(line.receiver for lines in self.lines.values() for line in lines))
         text = self._labelled(names, labels or {})
+        text |= {name: rf"{text[name]} $\dagger$" for name in names if self._has_earlier_version(name)}
         cells = {
             text[channel]: {text[line.receiver]: _latex_cell(line) for line in lines}
             for channel, lines in self.lines.items()
@@ -137,6 +140,12 @@ class Comparison(NamedTuple):
         for axis in (0, 1):
             style = style.format_index(escape="latex-math", axis=axis)
         return style.apply(lambda _: np.where(best, "textbf:--rwrap;", ""), axis=None).to_latex(hrules=True)
+
+    def _has_earlier_version(self, receiver: str) -> bool:
+        """Whether a receiver has results of an earlier version of a plug-in in some channel."""
+        return any(
+            line.mixed_components for lines in self.lines.values() for line in lines if line.receiver == receiver
+        )
 
     def _labelled(self, names: list[str], labels: Mapping[str, str]) -> dict[str, str]:
         """The texts of receivers and channels."""

@@ -16,6 +16,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
+from keyword import iskeyword
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -366,13 +367,16 @@ def format_call(name: str, arguments: dict[str, Any]) -> str:
     return f"{name}({', '.join(f'{key}={format_value(value)}' for key, value in arguments.items())})"
 
 
+WORDS = "inf", "nan", "true", "false", "none"  # in a spec without quotes these are no text
+
+
 def format_value(value: Any) -> str:
     """Write a value as it appears in a spec; numpy numbers are written as Python numbers."""
     if isinstance(value, Real) and not isinstance(value, bool):
         value = int(value) if isinstance(value, Integral) else float(value)
     if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
         value = int(value)  # mac(C=1.0) and mac(C=1) are one experiment
-    if isinstance(value, str) and value.isidentifier() and value.lower() not in ("inf", "nan", "true", "false", "none"):
+    if isinstance(value, str) and value.isidentifier() and not iskeyword(value) and value.lower() not in WORDS:
         return value
     if isinstance(value, tuple):
         items = ", ".join(map(format_value, value))

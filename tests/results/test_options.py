@@ -13,7 +13,7 @@ from helpers.words import but, words_of
 from stableair.cli.display import EngineDisplay
 from stableair.cli.main import COMMANDS
 from stableair.results import options
-from stableair.results.options import RunOptions, observing
+from stableair.results.options import RunControl, RunOptions, observing
 from stableair.results.progress import ProgressBar, is_interactive
 from stableair.results.trackers import TRACKERS, Tracker
 
@@ -141,3 +141,8 @@ def test_a_terminal_is_interactive(monkeypatch):
     assert is_interactive()
     with observing([], {}, None) as observer:
         assert isinstance(observer.callbacks[0], ProgressBar)
+
+
+def test_none_is_the_default_of_every_option():
+    nothing = dict.fromkeys(("stop", "patience", "monitor", "keep_best", "profile", "track", "progress"))
+    assert RunControl.create(nothing, "test", None) == RunControl.create({}, "test", None)

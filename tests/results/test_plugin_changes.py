@@ -144,6 +144,15 @@ def test_recompute_starts_anew(plugin, settings, tmp_path, rounds):
     assert unchanged["seconds"] == again["seconds"], "only changed plug-ins are recomputed"
 
 
+def test_kept_results_can_be_recomputed_later(plugin, settings, tmp_path):
+    plugin(run, settings, tmp_path / "a")
+    plugin.write(factor=0.7)
+    plugin(run, settings, tmp_path / "a", plugin_changed="keep")
+    again = plugin(run, settings, tmp_path / "a", plugin_changed="recompute")
+    assert accuracy_and_loss(again) == accuracy_and_loss(plugin(run, settings, None))
+    assert mixed_components([again]) == []
+
+
 def test_only_components_of_the_experiment_count(plugin, settings, tmp_path):
     plain = settings | {"receiver": "mac(C=1)"}
     first = plugin(run, plain, tmp_path / "a")
@@ -217,6 +226,7 @@ def test_results_of_an_earlier_version_are_marked(plugin, settings, tmp_path, ro
     before = plugin(sa.compare, plan, tmp_path / "s")
     assert MIXED not in str(before)
     assert MIXED not in page(list_runs(before))
+    assert "earlier_version" not in sa.table(list_runs(before))
     plugin.write(factor=0.7)
     after = plugin(sa.compare, plan | {"rounds": rounds}, tmp_path / "s", plugin_changed="keep")
     marked = [line for line in str(after).splitlines() if MIXED in line]
@@ -225,6 +235,11 @@ def test_results_of_an_earlier_version_are_marked(plugin, settings, tmp_path, ro
     html = page(list_runs(after))
     assert html.count(f"<td>scaled() {MIXED}</td>") == 1
     assert f"mac(C=1) {MIXED}" not in html
+    assert [row.split("&")[0].strip() for row in after.to_latex().splitlines() if "dagger" in row] == [
+        r"scaled() $\dagger$"
+    ]
+    assert after.to_pandas().set_index("receiver")["earlier_version"].to_dict() == {"scaled()": True, "mac(C=1)": False}
+    assert sa.table(list_runs(after))["earlier_version"].eq(True).sum() == 2
     assert "an earlier version of the receiver scaled" in html
 
 

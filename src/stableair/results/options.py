@@ -18,11 +18,14 @@ from stableair.results.stopping import StoppingRule, stopping_rule
 from stableair.results.trackers import TRACKERS, tracker
 from stableair.validation import choice, short_repr, suggest
 
+DEFAULTS = {"stop": "", "patience": 0, "monitor": ""}
 BEST_METRIC = "best_metric"  # key of an environment
 
 
 class RunOptions(TypedDict, total=False):
     """Options that `run`, `sweep`, `search` and `compare` share. They change how many rounds are computed, or nothing.
+
+    None stands for the default of an option.
 
     Args:
         stop: Stop a run when this holds, such as "test/accuracy > 0.9". A stopped run is finished: it is not computed
@@ -35,13 +38,19 @@ class RunOptions(TypedDict, total=False):
         progress: Whether to show a progress bar. Default: on an interactive terminal and in a notebook.
     """
 
-    stop: str
-    patience: int
-    monitor: str
-    keep_best: bool
-    profile: bool
-    track: str | Sequence[str]
+    stop: str | None
+    patience: int | None
+    monitor: str | None
+    keep_best: bool | None
+    profile: bool | None
+    track: str | Sequence[str] | None
     progress: bool | None
+
+
+def _value(options: RunOptions, name: str, default: Any) -> Any:
+    """The value of an option; None stands for its default."""
+    value = options.get(name)
+    return default if value is None else value
 
 
 class RunControl(NamedTuple):
@@ -71,7 +80,7 @@ class RunControl(NamedTuple):
                     f"option {name!r} is unknown; {suggest(name, names)}", code="unknown-option", name=name
                 )
         for name in ("keep_best", "profile"):
-            if not isinstance(options.get(name, False), bool):
+            if not isinstance(options.get(name), bool | None):
                 text = f"{name} must be True or False: got {short_repr(options.get(name))}"
                 raise InputError(text, code="wrong-type", name=name)
         if (shown := options.get("progress")) not in (None, True, False):
@@ -81,8 +90,9 @@ class RunControl(NamedTuple):
             if options.get(name) and folder is None:
                 raise InputError(f"{name} needs a folder for its files", code="needs-folder", name=name)
         tracker_names(options)
-        rule = stopping_rule(options.get("stop", ""), options.get("patience", 0), options.get("monitor", ""), split)
-        return cls(rule, options.get("keep_best", False), options.get("profile", False), options.get("monitor", ""))
+        stop, patience, monitor = (_value(options, name, default) for name, default in DEFAULTS.items())
+        rule = stopping_rule(stop, patience, monitor, split)
+        return cls(rule, bool(options.get("keep_best")), bool(options.get("profile")), monitor)
 
     @property
     def may_stop(self) -> bool:

@@ -46,18 +46,18 @@ def may_reuse(folder: Path, experiment: Experiment, environments: Environments, 
         experiment: The experiment, with its components as they are now.
         environments: The recorded environments of the run.
         plugin_changed: What to do if a plug-in has changed since the last round: "refuse" raises an error, "keep" uses
-            the recorded rounds (True), "recompute" discards them (False).
+            the recorded rounds (True), "recompute" discards them (False), also if they were kept before.
 
     Raises:
         InputError: A plug-in has changed (`plugin-changed`; fields file, component) and `plugin_changed` is "refuse".
     """
+    if plugin_changed == "recompute":
+        return not any(_changed(experiment, [each | {KEPT: {}}]) for each in environments)
     changed = _changed(experiment, environments)
     if changed and plugin_changed == "keep":
         log.warning("%s: results of an earlier version of the %s are kept", folder, ", ".join(changed))
     if not changed or plugin_changed == "keep":
         return True
-    if plugin_changed == "recompute":
-        return False
     component, source = next(iter(changed.items()))
     reason = f"{source['file']}, or a local module that it imports, has changed since"
     if source["version"].startswith(UNKNOWN):

@@ -11,6 +11,7 @@ from stableair.literals import TableRow
 from stableair.optional import require
 from stableair.results.arguments import arguments, differing, ordered
 from stableair.results.outputs import GENERATOR, check_output
+from stableair.results.plugins import mixed_components
 from stableair.results.run import Run, log_left_out, runs_from, with_metric
 from stableair.validation import as_path, integer, texts, typed
 
@@ -32,7 +33,8 @@ def table(
 
     The index is the run folder. There is a column for each argument that has several values among the runs, named as
     on the command line: `receiver` (the component), `receiver.C`, `noise.tau`, `seed`. Then follow, per run, `rounds`
-    (the number of complete rounds) and `diverged`, or, per round, `round` (from 0); and a column for each metric.
+    (the number of complete rounds) and `diverged`, or, per round, `round` (from 0); and a column for each metric. Runs
+    with results of an earlier version of a plug-in add a column `earlier_version`.
 
     Args:
         runs: Runs, run folders, or folders that contain run folders.
@@ -72,7 +74,16 @@ def _frame(rows: list[dict[str, Any]], metrics: list[str]) -> DataFrame:
 
 def _run_rows(run: Run, columns: Iterable[str], metrics: Iterable[str], last: int) -> list[dict[str, Any]]:
     values = {name: run.mean_of_last(name, last) if name in run.rounds[-1] else None for name in metrics}
-    return [_first_cells(run, columns) | {"rounds": len(run), "diverged": run.diverged is not None} | values]
+    return [
+        _first_cells(run, columns)
+        | {"rounds": len(run), "diverged": run.diverged is not None, **_earlier_version(run)}
+        | values
+    ]
+
+
+def _earlier_version(run: Run) -> dict[str, bool]:
+    """The cell of a run that holds results of several versions of a plug-in; no cell for other runs."""
+    return {"earlier_version": True} if mixed_components([run]) else {}
 
 
 def _round_rows(run: Run, columns: Iterable[str], metrics: Iterable[str], last: int) -> list[dict[str, Any]]:
