@@ -8,8 +8,8 @@ as Markdown: mean accuracies in per cent, and the paired difference of auto to t
 error. With --out the results of fixed thresholds are stored in that file and not computed again.
 
 The rule of version 0.2 was developed on the patterns of SEEN; HELD_OUT, SECOND and THIRD were written before it or
-before its last change. The rule of version 0.3 was developed on all of these. FOURTH was written, and first run, after
-it was fixed.
+before its last change. The rule of version 0.3 was developed on all of these. FOURTH was written after its h was
+chosen.
 """
 
 import argparse

@@ -36,6 +36,7 @@ HORIZON = 25  # rounds over which the usual noise is averaged
 CHANGE = 0.25  # assumed relative change of the signal's energy per round
 CURVATURE, TRACE = 1 / 300, 12.0  # the assumed h, mean curvature times learning rate, is max(CURVATURE, TRACE / d)
 CUT = 0.5  # factor on the budget when rounds stop making progress
+SHORTER, LONGER = 0.5, 1.2  # factors on the brake after a round that overshot, and after any other (as in Rprop)
 PFLUG_ERRORS, PFLUG_ROUNDS = 0.5, 5  # standard errors and least number of rounds of the test for that
 
 
@@ -77,9 +78,10 @@ class MacTracker(NoiseEstimate):
     w S and loses w^2 h N / 2, so that w = min(1, S / (h N)) is best. Neither h nor a weak S can be measured. The
     receiver assumes h = max(1 / 300, 12 / d) and adds to S / h the usual noise U, the geometric mean of N. If the
     rounds no longer point along the previous ones, U + S / h is too large: when the correlations since the last cut add
-    up to less than -1/2 standard error (Pflug, 1990), the budget B, which starts at U, is halved. A single round that
-    points against the previous ones by three standard errors also halves B, and resets S, because its step overshot.
-    The weight of a round is w = min(1, min(1, B / U) (U + S / h) / N).
+    up to less than -1/2 standard error (Pflug, 1990), the budget B, which starts at U, is halved. The weight of a round
+    is w = min(1, min(1, B / U) (U + S / h) / N), times a brake: a single round that points against the previous ones by
+    three standard errors shows that a step overshot and halves the brake; every other round multiplies it by 1.2, up
+    to 1.
     """
 
     def __init__(
@@ -96,6 +98,7 @@ class MacTracker(NoiseEstimate):
         budget: float = math.inf,
         progress: float = 0.0,
         since_cut: int = 0,
+        brake: float = 1.0,
     ):
         super().__init__(rounds, alpha, log_tau)
         self.evidence = dict(evidence or {})  # per octave of C: decayed sums of `doublings`, and their variance
@@ -104,14 +107,18 @@ class MacTracker(NoiseEstimate):
         self.signal, self.known = signal, known  # estimate of S, and the inverse of its variance
         self.log_noise = log_noise  # the usual N; the first round replaces it
         self.budget = budget  # B, infinite before the first cut
-        self.progress, self.since_cut = progress, since_cut  # sum of correlations since the last cut, and their number
-        self.C, self.gain, self.step, self.overshot = math.inf, 1.0, 1.0, False  # of this round
+        self.progress, self.since_cut = (
+            progress,
+            since_cut,
+        )  # correlations since the last cut: capped sum, number
+        self.brake = brake  # factor on the step, in (0, 1]
+        self.C, self.gain, self.step = math.inf, 1.0, 1.0  # of this round
 
     def memory(self) -> Memory:
         """The memory of the next round."""
         names = (
             "rounds", "alpha", "log_tau", "evidence", "before", "trust", "signal", "known", "log_noise", "budget",
-            "progress", "since_cut",
+            "progress", "since_cut", "brake",
         )  # fmt: skip
         return {name: getattr(self, name) for name in names}
 
@@ -138,9 +145,9 @@ class MacTracker(NoiseEstimate):
             measured = (y @ reference).item() / len(y)
             self.known = self.known / (1 + self.known * (CHANGE * self.signal) ** 2) + 1 / variance
             self.signal += (measured - self.signal) / (variance * self.known)  # Kalman filter
-            self.overshot = measured < -SIGNIFICANCE * math.sqrt(variance)
-            self.signal *= not self.overshot
-            self.progress += measured / math.sqrt(variance)
+            errors = measured / math.sqrt(variance)
+            self.brake = SHORTER * self.brake if errors < -SIGNIFICANCE else min(LONGER * self.brake, 1.0)
+            self.progress = min(self.progress + errors, SIGNIFICANCE)
             self.since_cut += 1
 
     def _step_factor(self, energy: float, d: int, pilot: Tensor | None) -> float:
@@ -150,12 +157,11 @@ class MacTracker(NoiseEstimate):
         if self.rounds == 1:
             self.log_noise = math.log(noise)
         usual = math.exp(self.log_noise)
-        stalled = self.since_cut >= PFLUG_ROUNDS and self.progress < -PFLUG_ERRORS * math.sqrt(self.since_cut)
-        if stalled or self.overshot:
+        if self.since_cut >= PFLUG_ROUNDS and self.progress < -PFLUG_ERRORS * math.sqrt(self.since_cut):
             self.budget, self.progress, self.since_cut = CUT * min(self.budget, usual), 0.0, 0
         self.log_noise += (math.log(noise) - self.log_noise) / min(self.rounds, HORIZON)
         affordable = min(1.0, self.budget / usual) * (usual + signal / max(CURVATURE, TRACE / d))
-        return min(1.0, affordable / noise)
+        return self.brake * min(1.0, affordable / noise)
 
     def _pilot_energy(self, pilot: Tensor) -> float:
         """Energy of the pilot after the clipping and the division by the gain."""
