@@ -106,7 +106,10 @@ def check_engines(drawn):
     """Compare the training of both engines in every round of the reference run.
 
     The reference also trains from a model with its last bit changed: where this changes an update, so may the engine.
+    Adam is left out: it turns the rounding error of a gradient that is zero into a step of the length lr.
     """
+    if drawn.settings["local"].startswith("adam"):
+        return
     slow = build(drawn.experiment("reference"))
     fast = accelerate(slow, choose(slow, "auto", chunk=drawn.settings["chunk"]))
     model = slow.start.model

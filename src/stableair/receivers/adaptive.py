@@ -107,10 +107,8 @@ class MacTracker(NoiseEstimate):
         self.signal, self.known = signal, known  # estimate of S, and the inverse of its variance
         self.log_noise = log_noise  # the usual N; the first round replaces it
         self.budget = budget  # B, infinite before the first cut
-        self.progress, self.since_cut = (
-            progress,
-            since_cut,
-        )  # correlations since the last cut: capped sum, number
+        self.progress = progress  # capped sum of the correlations since the last cut
+        self.since_cut = since_cut  # their number
         self.brake = brake  # factor on the step, in (0, 1]
         self.C, self.gain, self.step = math.inf, 1.0, 1.0  # of this round
 
