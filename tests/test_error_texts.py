@@ -14,7 +14,7 @@ TEXTS = {
     "wrong type": (lambda: sa.Experiment(clients=2.5), "clients must be a whole number: got 2.5"),
     "unknown word": (
         lambda: sa.Experiment(norm_stats="client"),
-        "norm_stats: 'client' is unknown; did you mean 'clients'? allowed: clients, recalibrated, batch",
+        "norm_stats 'client' is unknown; did you mean 'clients'? allowed: clients, recalibrated, batch",
     ),
     "unknown component": (
         lambda: receiver.one("mack(C=1)"),
@@ -34,7 +34,7 @@ TEXTS = {
     ),
     "choice in a spec": (
         lambda: model.one("resnet18(norm=layer)")(),
-        "model resnet18(norm=layer): norm: 'layer' is unknown; allowed: batch, group",
+        "model resnet18(norm=layer): norm 'layer' is unknown; allowed: batch, group",
     ),
     "device": (lambda: builder.device("tpu"), "device 'tpu' is not there; "),
     "too few samples": (

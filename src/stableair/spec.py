@@ -248,7 +248,8 @@ class Registry:
             if keyword.arg is None:
                 _refuse_code(self.kind, text, keyword.value)
             if keyword.arg not in known and not entry.open:
-                problem = f"{entry.name} has no argument {keyword.arg!r}; {suggest(keyword.arg, known)}"
+                advice = suggest(keyword.arg, known) if known else "it takes no arguments"
+                problem = f"{entry.name} has no argument {keyword.arg!r}; {advice}"
                 message = f"{self.kind} {text!r}: {problem}; the signature is {entry.signature}"
                 raise InputError(
                     message, code="unknown-argument", component=entry.name, name=keyword.arg, allowed=known

@@ -41,7 +41,7 @@ def choice(name: str, value: object, allowed: Iterable[str]) -> str:
     allowed = list(allowed)
     if not isinstance(value, str) or value not in allowed:
         word = value[:100] if isinstance(value, str) else short_repr(value)
-        text = f"{name}: {short_repr(value)} is unknown; {suggest(word, allowed)}"
+        text = f"{name} {short_repr(value)} is unknown; {suggest(word, allowed)}"
         raise InputError(text, code="unknown-value", name=name, value=value, allowed=allowed)
     return value
 

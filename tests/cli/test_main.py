@@ -32,7 +32,7 @@ from stableair.cli.display import FLAGS
         (["plot"], "Missing argument"),
         (["list", "recevers"], "did you mean 'receivers'"),
         (["data", "check", "cifar11"], "did you mean 'cifar10'"),
-        (["data", "prepare", "digits"], "set of the hub: 'digits' is unknown; allowed: cifar10, cifar100, femnist, hf"),
+        (["data", "prepare", "digits"], "set of the hub 'digits' is unknown; allowed: cifar10, cifar100, femnist, hf"),
         (["data", "check", "hf(a/b)"], "is code"),
         (["data", "check", "hf('a/b')"], "safetensors is not there; with a network"),
         (["data", "show", "femnist", "--partition", "by_writer()"], "at most the number of"),

@@ -102,7 +102,7 @@ def test_invalid_settings_are_refused_when_the_experiment_is_made(settings, code
         ({"lr": 1e300}, "lr must be in [1e-38, 1e+38]: got 1e+300"),
         (
             {"payload": "gradients"},
-            "payload: 'gradients' is unknown; did you mean 'gradient'? allowed: gradient, delta",
+            "payload 'gradients' is unknown; did you mean 'gradient'? allowed: gradient, delta",
         ),
         ({"receiver": "mac(C='a')"}, "receiver mac(C=a): C must be a number or auto: got 'a'"),
         ({"noise": "gauss(std=1)"}, "noise 'gauss' is unknown; did you mean 'gaussian'? allowed: sas, gaussian, "),

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from stableair.paper.theorem import Check
 
 # The component setting or nested component behind each word of `stableair list`.
+MAX_WIDTH = 70  # characters of a signature; the description of a longer one is in the next line
 IRREGULAR = {"data": "data", "local": "local", "basis": "bases"}
 KINDS = {IRREGULAR.get(kind, f"{kind}s"): kind for kind in COMPONENT_SETTINGS | NESTED_COMPONENTS}
 PLURALS = {singular: plural for plural, singular in KINDS.items()} | {"preset": "presets", "setting": "settings"}
@@ -28,10 +29,11 @@ def list_components(
     everything = [*KINDS, "presets", "settings"]
     for each in everything if kind is None else [choice("kind", PLURALS.get(kind, kind), everything)]:
         rows = component_rows(each)
-        width = max(len(name) for name, _ in rows)
+        width = max((len(name) for name, _ in rows if len(name) <= MAX_WIDTH), default=0)
         print(each)
         for name, text in rows:
-            print(f"  {name:<{width}}  {text}".rstrip())
+            space = "\n" + " " * (width + 4) if len(name) > MAX_WIDTH else "  "
+            print(f"  {name:<{width}}{space}{text}".rstrip())
 
 
 def component_rows(kind: str) -> list[tuple[str, str]]:
