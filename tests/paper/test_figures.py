@@ -60,7 +60,9 @@ def test_the_set_up_is_the_papers(name):
 )
 def test_the_four_methods(name, tmp_path, no_data):
     planned, runs, _notes = compute(name, tmp_path)
-    assert texts(draw(planned, runs)) == ["Ideal", "MAC", "GNC", "Noisy"]
+    picture = draw(planned, runs)
+    assert texts(picture) == ["Ideal", "MAC", "GNC", "Noisy"]
+    assert picture.axes[0].get_title() == f"Fig. 3({name[-1]}): smoke test on digits, changed settings"
     settings = {label: one.settings for label, (one,) in runs.items()}
     assert {k: settings["Ideal"][k] for k in IDEAL} == IDEAL
     assert settings["Noisy"]["receiver"] == "none()"

@@ -38,9 +38,9 @@ def draw(plan: Plan, runs: Curves, style: PlotStyle = "screen") -> Picture:
         style: Style of the picture; "paper" leaves the title, the seeds and the meaning of the band to the caption.
     """
     terse = style == "paper"
-    title = [plan.figure.title]
+    number = plan.figure.title.partition(":")[0]  # a smoke test has neither the data nor the model of the title
+    title = [f"{number}: smoke test on {plan.base.data}" if plan.smoke else plan.figure.title]
     title += ["changed settings"] if plan.overrides else []
-    title += [f"smoke test on {plan.base.data}"] if plan.smoke else []
     log = plan.figure.metric.endswith("/loss")  # the noisy curve may be a hundred times above the others
     panels = {"": runs} if plan.search_each else _panels(plan.figure, runs)
     with_snr = _label_with_snr if len(panels) == 1 else _label_with_mean_snr
