@@ -15,6 +15,7 @@ from stableair.contracts import (
     Metrics,
     Received,
     Reception,
+    Resources,
     Round,
     Rule,
     ServerRule,
@@ -52,6 +53,8 @@ class Simulation:
     files: dict[str, str] = field(default_factory=dict)  # data files and their SHA-256: for the record
     snr_blocks: Layout = NOTHING  # blocks whose SNR is recorded beside that of the whole vector
     server_share: Schedule = full_rate  # factor of g in the server's step of round k, where the server's lr follows
+    bandwidth: float = 1e6  # of the uplink, in Hz
+    symbol_energy: float = 1.0  # energy of a symbol of modulus 1, in J
 
 
 @typed
@@ -86,7 +89,8 @@ def simulate(sim: Simulation, state: State, rounds: int, start: int = 0) -> Iter
         if sim.average:
             average, averaged = sim.average(average, model)
         state = State(model, receiver, server, average, memories)
-        yield Round(k, state, sim.evaluate(model, averaged) | observe(received, g, sim.snr_blocks) | metrics)
+        transmission = observe(received, g, sim.snr_blocks) | used(received.resources, sim)
+        yield Round(k, state, sim.evaluate(model, averaged) | transmission | metrics)
 
 
 def receive(rule: Rule, received: Received, memory: Memory, k: int, blocks: Layout) -> tuple[Tensor, Memory, Metrics]:
@@ -141,8 +145,22 @@ def observe(received: Received, g: Tensor | None, blocks: Layout = NOTHING) -> M
         "gradient/norm": signal,
         "clip/fraction": None if g is None else (g != received.g).double().mean().item(),
         "channel/senders": received.senders,
-        "channel/uses": received.uses,
     } | {f"channel/snr_db/{name or 'model'}": x for name, x in snr(received.clean, received.noise, blocks).items()}
+
+
+def used(resources: Resources, sim: Simulation) -> Metrics:
+    """The metrics of the resources of a round: symbols, seconds on the air, energy in J, bits.
+
+    A client that does not transmit needs no energy: it lowers the mean over all n clients.
+    """
+    energies = [sim.symbol_energy * energy for energy in resources.energies]
+    return {
+        "channel/uses": resources.symbols,
+        "channel/seconds": resources.symbols / sim.bandwidth,
+        "channel/energy_mean": math.fsum(energies) / sim.n,
+        "channel/energy_max": max(energies, default=0.0),
+        "channel/bits": resources.bits,
+    }
 
 
 def snr(clean: Tensor, noise: Tensor, blocks: Layout) -> Metrics:

@@ -228,6 +228,8 @@ def _build(e: Experiment) -> Simulation:
         participants=draw_participants,
         labels=labels(parts, data.train, data.classes),
         files=dict(data.files),
+        bandwidth=e.bandwidth,
+        symbol_energy=e.symbol_energy,
         snr_blocks=vector.NOTHING if e.snr_blocks == "none" else layout.merge(e.snr_blocks),
         server_share=server_share(e),
     )

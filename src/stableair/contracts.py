@@ -136,6 +136,18 @@ class Accumulated(NamedTuple):
     max_norm: float  # largest norm of a payload
     senders: int
     dtype: torch.dtype  # dtype of the payloads
+    energies: tuple[float, ...] = ()  # per sender, sum_t |x_t|^2 of its signal, before a power rule scales all of them
+
+
+class Resources(NamedTuple):
+    """Resources of the uplink in one round; an experiment's bandwidth and symbol energy convert them to physical units.
+
+    The side link (losses, norm buffers) and the downlink are not included.
+    """
+
+    symbols: float = 0.0  # complex symbols: the product of bandwidth and time, for all clients together
+    energies: tuple[float, ...] = ()  # per sender, sum_t |x_t|^2; a symbol of modulus 1 has the energy 1
+    bits: float = 0.0  # bits of all clients together; an analog channel sends none
 
 
 class PowerRule(Protocol):
@@ -254,7 +266,7 @@ class Received(NamedTuple):
     senders: int  # number of clients that were received
     divisor: float  # divisor of the sum
     pilot: Tensor | None = None  # noise-only symbols, if a receiver asks for them
-    uses: float = 0.0  # complex channel uses of the round
+    resources: Resources = Resources()
 
 
 class Channel(Protocol):

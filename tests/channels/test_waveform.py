@@ -260,9 +260,9 @@ def test_the_sum_over_antennas_is_the_formula():
 def test_prefix_padding_and_bandwidth_are_counted(spec, uses):
     """33 entries are 17 symbols or 3 blocks of 8."""
     air = on(spec)
-    assert air.superpose(sent(torch.ones(2, 33)), air.draw(2, torch.arange(2), 33, 0, 0)).uses == pytest.approx(
-        uses - 1.5 * spec.startswith("pulse")
-    )
+    assert air.superpose(
+        sent(torch.ones(2, 33)), air.draw(2, torch.arange(2), 33, 0, 0)
+    ).resources.symbols == pytest.approx(uses - 1.5 * spec.startswith("pulse"))
 
 
 def test_pilots_are_filtered_as_the_interference_is():
@@ -271,7 +271,7 @@ def test_pilots_are_filtered_as_the_interference_is():
     assert got.pilot.shape == (20_000,)
     _, tau = stable.estimate(got.pilot)
     assert tau == pytest.approx(0.8, rel=0.2)  # 0.1 * 64^(1/1 - 1/2)
-    assert got.uses == 64 + 64 * 157
+    assert got.resources.symbols == 64 + 64 * 157
 
 
 @pytest.mark.parametrize(

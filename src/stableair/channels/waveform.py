@@ -116,10 +116,10 @@ class Waveform:
 
     def superpose(self, uploads: Iterable[Upload], draw: WaveformDraw) -> Received:
         """Add the signals, demodulate the sum and apply Eq. (3): chunks of (m, d) payloads -> g (d,)."""
-        uses = (self.basis.blocks(len(draw.xi)) + self.basis.blocks(self.pilots)) * self.basis.uses
+        symbols = (self.basis.blocks(len(draw.xi)) + self.basis.blocks(self.pilots)) * self.basis.uses
         total = self._accumulate(uploads, draw)
         return finish(
-            total, draw.xi, draw.pilot, uses=uses, norms=self.norms, divisor=self.divisor, noise_on=self.noise_on
+            total, draw.xi, draw.pilot, symbols=symbols, norms=self.norms, divisor=self.divisor, noise_on=self.noise_on
         )
 
     def _accumulate(self, uploads: Iterable[Upload], draw: WaveformDraw) -> Accumulated:
@@ -129,24 +129,31 @@ class Waveform:
         received = torch.zeros(samples, dtype=torch.complex128, device=device)
         links = dict(zip(draw.clients.tolist(), draw.links, strict=True))
 
-        def transmit(client: int, u: Tensor) -> None:
-            self.transmit(u, links[client], received)
+        def transmit(client: int, u: Tensor) -> float:
+            return self.transmit(u, links[client], received)
 
         total = accumulate(uploads, dict.fromkeys(links, 1.0), d, draw.k, device, transmit=transmit)
         pieces = (received[first:last] for first, last in self._windows(d, device))
         return total._replace(faded=self._demodulate(pieces, d))
 
-    def transmit(self, u: Tensor, link: Link, received: Tensor) -> None:
-        """Add a client's signal to the received samples: u (d,), received (samples,) complex128."""
+    def transmit(self, u: Tensor, link: Link, received: Tensor) -> float:
+        """Add a client's signal to the received samples: u (d,), received (samples,) complex128.
+
+        Returns:
+            The energy of the transmitted signal, sum_t |x_t|^2.
+        """
+        energy = torch.zeros((), dtype=torch.float64, device=u.device)
         response = link.impulse_response.to(u.device)
         for (first, _), c in zip(self._windows(len(u), u.device), self._symbols(u), strict=True):
             x = self.basis.modulate(self.basis.precode(c, response))
+            energy += torch.linalg.vector_norm(x, dtype=torch.complex128) ** 2
             start = first + link.delay
             if link.cfo:
                 t = torch.arange(start, start + len(x), dtype=torch.float64, device=x.device)
                 x *= torch.polar(torch.ones_like(t), (2 * math.pi * link.cfo) * t).to(x.dtype)
             for delay, tap in enumerate(link.impulse_response.tolist()):
                 received[start + delay : start + delay + len(x)].add_(x, alpha=link.gain * tap)
+        return energy.item()
 
     def combine(self, n: int, clients: Tensor, seed: int, k: int) -> tuple[Tensor, float]:
         """Combine the antennas in round k.
