@@ -473,7 +473,7 @@ class State(NamedTuple):
     receiver: Memory = ()  # memory of the receiver
     server: Memory = ()  # memory of the server rule
     average: Memory = ()  # memory of the averaged model
-    clients: Memory = ()  # memory of the clients
+    clients: Memory = ()  # memory of the clients, passed on unchanged
 
 
 # (memory, the new model) -> (memory, the averaged model), for the evaluation
