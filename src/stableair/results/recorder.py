@@ -51,7 +51,7 @@ class RunMetadata:
     True
     """
 
-    experiment: Experiment
+    experiment: Experiment  # the experiment of the run
     environment: dict[str, Any]  # of this process: see `results.environment`
     labels: list[list[int]] | None = None  # samples of each class at each client
     chunk: Callable[[], int | None] = lambda: None  # returns the current number of clients trained together

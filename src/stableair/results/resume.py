@@ -28,9 +28,9 @@ class ResumePoint(NamedTuple):
     An empty ResumePoint is a new run.
     """
 
-    rows: list[Row]
-    checkpoint: Checkpoint | None
-    environments: Sequence[dict[str, Any]] = ()
+    rows: list[Row]  # the recorded rounds
+    checkpoint: Checkpoint | None  # the last checkpoint
+    environments: Sequence[dict[str, Any]] = ()  # device, engine and versions, the last one last
     replaces: bool = False  # restart the run: the plug-ins of the recorded one have changed
 
     @property

@@ -70,8 +70,8 @@ class Run:
     """
 
     record: dict[str, Any]  # the content of experiment.json
-    rounds: list[Row]
-    folder: Path | None = None
+    rounds: list[Row]  # the metrics of each round by name
+    folder: Path | None = None  # the run folder; None for a run in memory
     final: "State | None" = None  # the state after the last completed round, if it is in memory
     objects: Mapping[str, Given] = field(default_factory=dict, repr=False, compare=False)  # given to `sa.run`
 
