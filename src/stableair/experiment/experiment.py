@@ -25,7 +25,7 @@ class Allowed(NamedTuple):
 
     Args:
         words: The allowed values in words.
-        check: (name, value) -> the value in the type of the setting; raises InputError if it is not allowed.
+        check: (name, value) -> the value in the type of the setting; raises InputError if the value is not allowed.
     """
 
     words: str
@@ -67,13 +67,22 @@ def _named_settings_only(cls: type[T]) -> type[T]:
 class Experiment:
     """The settings of an experiment; the defaults are the paper's set-up on the embedded data.
 
-    The paper names neither a number of rounds nor a threshold: rounds=100 and C=1 are this project's choices.
+    An experiment is immutable; `with_` returns a modified copy. The paper names neither a number of rounds nor a
+    threshold: rounds=100 and C=1 are this project's choices.
 
-    Every setting is checked when the experiment is made: each spec is parsed, and each component except the data set
-    is built once, which checks its arguments. The parsed specs are kept, see `call` and `calls`.
+    The constructor checks every setting: it parses each spec, and builds each component except the data set once,
+    which checks the arguments. It keeps the parsed specs, see `call` and `calls`.
 
     Raises:
-        InputError: A setting is unknown or invalid.
+        InputError: A setting is unknown (`unknown-setting`) or its value is invalid (`wrong-type`, `out-of-range`,
+            `unknown-value`, ...).
+
+    >>> import stableair as sa
+    >>> experiment = sa.Experiment(clients=10, rounds=20, receiver="mac(C=0.5)")
+    >>> experiment
+    Experiment(clients=10, rounds=20, receiver='mac(C=0.5)')
+    >>> experiment.noise  # a default
+    'sas(alpha=1.5, tau=0.1)'
     """
 
     data: str = _setting("digits", "Data set.")
@@ -158,7 +167,16 @@ class Experiment:
         return self.to_dict()  # parsed specs refer to factories, which may not be picklable: they are parsed again
 
     def calls(self, setting: str) -> tuple[Call, ...]:
-        """Return the parsed components of a setting: several for a chain, none for model="auto".
+        """Return the parsed components of a component setting.
+
+        Args:
+            setting: Name of a component setting, such as "receiver".
+
+        Returns:
+            One component; several for a chain of receivers; none for model="auto".
+
+        Raises:
+            InputError: There is no such component setting (`unknown-value`).
 
         >>> [call.name for call in Experiment(receiver="mac(C=1) | gnc(10)").calls("receiver")]
         ['mac', 'gnc']
@@ -166,7 +184,17 @@ class Experiment:
         return self._calls[choice("setting", setting, COMPONENT_SETTINGS)]
 
     def call(self, setting: str) -> Call:
-        """Return the parsed component of a setting that has exactly one; calling it builds the component.
+        """Return the parsed component of a component setting that has exactly one.
+
+        Args:
+            setting: Name of a component setting, such as "noise".
+
+        Returns:
+            The component: its `name` and `arguments`. Calling it builds the component.
+
+        Raises:
+            InputError: There is no such component setting (`unknown-value`), or it has no or several components
+                (`not-one-component`).
 
         >>> Experiment().call("noise").arguments
         {'alpha': 1.5, 'tau': 0.1}
@@ -178,10 +206,19 @@ class Experiment:
         return calls[0]
 
     def with_(self, **settings: Any) -> "Experiment":
-        """Return a copy with other settings; a dotted key changes one argument of a component.
+        """Return a copy with other settings.
 
-        >>> Experiment().with_(clients=10, **{"noise.tau": 0.5}).noise
-        'sas(alpha=1.5, tau=0.5)'
+        Args:
+            **settings: New values by name. A dotted key changes one argument of a component, such as `"noise.tau"`.
+
+        Returns:
+            The modified copy; this experiment stays unchanged.
+
+        Raises:
+            InputError: A setting or an argument is unknown (`unknown-setting`, `unknown-argument`) or invalid.
+
+        >>> Experiment().with_(clients=10, **{"noise.tau": 0.5})
+        Experiment(clients=10, noise='sas(alpha=1.5, tau=0.5)')
         """
         plain = {key: value for key, value in settings.items() if "." not in key}
         check_known(plain)
@@ -200,51 +237,128 @@ class Experiment:
         return replace(self, **plain)
 
     def id(self) -> str:
-        """Return twelve hex digits that identify the experiment.
+        """Return twelve hexadecimal digits that identify the experiment.
 
-        Execution settings (rounds, device, engine, precision, chunk) do not change the id.
+        The id depends on all settings and all arguments of the components, defaults included. Only the execution
+        settings (rounds, device, engine, precision, chunk) do not change it.
+
+        >>> experiment = Experiment(receiver="mac(C=1)")
+        >>> experiment.id() == experiment.with_(rounds=5, device="cpu").id()
+        True
+        >>> experiment.id() == experiment.with_(**{"receiver.C": 2}).id()
+        False
         """
         return records.experiment_id(self.to_dict(), self._calls)
 
     @property
     def name(self) -> str:
-        """Default name of the run folder."""
+        """The default name of the run folder: data, receiver, seed and id."""
         return f"{self.call('data').title}-{self.calls('receiver')[0].title}-seed{self.seed}-{self.id()}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the settings by name."""
+        """Return all settings by name, defaults included; `Experiment(**settings)` is the inverse."""
         return asdict(self)
 
     def to_record(self) -> dict[str, Any]:
-        """Return the record that a run folder keeps: the settings, and every argument of every component."""
+        """Return the content of experiment.json.
+
+        A record holds all settings, and under "arguments" all arguments of every component. It still describes the same
+        experiment after a default has changed in a later version.
+
+        >>> Experiment().to_record()["arguments"]["receiver"]
+        [{'C': 1, 'gain': None, 'pilot': 0}]
+        """
         return records.to_record(self.to_dict(), self._calls)
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> "Experiment":
-        """Make the experiment of a record, of this version or an older one."""
+        """Return the experiment that a record of this version or an older one describes.
+
+        Args:
+            record: Content of experiment.json, as from `to_record`.
+
+        Returns:
+            The experiment; arguments whose default has changed since are written out.
+
+        Raises:
+            InputError: A setting is missing (`missing-setting`), unknown (`unknown-setting`) or of a wrong type
+                (`wrong-type`).
+
+        >>> experiment = Experiment(clients=10)
+        >>> Experiment.from_record(experiment.to_record()) == experiment
+        True
+        """
         return cls(**records.from_record(record))
 
     def to_json(self) -> str:
-        """Write the settings as JSON."""
+        """Return the settings as JSON; `from_json` reads it."""
         return records.to_json(self.to_dict())
 
     def to_toml(self) -> str:
-        """Write the settings as TOML."""
+        """Return the settings as TOML; `from_toml` and `stableair run FILE.toml` read it.
+
+        >>> print(Experiment(clients=10).to_toml().splitlines()[3])
+        clients = 10
+        """
         return records.to_toml(self.to_dict())
 
     @classmethod
     def from_json(cls, text: str) -> "Experiment":
-        """Make an experiment from JSON with any of its settings, or from a record."""
+        """Return an experiment from JSON.
+
+        Args:
+            text: An object with any of the settings, or a record.
+
+        Returns:
+            The experiment; settings that are left out have their defaults.
+
+        Raises:
+            InputError: The text is not JSON (`not-json`), or a setting is unknown or invalid.
+
+        >>> Experiment.from_json('{"clients": 10, "noise": {"tau": 0.3}}')
+        Experiment(clients=10, noise='sas(alpha=1.5, tau=0.3)')
+        """
         return cls().with_(**records.parse_json(text))
 
     @classmethod
     def from_toml(cls, text: str) -> "Experiment":
-        """Make an experiment from TOML with any of its settings."""
+        r"""Return an experiment from TOML.
+
+        Args:
+            text: Any of the settings; `noise.tau = 0.3` sets one argument of a component.
+
+        Returns:
+            The experiment; settings that are left out have their defaults.
+
+        Raises:
+            InputError: The text is not TOML (`not-toml`), or a setting is unknown or invalid.
+
+        >>> Experiment.from_toml("clients = 10\nnoise.tau = 0.3")
+        Experiment(clients=10, noise='sas(alpha=1.5, tau=0.3)')
+        """
         return cls().with_(**records.parse_toml(text))
 
     @classmethod
     def read(cls, path: str | Path) -> "Experiment":
-        """Make an experiment from a .toml or .json file with any of its settings."""
+        """Return the experiment of a file.
+
+        Args:
+            path: A .json file, read as in `from_json`; any other file is read as TOML, as in `from_toml`.
+
+        Returns:
+            The experiment; settings that are left out have their defaults.
+
+        Raises:
+            InputError: The file cannot be read (`unreadable-file`), is not JSON or TOML (`not-json`, `not-toml`), or a
+                setting is unknown or invalid.
+
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as folder:
+        ...     path = Path(folder, "ten.toml")
+        ...     size = path.write_text("clients = 10")
+        ...     print(Experiment.read(path))
+        Experiment(clients=10)
+        """
         text = records.read_text(path)
         try:
             return cls.from_json(text) if Path(path).suffix == ".json" else cls.from_toml(text)
@@ -262,6 +376,9 @@ SETTING_FIELDS = {each.name: each for each in fields(Experiment)}
 
 def allowed_values(setting: str) -> tuple[str, ...]:
     """Return the values that a setting may take; empty if they are not a fixed set.
+
+    Args:
+        setting: Name of a setting.
 
     >>> allowed_values("payload"), allowed_values("clients")
     (('gradient', 'delta'), ())

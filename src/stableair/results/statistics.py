@@ -36,8 +36,8 @@ class PairedDifference(NamedTuple):
     """Difference between two groups of runs on the seeds that they share."""
 
     better: str  # name of the group with the higher mean
-    worse: str
-    seeds: int
+    worse: str  # name of the other group
+    seeds: int  # number of shared seeds
     difference: float  # mean over the seeds, better minus worse: at least 0
     error: float | None  # standard error of the mean; None for a single seed
     interval: tuple[float, float] | None  # 95 % confidence interval; None for a single seed
