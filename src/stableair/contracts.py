@@ -185,6 +185,10 @@ class Modulation(Protocol):
     def taps(self) -> int:
         """Propagation paths per client, one sample apart."""
 
+    @property
+    def oversampling(self) -> int:
+        """Samples per unit of time. The scale of the interference is given for one sample per unit of time."""
+
     def blocks(self, entries: int) -> int:
         """Number of blocks that carry `entries` real entries."""
 

@@ -83,7 +83,8 @@ def test_the_interference_is_the_matched_filters_output_of_one_sequence_of_sampl
     monkeypatch.setattr(module, "PIECE", 64)
     air = on(spec, interference="sas(alpha=1.3, tau=0.2)")
     xi = air.draw(2, torch.arange(2), 999, seed=3, k=4).xi
-    z = stable.isotropic(air.basis.samples(air.basis.blocks(999)), 1.3, 0.2, generator(3, "noise", 4))
+    tau = 0.2 * air.basis.oversampling ** (1 / 2 - 1 / 1.3)
+    z = stable.isotropic(air.basis.samples(air.basis.blocks(999)), 1.3, tau, generator(3, "noise", 4))
     exact = torch.view_as_real(air.basis.demodulate(z)).flatten()[:999]
     torch.testing.assert_close(xi, exact.float(), rtol=1e-5, atol=1e-6)
 
@@ -91,10 +92,11 @@ def test_the_interference_is_the_matched_filters_output_of_one_sequence_of_sampl
 @pytest.mark.parametrize("alpha", [0.8, 1.5, 2])
 @pytest.mark.parametrize("spec", ["pulse()", "ofdm(n=16, prefix=4)", "hadamard(n=64)"])
 def test_the_interference_of_an_entry_has_the_scale_of_its_filter(spec, alpha):
-    """E exp(i t xi) = exp(-(scale t)^alpha), scale = tau (sum |phi|^alpha)^(1/alpha); a block counts once."""
+    """E exp(i t xi) = exp(-(scale t)^alpha), scale = tau_s (sum |phi|^alpha)^(1/alpha); a block counts once."""
     tau, blocks = 0.3, 3000
     air = on(spec, interference=f"sas(alpha={alpha}, tau={tau})")
-    scale = tau * filters(air.basis, 1)[0].abs().pow(alpha).sum().item() ** (1 / alpha)
+    samples = 4 if spec == "pulse()" else 1
+    scale = tau * samples ** (1 / 2 - 1 / alpha) * filters(air.basis, 1)[0].abs().pow(alpha).sum().item() ** (1 / alpha)
     if spec.startswith("hadamard"):
         assert scale == pytest.approx(tau * 64 ** (1 / alpha - 0.5))
     group = max(air.basis.n, 100)  # symbols whose mean counts as one observation
@@ -104,6 +106,19 @@ def test_the_interference_of_an_entry_has_the_scale_of_its_filter(spec, alpha):
         error = means.std() / blocks**0.5
         assert error < 0.01
         assert abs(means.mean() - math.exp(-((scale * t) ** alpha))) < 4.5 * error
+
+
+@pytest.mark.parametrize("samples", [4, 8, 32])
+@pytest.mark.parametrize("alpha", [1.2, 1.5, 2])
+def test_the_interference_does_not_depend_on_the_sampling_rate(samples, alpha):
+    """Its scale is tau (int |p(t)|^alpha dt)^(1/alpha), p the root-raised cosine of rolloff 1 in continuous time."""
+    t = (np.arange(160_000) + 0.5) / 1e4 - 8
+    p = 4 * np.cos(2 * np.pi * t) / (np.pi * (1 - 16 * t**2))
+    scale = 0.3 * (np.abs(p) ** alpha).mean() ** (1 / alpha) * 16 ** (1 / alpha)
+    air = on(f"pulse(rolloff=1, span=16, samples={samples})", interference=f"sas(alpha={alpha}, tau=0.3)")
+    xi = air.draw(1, torch.arange(1), 60_000, seed=0, k=0).xi.double()
+    measured = (-(xi / scale).cos().mean().log().item()) ** (1 / alpha)  # in units of the scale
+    assert measured == pytest.approx(1, abs=0.03)
 
 
 @pytest.mark.parametrize("alpha", [0.6, 1, 1.7, 2])
