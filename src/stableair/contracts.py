@@ -117,6 +117,7 @@ class FadingLaw:
     mean_inverse_square: Callable[[float], float] | None = None  # t -> E[1/h^2; h^2 >= t]; inf where it diverges
     complex_gaussian: bool = False  # whether h with a uniform phase is complex Gaussian
     block_length: int | None = None  # entries of the vector that share one amplitude; None: all of them
+    mean_square: float | None = None  # E h^2
 
     def __call__(self, n: int, source: Generator) -> Tensor:
         return self.draw(n, source)

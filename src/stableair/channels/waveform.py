@@ -178,7 +178,9 @@ class Waveform:
 
     @cached_property
     def mean_square(self) -> float:
-        """E h^2 of the fading, the average of a million draws."""
+        """E h^2 of the fading: in closed form if there is one, else the average of a million draws."""
+        if isinstance(self.fading, FadingLaw) and self.fading.mean_square is not None:
+            return self.fading.mean_square
         return self.fading(DRAWS, generator(0, "mean square", 0)).square().mean().item()
 
     def _filtered_noise(self, entries: int, source: Generator, scale: float) -> Tensor:
