@@ -110,7 +110,7 @@ def unit() -> Fading:
     def draw(n: int, source: Generator) -> Tensor:
         return torch.ones(n, dtype=torch.float64, device=source.device)
 
-    return FadingLaw(draw, mean_inverse_square=lambda t: float(t <= 1), mean_square=1.0)
+    return FadingLaw(draw, mean_square=1.0, support=(1.0, 1.0))
 
 
 @fading("block", specs={"of": fading})
