@@ -80,7 +80,11 @@ def theory(
     plot: Annotated[Path | None, typer.Option(help="Write a picture to this file: .png, .pdf or .svg.")] = None,
     force: Force = False,
 ) -> None:
-    """Evaluate Lemma 1, Theorem 1 and the best threshold, as printed in the paper and corrected."""
+    """Evaluate Lemma 1, Theorem 1 and the best threshold, as printed in the paper and corrected.
+
+    Example: `stableair theory --alpha 1.5 --tau 0.1 --C 1`.
+    p_C is the probability that an entry stays unclipped.
+    """
     positive("tau", tau)
     if plot:
         from stableair.results.plot import check_picture
@@ -127,7 +131,11 @@ def air(
     out: Annotated[Path | None, out_option("Picture to write: .png, .pdf or .svg (default: NAME.png).")] = None,
     force: Force = False,
 ) -> None:
-    """Draw an illustration of a channel component: power, interference, fading, signals."""
+    """Draw an illustration of a channel component: power, interference, fading, signals.
+
+    NAME is one of limit, inversion, bursts, field, markov, block, ar, waveform,
+    antennas, and digital.
+    """
     from stableair.paper import air_plots, signal_plots
     from stableair.results.plot import save
 

@@ -36,7 +36,7 @@ def common_metrics(records: dict[int, MetricRecord], k: int) -> dict[int, Metric
         if all(lengths[node].get(name, UNUSABLE) == n for name, n in used.items()):
             common[node] = MetricRecord({name: record[name] for name in used})
         else:
-            log(WARNING, "round %d: no metric of node %d is used: most nodes send others", k, node)
+            log(WARNING, "round %d: no metric of node %d is used: most nodes send other metrics", k, node)
     return common
 
 

@@ -213,7 +213,7 @@ class OverTheAir(Strategy):
         if len(self.replies.used) < self.enough:
             log(WARNING, "round %d: fewer than %d replies can be used", k, self.enough)
         if row.get("diverged"):
-            log(WARNING, "round %d: the model is no longer finite; the run ends here", k)
+            log(WARNING, "round %d: the model is no longer finite; the run stops", k)
             self.diverged = True
             return None, None
         self.broadcast = self._array_record(state.model)

@@ -206,7 +206,7 @@ class _Recorder:
     def diverged(self, k: int, metrics: Iterable[str], parts: set[str]) -> Row:
         """Record that parts of the state diverged in round k; the metrics of this round are None."""
         for part in sorted(parts - {"model"}):
-            log.warning("round %d: the memory of the %s holds NaN; the run ends", k, part)
+            log.warning("round %d: the memory of the %s holds NaN; the run stops", k, part)
         self.flush()  # the last finite state first: this line ends the run
         self.wait()
         return self.add({"round": k} | dict.fromkeys(metrics) | {"round": k, "diverged": True})

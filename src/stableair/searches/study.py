@@ -111,7 +111,7 @@ def search(
     result = Result(base.with_(evaluate="test"), parsed, finished, folder)
     _write(folder, header, result)
     for key in result.at_boundary:
-        log.warning("the best %s is at the end of %s; better values may lie beyond", key, parsed[key])
+        log.warning("the best %s is at an end of the range %s; better values may lie outside", key, parsed[key])
     return result
 
 
