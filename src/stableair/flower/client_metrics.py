@@ -71,13 +71,7 @@ def aggregate_metrics(aggregate: Aggregate, records: Iterable[MetricRecord], wei
 
 
 def evaluation_replies(messages: Iterable[Message], weight: str, k: int) -> list[Message]:
-    """Return the replies to an evaluation that a strategy can aggregate; log the other ones.
-
-    Args:
-        messages: The replies of the nodes.
-        weight: The metric that holds the number of samples.
-        k: The round, for the log.
-    """
+    """Return the replies to an evaluation that a strategy can aggregate; log the other replies."""
     valid = {}
     for message in messages:
         try:
