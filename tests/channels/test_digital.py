@@ -74,7 +74,10 @@ def test_the_bits_are_those_of_the_code(s):
 
 
 def test_the_messages_of_all_clients_take_bits_over_rate_uses():
-    assert superposed(made("digital(quantize='qsgd(s=3)', rate=2)"), torch.ones(4, 10)).uses == 4 * (32 + 30) / 2
+    assert (
+        superposed(made("digital(quantize='qsgd(s=3)', rate=2)"), torch.ones(4, 10)).resources.symbols
+        == 4 * (32 + 30) / 2
+    )
 
 
 ROWS = torch.tensor([[0, 4, 1], [1, 3, 1.1], [2, 2, 0.9], [3.5, 1, 1], [1.2, 2.7, 1.05], [90, -80, 70]])
@@ -172,7 +175,7 @@ def test_a_round_with_too_few_of_the_clients_is_empty(spec, least, caplog):
     assert re.search(rf"round 3: the aggregator needs at least {least} clients .*, and {least - 1} sent", caplog.text)
     upload = Upload(few, torch.ones(len(few), 5), torch.zeros(len(few), 0), torch.ones(len(few)))
     got = link.superpose([upload], draw)
-    assert (got.senders, got.uses, got.g.tolist()) == (0, 0, [0.0] * 5)
+    assert (got.senders, got.resources.symbols, got.g.tolist()) == (0, 0, [0.0] * 5)
 
 
 def test_what_does_not_fit_into_memory_is_one_line(monkeypatch):

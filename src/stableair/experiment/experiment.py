@@ -36,6 +36,7 @@ COUNT = Allowed("at least 1", lambda name, value: integer(name, value, 1, MAX_CO
 COUNT_OR_ZERO = Allowed("at least 0", lambda name, value: integer(name, value, 0, MAX_COUNT))
 ANY_INTEGER = Allowed("any integer", integer)
 RATE = Allowed("positive", lambda name, value: number(name, positive(name, value), *LR_RANGE))
+POSITIVE = Allowed("positive", positive)
 DECAY = Allowed("at least 0 and below 1", fraction)
 TRUE_OR_FALSE = Allowed("true or false", boolean)
 
@@ -108,6 +109,10 @@ class Experiment:
     channel: str = _setting("flat()", "Channel model, Eq. (3).")
     fading: str = _setting("rayleigh(mean=1)", "Law of the fading h_{n,k}.")
     noise: str = _setting("sas(alpha=1.5, tau=0.1)", "Law of the interference xi_k.")
+    bandwidth: float = _setting(1e6, "Bandwidth of the uplink in Hz, for the recorded time on the air.", POSITIVE)
+    symbol_energy: float = _setting(
+        1.0, "Energy in J of a transmitted symbol of modulus 1, for the recorded energy.", POSITIVE
+    )
     receiver: str = _setting("mac(C=1)", "Receiver, Eqs. (5)-(8); chain several with |.")
     server: str = _setting("sgd()", "Server rule, Eq. (4).")
     evaluate: Literal["test", "validation"] = _setting(

@@ -23,7 +23,7 @@ from stableair.validation import as_path, short_repr
 ARGUMENTS = "arguments"  # key of a record: every argument of every component
 OPTIONAL = (  # settings that the oldest records lack
     "participation", "power", "channel", "average", "snr_blocks",
-    "local", "lr_decay", "label_smoothing", "evaluate_clients",
+    "local", "lr_decay", "label_smoothing", "evaluate_clients", "bandwidth", "symbol_energy",
 )  # fmt: skip
 NOISE_ON = "noise_on", "mean"  # version 0.1.0 recorded the default of flat(noise_on=...) as a separate setting
 
