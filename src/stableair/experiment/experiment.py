@@ -194,7 +194,7 @@ class Experiment:
             setting: Name of a component setting, such as "noise".
 
         Returns:
-            The component: its `name` and `arguments`. Calling it builds the component.
+            The component, with its `name` and `arguments`. Calling it builds the component.
 
         Raises:
             InputError: There is no such component setting (`unknown-value`), or it has no or several components

@@ -77,8 +77,9 @@ class OverTheAir(Strategy):
             (`unsupported-participation`).
 
     ```python
-    strategy = OverTheAir(FedAvg(), noise="sas(tau=0.1)", receiver="mac(C=auto)", lr=0.03, folder="runs/x")
-    result = strategy.start(grid, initial_arrays=ArrayRecord(model.state_dict()), num_rounds=20)
+    strategy = OverTheAir(FedAvg(), noise="sas(tau=0.1)", receiver="mac(C=auto)", lr=0.03)
+    arrays = ArrayRecord(model.state_dict())
+    result = strategy.start(grid, initial_arrays=arrays, num_rounds=20)
     ```
     """
 
@@ -135,7 +136,7 @@ class OverTheAir(Strategy):
                 `test/...`.
 
         Returns:
-            Flower's result: the final model, and the metrics by round.
+            The final model, and the metrics by round.
 
         Raises:
             InputError: The initial model is missing (`missing-model`), too few nodes connect in time (`missing-nodes`),

@@ -47,8 +47,8 @@ def figure(
         smoke: Make a small version on the embedded digits, which takes about half a minute.
         rounds: Number of communication rounds. None: the number of the figure.
         seeds: Number of seeds; two or more give a band.
-        settings: Settings of the experiments to change, such as {"clients": 10, "noise.tau": 0.2}.
-        thresholds: Thresholds to use instead of a search: {"MAC": 0.13, "GNC": 100}.
+        settings: Settings of the experiments to change, such as `{"clients": 10, "noise.tau": 0.2}`.
+        thresholds: Thresholds to use instead of a search: `{"MAC": 0.13, "GNC": 100}`.
         search_each: Search C for every curve of fig4a or fig4b, instead of once.
         trials: Number of trials of each threshold search. None: 12, or 6 with `smoke`.
         search_rounds: Rounds of each trial. None: 20, or `rounds` if it is smaller.

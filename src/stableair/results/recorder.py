@@ -75,7 +75,7 @@ def recorded(
         checkpoint_every: Rounds between two checkpoints.
 
     Yields:
-        Each Round with its recorded row as metrics. If the model becomes non-finite, or a memory contains NaN, the
+        Each Round, with its recorded row as metrics. If the model becomes non-finite, or a memory contains NaN, the
         rounds end, and the last row has the key "diverged". Close the iterator to make sure that all files are written.
 
     Raises:

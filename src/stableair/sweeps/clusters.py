@@ -76,7 +76,8 @@ def submit(
 
     ```python
     plan = {"receiver": ["mac(C=1)", "none()"], "seeds": 5}
-    job = sa.submit(plan, "runs/sweep", jobs=4, options={"partition": "gpu", "gpus_per_node": 1})
+    slurm = {"partition": "gpu", "gpus_per_node": 1}
+    job = sa.submit(plan, "runs/sweep", jobs=4, options=slurm)
     ```
     """
     submitit = require("submitit", extra="slurm")
