@@ -60,8 +60,12 @@ class Entry:
     @property
     def typed_signature(self) -> str:
         """The signature with types, as `stableair list` shows it."""
-        parameters = inspect.signature(self.factory).parameters.values()
-        return f"{self.name}({', '.join(map(_format_parameter, parameters))})"
+        return f"{self.name}({', '.join(self.typed_parameters.values())})"
+
+    @property
+    def typed_parameters(self) -> dict[str, str]:
+        """The parameters with their types and defaults, such as `C: float | auto`, by their names."""
+        return {name: _format_parameter(p) for name, p in inspect.signature(self.factory).parameters.items()}
 
     @property
     def open(self) -> bool:
@@ -250,7 +254,7 @@ class Registry:
             message = f"{self.kind} {function.id!r} is unknown; {suggest(function.id, self.entries)}"
             raise InputError(
                 message, code="unknown-component", hint="component", kind=self.kind, name=function.id,
-                allowed=list(self.entries), advice="import the module that registers a component of your own",
+                allowed=list(self.entries), advice="import the module that registers the custom component",
             )  # fmt: skip
         entry = self.entry(function.id)
         self._check_keywords(entry, keywords, text)
@@ -306,9 +310,8 @@ class Registry:
 
 # -------------------------------------------------------------------------------------------------- Python objects
 
-OBJECT = (
-    "object"  # name of a component that is a Python object, given to `sa.run`: object(name='net.Net', digest='...')
-)
+# The name of a component that is a Python object, passed to `sa.run`: object(name='net.Net', digest='...').
+OBJECT = "object"
 
 
 @dataclass(frozen=True)
@@ -339,8 +342,8 @@ def given_object(name: str, digest: str) -> Any:
         InputError: The object was not passed to this run (`object-needed`).
     """
     if digest not in GIVEN.get():
-        text = f"{name} is a Python object, and a spec only names it"
-        raise InputError(text, code="object-needed", advice="give sa.run the object itself")
+        text = f"{name} is a Python object, and a spec contains only its name"
+        raise InputError(text, code="object-needed", advice="pass the object itself to sa.run")
     return GIVEN.get()[digest].component
 
 

@@ -87,12 +87,12 @@ class Experiment:
 
     data: str = _setting("digits", "Data set.")
     partition: str = _setting("iid()", "How the training samples are divided among the clients.")
-    model: str = _setting("auto", "Model; auto: the model that the data set names.")
+    model: str = _setting("auto", "Model; auto: the default model of the data set.")
     clients: int = _setting(50, "Number of clients N.", COUNT)
     rounds: int = _setting(100, "Number of communication rounds K.", COUNT)
     seed: int = _setting(0, "Seed of all random streams.", ANY_INTEGER)
     local_epochs: int = _setting(5, "Local epochs E per round.", COUNT)
-    batch_size: int = _setting(10, "Samples in a local batch.", COUNT)
+    batch_size: int = _setting(10, "Samples per local batch.", COUNT)
     lr: float = _setting(0.03, "Learning rate eta of the clients.", RATE)
     lr_decay: str = _setting("constant()", "Schedule of the learning rate over the rounds.")
     local: str = _setting("sgd()", "Optimiser of the local training.")
@@ -101,20 +101,20 @@ class Experiment:
         "none", "Augmentation of local batches: random crop by up to 4 pixels and horizontal flip."
     )
     payload: Literal["gradient", "delta"] = _setting(
-        "gradient", "What a client transmits: (w_k - w_{k,n}) / lr of the round, or w_k - w_{k,n}."
+        "gradient", "Payload of a client: (w_k - w_{k,n}) / lr of the round, or w_k - w_{k,n}."
     )
-    blocks: Blocks = _setting("tensor", "Blocks on which an entry-wise receiver works.")  # noqa: RUF009
+    blocks: Blocks = _setting("tensor", "Blocks to which an entry-wise receiver is applied one by one.")  # noqa: RUF009
     participation: str = _setting("all()", "Clients that take part in a round.")
     power: str = _setting("none()", "Transmit power control of the clients.")
-    channel: str = _setting("flat()", "Channel, Eq. (3).")
-    fading: str = _setting("rayleigh(mean=1)", "Fading h_{n,k}.")
-    noise: str = _setting("sas(alpha=1.5, tau=0.1)", "Interference xi_k.")
+    channel: str = _setting("flat()", "Channel model, Eq. (3).")
+    fading: str = _setting("rayleigh(mean=1)", "Law of the fading h_{n,k}.")
+    noise: str = _setting("sas(alpha=1.5, tau=0.1)", "Law of the interference xi_k.")
     bandwidth: float = _setting(1e6, "Bandwidth of the uplink in Hz, for the recorded time on the air.", POSITIVE)
     symbol_energy: float = _setting(
         1.0, "Energy in J of a transmitted symbol of modulus 1, for the recorded energy.", POSITIVE
     )
     receiver: str = _setting("mac(C=1)", "Receiver, Eqs. (5)-(8); chain several with |.")
-    server: str = _setting("sgd()", "Server's step, Eq. (4).")
+    server: str = _setting("sgd()", "Server rule, Eq. (4).")
     evaluate: Literal["test", "validation"] = _setting(
         "test", "Data for the evaluation; validation: a held-out fifth of the training data."
     )
@@ -123,9 +123,13 @@ class Experiment:
     )
     norm_stats: NormStats = _setting("clients", "Batch norm statistics of the evaluation.")  # noqa: RUF009
     average: float = _setting(0.0, "Decay of the model average for the evaluation; 0: no average.", DECAY)
-    snr_blocks: Literal["none", "tensor", "layer"] = _setting("none", "Blocks for which the SNR is recorded too.")
+    snr_blocks: Literal["none", "tensor", "layer"] = _setting(
+        "none", "Blocks whose SNR is recorded in addition to the whole vector's."
+    )
     device: str = _setting("auto", "Device, such as cpu or cuda:0; auto: a GPU if there is one.")
-    engine: Literal["auto", "reference", "fast"] = _setting("auto", "Engine for the local training.")
+    engine: Literal["auto", "reference", "fast"] = _setting(
+        "auto", "Engine of the local training; auto: the fastest one for this model and device."
+    )
     precision: Literal["auto", Precision] = _setting("auto", "Precision of matrix products in the fast engine.")
     chunk: int = _setting(0, "Clients whose updates are in memory at once; 0: as many as fit.", COUNT_OR_ZERO)
 
@@ -190,7 +194,7 @@ class Experiment:
             setting: Name of a component setting, such as "noise".
 
         Returns:
-            The component: its `name` and `arguments`. Calling it builds the component.
+            The component, with its `name` and `arguments`. Calling it builds the component.
 
         Raises:
             InputError: There is no such component setting (`unknown-value`), or it has no or several components

@@ -90,7 +90,7 @@ def plot(
 
 def _check_size(size: Sequence[float], ax: Axes | None) -> None:
     if ax is not None:
-        raise InputError("leave out size with ax: the axes have a figure", code="size-and-ax")
+        raise InputError("leave out size: the figure of ax has a size", code="size-and-ax")
     if len(size) != 2:
         raise InputError(f"size must be a width and a height: got {size}", code="wrong-type", name="size", value=size)
     for length in size:

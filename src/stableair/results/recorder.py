@@ -75,7 +75,7 @@ def recorded(
         checkpoint_every: Rounds between two checkpoints.
 
     Yields:
-        Each Round with its recorded row as metrics. If the model becomes non-finite, or a memory contains NaN, the
+        Each Round, with its recorded row as metrics. If the model becomes non-finite, or a memory contains NaN, the
         rounds end, and the last row has the key "diverged". Close the iterator to make sure that all files are written.
 
     Raises:
@@ -206,7 +206,7 @@ class _Recorder:
     def diverged(self, k: int, metrics: Iterable[str], parts: set[str]) -> Row:
         """Record that parts of the state diverged in round k; the metrics of this round are None."""
         for part in sorted(parts - {"model"}):
-            log.warning("round %d: the memory of the %s holds NaN; the run ends", k, part)
+            log.warning("round %d: the memory of the %s holds NaN; the run stops", k, part)
         self.flush()  # the last finite state first: this line ends the run
         self.wait()
         return self.add({"round": k} | dict.fromkeys(metrics) | {"round": k, "diverged": True})

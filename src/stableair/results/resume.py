@@ -123,8 +123,10 @@ def _refuse_other_objects(record: dict[str, Any], different: list[str], folder: 
     for setting, components in components_of_record(record).items():
         names = [arguments["name"] for name, arguments in components if name == OBJECT]
         if names and setting in different:
-            text = f"{folder} was computed with the {setting} {names[0]}, a Python object: it is another one now"
-            advice = f"give the same one: sa.run(..., {setting}=...), or choose another folder"
+            text = (
+                f"{folder} was computed with the {setting} {names[0]}, a Python object that has changed or is missing"
+            )
+            advice = f"pass the same object: sa.run(..., {setting}=...), or choose another folder"
             raise InputError(text, code="object-changed", advice=advice, name=setting)
 
 

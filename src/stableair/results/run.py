@@ -73,7 +73,7 @@ class Run:
     rounds: list[Row]  # the metrics of each round by name
     folder: Path | None = None  # the run folder; None for a run in memory
     final: "State | None" = None  # the state after the last completed round, if it is in memory
-    objects: Mapping[str, Given] = field(default_factory=dict, repr=False, compare=False)  # given to `sa.run`
+    objects: Mapping[str, Given] = field(default_factory=dict, repr=False, compare=False)  # of `sa.run`, by digest
 
     def __getitem__(self, metric: str) -> list[Any]:
         if self.rounds and (not isinstance(metric, str) or not any(metric in row for row in self.rounds)):
@@ -243,7 +243,7 @@ class Run:
         """The checkpoint after the best round of a run with `keep_best`: `state` and `rounds`.
 
         Raises:
-            InputError: The run has no best checkpoint.
+            InputError: The run has no best checkpoint (`no-best`).
             CorruptRunError: The file is damaged.
         """
         from stableair.results.checkpoint import read_best

@@ -82,7 +82,7 @@ def watch(folders: str | Path | Sequence[str | Path], port: int = 8000) -> Threa
         port: Port of the server; 0 for a free one.
 
     Returns:
-        The server: `serve_forever()` answers requests, `server_port` is the port, `server_close()` frees it.
+        The server. `serve_forever()` answers requests, `server_port` is the port, `server_close()` frees it.
 
     Raises:
         InputError: A folder does not exist (`no-folder`), or the port is invalid.

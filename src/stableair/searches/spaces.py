@@ -145,11 +145,11 @@ def parse_spaces(base: Experiment, spaces: Mapping[str, Space | str]) -> dict[st
 
 def _as_space(base: Experiment, key: str, value: Space | str) -> Space:
     if not isinstance(key, str) or not isinstance(value, str | Range | OneOf):
-        text = f"{short_repr(key)} must be searched in a range or in values: got {short_repr(value)}"
+        text = f"{short_repr(key)} must be a range or a list of values: got {short_repr(value)}"
         raise InputError(text, code="wrong-type", name=key, value=value)
     parsed = space(key, value) if isinstance(value, str) else value
     if parsed is None:
-        text = f"{key}={value} is one value: write a range such as 0.01:10:log, or values with commas"
+        text = f"{key}={value} is a single value: write a range such as 0.01:10:log, or values separated by commas"
         raise InputError(text, code="one-value", name=key)
     if isinstance(parsed, Range):
         return _checked(key, parsed._replace(int=parsed.int or _takes_whole_numbers(base, key)))

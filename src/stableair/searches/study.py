@@ -64,7 +64,7 @@ def search(
 
     Args:
         base: The experiment. A trial runs for `base.rounds` rounds.
-        spaces: The space of each searched setting, such as {"receiver.C": "0.01:10:log", "local_epochs": "1,2,5"}.
+        spaces: The space of each searched setting, such as `{"receiver.C": "0.01:10:log", "local_epochs": "1,2,5"}`.
         folder: Folder of the runs and of search.json. Default: a subfolder of runs with the name of the experiment.
         trials: Number of trials: of values, or combinations of values, to run.
         seeds: Number of seeds per trial: base.seed, base.seed + 1, ...
@@ -111,7 +111,7 @@ def search(
     result = Result(base.with_(evaluate="test"), parsed, finished, folder)
     _write(folder, header, result)
     for key in result.at_boundary:
-        log.warning("the best %s is at the end of %s; better values may lie beyond", key, parsed[key])
+        log.warning("the best %s is at an end of the range %s; better values may lie outside", key, parsed[key])
     return result
 
 

@@ -60,8 +60,8 @@ def submit(
         plan: As for `sweep`.
         folder: Folder of the run folders, on a disk that all machines share; SLURM's logs are in its subfolder slurm.
         jobs: Number of jobs.
-        options: Options of SLURM, such as {"partition": "gpu", "time": 120, "gpus_per_node": 1, "cpus_per_task": 4}.
-            The time limit is in minutes; default: 60.
+        options: Options of SLURM, such as `{"partition": "gpu", "time": 120, "gpus_per_node": 1}`. The time limit is in
+            minutes; default: 60.
         plugin_changed: What to do with recorded rounds of a plug-in that has changed since: "refuse" raises an error,
             "keep" uses them and records both versions, "recompute" restarts such runs.
         **run_options: `stop`, `patience`, `monitor`, `keep_best`, `profile`, `track`: see `RunOptions`.
@@ -76,7 +76,8 @@ def submit(
 
     ```python
     plan = {"receiver": ["mac(C=1)", "none()"], "seeds": 5}
-    job = sa.submit(plan, "runs/sweep", jobs=4, options={"partition": "gpu", "gpus_per_node": 1})
+    slurm = {"partition": "gpu", "gpus_per_node": 1}
+    job = sa.submit(plan, "runs/sweep", jobs=4, options=slurm)
     ```
     """
     submitit = require("submitit", extra="slurm")

@@ -54,8 +54,8 @@ def sweep(
     experiment fails, the others are computed before the error is raised. A finished run is not computed again.
 
     Args:
-        plan: Settings of which any may be a list, such as {"receiver": ["mac(C=1)", "none()"], "seeds": 3}; or a .toml
-            file with such a plan; or experiments.
+        plan: Settings of which any may be a list, such as `{"receiver": ["mac(C=1)", "none()"], "seeds": 3}`; or a
+            .toml file with such a plan; or experiments.
         folder: Folder of the run folders.
         parallel: Number of processes on this machine.
         ray: Address HOST:PORT of a Ray cluster, or "auto", to run each experiment as a task there. All machines of the
@@ -69,7 +69,7 @@ def sweep(
         **options: `stop`, `patience`, `monitor`, `keep_best`, `profile`, `track`, `progress`: see `RunOptions`.
 
     Returns:
-        The runs in the order of the plan, without their models: `load` reads a run with its model.
+        The runs in the order of the plan, without their models. `load` reads a run with its model.
 
     Raises:
         InputError: The plan is invalid.
