@@ -33,6 +33,7 @@ def find(path: str) -> griffe.Object:
 
 
 NAMES = {find(f"{module}.{name}").path for name, module in sa._public().items()}
+NAMES |= {"stableair.spec.Registry"}  # the class of the decorators, such as sa.receiver
 
 
 def whole_modules() -> set[str]:
