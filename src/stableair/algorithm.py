@@ -77,7 +77,7 @@ def simulate(sim: Simulation, state: State, rounds: int, start: int = 0) -> Iter
         start: Zero-based index of the first round.
 
     Yields:
-        Each finished round: its index, the state after it, and its metrics.
+        Each finished round, with its index, the state after it, and its metrics.
 
     Raises:
         InputError: A component returned a wrong type, shape or memory, or changed its arguments in place.

@@ -43,7 +43,7 @@ def sgd(
         floor: Smallest share of the learning rate, in (0, 1].
 
     Returns:
-        The server rule: (d,), (d,) -> (d,).
+        The server rule, (w (d,), g (d,)) -> w (d,).
 
     >>> sgd(0.5)(Tensor([1.0, 2.0]), Tensor([2.0, 0.0])).tolist()
     [0.0, 2.0]
@@ -75,7 +75,7 @@ def momentum(lr: float | None = None, beta: float = 0.9) -> ServerRuleLike:
         beta: Factor of the last velocity, in [0, 1].
 
     Returns:
-        The server rule: (d,), (d,) -> (d,).
+        The server rule, (w (d,), g (d,)) -> w (d,).
 
     >>> rule, g = momentum(lr=1, beta=0.5), Tensor([1.0])
     >>> w, v, _ = rule.apply(Tensor([0.0]), g, rule.init(g))
@@ -99,7 +99,7 @@ def fedavgm(lr: float | None = None, beta: float = 0.9, nesterov: bool = False) 
         nesterov: Whether to use Nesterov's momentum.
 
     Returns:
-        The server rule: (d,), (d,) -> (d,).
+        The server rule, (w (d,), g (d,)) -> w (d,).
 
     >>> rule, g = fedavgm(lr=1, beta=0.5, nesterov=True), Tensor([1.0])
     >>> w, v, _ = rule.apply(Tensor([0.0]), g, rule.init(g))
@@ -152,7 +152,7 @@ def adagrad_ota(lr: float = 0.01, b1: float = 0.9, alpha: float = 1.5, eps: floa
         eps: Number that is added to v, in [1e-16, 1].
 
     Returns:
-        The server rule: (d,), (d,) -> (d,).
+        The server rule, (w (d,), g (d,)) -> w (d,).
 
     >>> rule, g = adagrad_ota(lr=1, b1=0, alpha=2), Tensor([3.0, -0.1])
     >>> rule(Tensor([0.0, 0.0]), g).round(decimals=4).tolist()  # the first step has length lr for any g
@@ -181,7 +181,7 @@ def adam_ota(
         eps: Number that is added to v, in [1e-16, 1].
 
     Returns:
-        The server rule: (d,), (d,) -> (d,).
+        The server rule, (w (d,), g (d,)) -> w (d,).
 
     >>> rule, g = adam_ota(lr=1, b1=0, b2=0), Tensor([3.0, -0.1])
     >>> rule(Tensor([0.0, 0.0]), g).round(decimals=4).tolist()

@@ -60,8 +60,12 @@ class Entry:
     @property
     def typed_signature(self) -> str:
         """The signature with types, as `stableair list` shows it."""
-        parameters = inspect.signature(self.factory).parameters.values()
-        return f"{self.name}({', '.join(map(_format_parameter, parameters))})"
+        return f"{self.name}({', '.join(self.typed_parameters.values())})"
+
+    @property
+    def typed_parameters(self) -> dict[str, str]:
+        """The parameters with their types and defaults, such as `C: float | auto`, by their names."""
+        return {name: _format_parameter(p) for name, p in inspect.signature(self.factory).parameters.items()}
 
     @property
     def open(self) -> bool:

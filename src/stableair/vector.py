@@ -206,7 +206,7 @@ def pooled(average: Tensor, norms: Layout) -> Tensor:
         norms: Layout of the norm buffers.
 
     Returns:
-        Norm buffers, (..., b): means, and variances that include the spread of the means.
+        Norm buffers, (..., b). The variances include the spread of the means.
 
     >>> norms = buffers(nn.BatchNorm2d(1))
     >>> clients = torch.tensor([[3.0, 1.0], [5.0, 1.0]])  # mean and variance at two clients

@@ -312,7 +312,7 @@ def remote() -> Dataset:
     here: use `stableair.flower`.
 
     Returns:
-        Nothing: it always raises the error.
+        Nothing, since it always raises the error.
 
     Raises:
         InputError: The data cannot be read here (`remote-data`).
