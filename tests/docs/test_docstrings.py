@@ -151,6 +151,9 @@ def test_a_component_without_a_docstring_has_no_descriptions():
 
 
 RECORD = '''
+from dataclasses import dataclass
+
+
 class Point(NamedTuple):
     """A point.
 
@@ -172,17 +175,23 @@ class Circle(NamedTuple):
     r: float  # not shown twice
 
 
+@dataclass
 class Settings:
     lr: float = _setting(0.03, "Learning rate.", RATE)
 '''
 
 
 @pytest.fixture
-def records():
+def package():
     extension = docs_module("docstrings").Docstrings()
     modules, extensions = {"__init__.py": RECORD}, griffe.load_extensions(extension)
     with griffe.temporary_visited_package("records", modules, extensions=extensions) as package:
-        yield {name: package[name].docstring.value for name in ("Point", "Circle", "Settings")}
+        yield package
+
+
+@pytest.fixture
+def records(package):
+    return {name: package[name].docstring.value for name in ("Point", "Circle", "Settings")}
 
 
 def test_the_site_shows_fields_as_a_table_with_their_comments(records):
@@ -192,6 +201,10 @@ def test_the_site_shows_fields_as_a_table_with_their_comments(records):
 
 def test_the_site_shows_settings_with_their_defaults_and_help_texts(records):
     assert "| `lr` | <code>float = 0.03</code> | Learning rate. |" in records["Settings"]
+
+
+def test_the_site_shows_the_defaults_of_settings_in_the_signature(package):
+    assert str(package["Settings"].parameters["lr"].default) == "0.03"
 
 
 def test_the_site_shows_arguments_once(records):
