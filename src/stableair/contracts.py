@@ -158,9 +158,10 @@ class Accumulated(NamedTuple):
 
 
 class Resources(NamedTuple):
-    """Resources of the uplink in one round; an experiment's bandwidth and symbol energy convert them to physical units.
+    """Resources of the uplink in one round.
 
-    The side link (losses, norm buffers) and the downlink are not included.
+    An experiment's bandwidth and symbol energy convert them to physical units. The side link (losses, norm buffers) and
+    the downlink are not included.
     """
 
     symbols: float = 0.0  # complex symbols: the product of bandwidth and time, for all clients together

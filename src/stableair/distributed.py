@@ -2,7 +2,7 @@
 
     torchrun --standalone --nproc-per-node 4 -m stableair run ... --resume
 
-Results do not depend on the number of ranks, bit for bit. The clients of a round are dealt out in chunks, in their
+Results do not depend on the number of ranks, bit for bit. The clients of a round are distributed in chunks, in their
 order of summation. After each wave of chunks the ranks exchange their payloads in slices: each rank gets its slice of
 every client's payload and sums it client by client, as a single process does with whole vectors. At the end the ranks
 assemble the slices. A plain all-reduce would send less data but changes the last bits of the sum.
@@ -56,7 +56,7 @@ class SingleProcess:
     run_on_every_rank = broadcast_from_main
 
     def all_gather_objects(self, value: T) -> list[T]:
-        """The value alone: there is no other rank."""
+        """A list with this value only: there is no other rank."""
         return [value]
 
     def check_agreement(self, settings: Mapping[str, Any]) -> None:
@@ -155,7 +155,7 @@ class ProcessGroup:
             log.info("each of %d ranks sent %s MB per round", self.size, f"{self.sent / rounds / 1e6:,.3g}")
 
     def slice(self, d: int, rank: int | None = None) -> slice:
-        """Entries of a vector of length d that a rank sums; by default this rank."""
+        """The slice of a vector of length d that a rank sums; default: this rank."""
         length = -(-d // self.size)
         start = min(d, (self.rank if rank is None else rank) * length)
         return slice(start, min(d, start + length))
@@ -191,7 +191,7 @@ class ProcessGroup:
 
 @dataclass
 class ShardedTrainer:
-    """A trainer whose clients are dealt out to the ranks in chunks; every rank receives the uploads of all clients.
+    """A trainer that distributes the clients over the ranks in chunks; every rank receives all uploads.
 
     Args:
         inner: Trainer of this rank's clients.

@@ -41,9 +41,9 @@ class Entry:
     'clip(C: float)'
     """
 
-    name: str
-    factory: Callable[..., Any]
-    declared: dict[str, Any]
+    name: str  # the name in specs
+    factory: Callable[..., Any]  # returns the component
+    declared: dict[str, Any]  # the options of the registration
     source: Source | None = None  # None for a factory of this package
 
     @property
@@ -110,9 +110,9 @@ class Call:
     >>> clip = call()  # the receiver itself
     """
 
-    registry: "Registry"
-    name: str
-    arguments: dict[str, Any]
+    registry: "Registry"  # the registry of its kind
+    name: str  # name of the component
+    arguments: dict[str, Any]  # the explicit arguments by name
     bare: bool = False  # written without parentheses
 
     def __str__(self) -> str:
