@@ -144,13 +144,6 @@ def test_the_make_targets_are_there():
     assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in targets)
 
 
-def test_the_citations_have_the_version_of_the_package():
-    version = stableair.__version__.partition(".dev")[0]
-    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
-    for page in (README, ROOT / "docs/citation.md"):
-        assert f"version = {{{version}}}" in page.read_text()
-
-
 def test_the_map_shows_every_file():
     text = (ROOT / "CONTRIBUTING.md").read_text().split("## Reading the code")[1].split("\n## ")[0]
     shown = set(re.findall(r"`([\w/]+\.py)`", text))
