@@ -83,7 +83,7 @@ def test_the_step_shrinks_where_only_noise_moves_the_model(curvature):
     """With whole steps the noise keeps |w| large, and with curvature 3 they diverge."""
     w, taken = descent(mac("auto"), curvature)
     plain, _ = descent(mac(1.255, gain=True), curvature)
-    assert taken[0] == 1
+    assert taken[0] == pytest.approx(1)
     assert taken[-1] < 0.5
     assert w.norm() < 0.8 * plain.norm()
 
