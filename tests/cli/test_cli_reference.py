@@ -30,7 +30,7 @@ def test_list_shows_types_and_knows_every_kind(command):
     assert set(KINDS) == set(sa.spec.REGISTRIES)
 
 
-def test_list_needs_nothing_that_ran_before():
+def test_list_works_without_earlier_commands():
     words = [sys.executable, "-m", "stableair", "list"]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
