@@ -118,7 +118,7 @@ def main() -> None:
         received = air.superpose(clients, draw)
         done = now(device) - clients.seconds
         seconds = f"{drawn - start:.2f} | {done - drawn:.2f}"
-        print(f"| `{spec}` | {seconds} | {peak(device) - before:.2f} | {received.uses:,.0f} |")
+        print(f"| `{spec}` | {seconds} | {peak(device) - before:.2f} | {received.resources.symbols:,.0f} |")
         del draw, received, clients
 
 

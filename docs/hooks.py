@@ -3,6 +3,7 @@
 The front matter of a page selects what is appended to its text:
 
 - `modules: [channels]`: all public names of these modules, from `stableair._public()`, and their registered components.
+- `also: [searches.Result]`: classes and functions that are not among the public names.
 - `whole: [streams]`: everything in these modules.
 - `generated: settings`: a table of `reference_tables.py`.
 """
@@ -10,6 +11,7 @@ The front matter of a page selects what is appended to its text:
 import re
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +50,9 @@ def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> st
     markdown = PICTURE.sub(lambda image: _with_dark_version(image, Path(page.file.src_uri).parent), markdown)
     if "modules" in page.meta:
         markdown = "\n".join([markdown, *_reference(page.meta["modules"], page.meta.get("whole", []))])
+    if "also" in page.meta:
+        entries = (_entry("stableair", path, f"stableair.{path}", 2) for path in page.meta["also"])
+        markdown = "\n".join([markdown, *entries])
     if "generated" in page.meta:
         markdown = "\n".join([markdown, *TABLES[page.meta["generated"]]()])
     return markdown
@@ -71,10 +76,11 @@ def _reference(modules: list[str], whole: list[str]) -> Iterator[str]:
     """The entries of a page: its public names, its components by kind, and whole modules."""
     kinds = {field: registry(field) for field in COMPONENT_SETTINGS | NESTED_COMPONENTS}
     known = [None, *kinds.values(), *(entry.factory for kind in kinds.values() for entry in kind)]
-    for name, module in sa._public().items():
-        home = _home(name, module)
-        if _within(home, modules) and home not in whole and (found := getattr(sa, name, None)) not in known:
-            yield _entry(getattr(found, "__module__", module), name, f"sa.{name}", 2)
+    homes = {name: _home(name, module) for name, module in sa._public().items()}
+    shown = [name for name, home in homes.items() if _within(home, modules) and home not in whole]
+    for name in sorted(shown, key=lambda name: _position(name, homes[name], modules)):
+        if (found := getattr(sa, name, None)) not in known:
+            yield _entry(getattr(found, "__module__", sa._public()[name]), name, f"sa.{name}", 2)
     for field, kind in kinds.items():
         module, name = (COMPONENT_SETTINGS | NESTED_COMPONENTS)[field]
         if _within(module.removeprefix("stableair."), modules):
@@ -95,6 +101,13 @@ def _home(name: str, module: str) -> str:
 
 def _within(home: str, modules: list[str]) -> bool:
     return any(home == module or home.startswith(f"{module}.") for module in modules)
+
+
+def _position(name: str, home: str, modules: list[str]) -> tuple[int, str, int]:
+    """The position of a public name on a page: modules as in the front matter, names as in the source."""
+    first = next(i for i, module in enumerate(modules) if _within(home, [module]))
+    defined = list(vars(import_module(f"stableair.{home}")))
+    return first, home, defined.index(name) if name in defined else 0  # 0: a public module
 
 
 def _entry(module: str, name: str, heading: str, level: int) -> str:

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 from typer.main import get_command
 
 from stableair.cli.main import app
-from stableair.cli.reference import KINDS, PLURALS, describe_setting
+from stableair.cli.reference import KINDS, PLURALS, describe_arguments, describe_setting
 from stableair.experiment import COMPONENT_SETTINGS, SETTING_FIELDS, registry
+from stableair.spec import Entry
 from stableair.validation import type_name
 
 CODE = re.compile(r"[a-z]+(?:-[a-z]+)*")
@@ -34,13 +35,18 @@ def _setting(name: str) -> tuple[str, ...]:
 
 
 def components() -> Iterator[str]:
-    """A section per kind of component, with the signature and the summary of each component."""
+    """A section per kind of component, with the summary and the arguments of each component."""
     for plural, setting in KINDS.items():
         yield f"## `{setting}` {{ #{plural} }}\n"
         yield f"{SETTING_FIELDS[setting].metadata['help'] if setting in SETTING_FIELDS else 'Argument of a channel.'}\n"
-        rows = ((f"`{entry.typed_signature}`", entry.summary) for entry in registry(setting))
-        yield from table(("component", "description"), rows)
+        yield from table(("component", "description"), map(_component, registry(setting)))
         yield ""
+
+
+def _component(entry: Entry) -> tuple[str, ...]:
+    descriptions = describe_arguments(entry)
+    arguments = (f"`{typed}`: {descriptions.get(name, '')}" for name, typed in entry.typed_parameters.items())
+    return f"`{entry.name}`", "<br>".join([entry.summary, *arguments])
 
 
 def commands() -> Iterator[str]:

@@ -56,7 +56,7 @@ def test_the_text_of_an_error(name):
 def test_an_unknown_component_names_the_fix_for_python():
     with pytest.raises(sa.InputError) as error:
         sa.Experiment(receiver="mac(C=1) | mack()")
-    assert str(error.value).endswith("; import the module that registers a component of your own")
+    assert str(error.value).endswith("; import the module that registers the custom component")
     assert error.value.hint == "component"
 
 

@@ -221,7 +221,7 @@ def test_a_best_value_at_the_end_of_its_range_is_logged(tiny, tmp_path, caplog):
     search(noisy(tiny), {"receiver.C": OneOf((1.0, 2.0))}, tmp_path / "a", trials=1)
     assert not caplog.messages
     found = search(noisy(tiny), {"local_epochs": Range(1, 2, int=True)}, tmp_path / "b", trials=1)
-    assert f"the best local_epochs is at the end of {found.spaces['local_epochs']}" in caplog.text
+    assert f"the best local_epochs is at an end of the range {found.spaces['local_epochs']}" in caplog.text
 
 
 def test_a_search_has_a_default_folder_and_a_picture(tiny, tmp_path, monkeypatch):

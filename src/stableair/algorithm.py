@@ -15,6 +15,7 @@ from stableair.contracts import (
     Metrics,
     Received,
     Reception,
+    Resources,
     Round,
     Rule,
     ServerRule,
@@ -35,16 +36,24 @@ CLIPPED = "receiver/clipped"  # recorded as clip/fraction, in place of the share
 
 @dataclass(frozen=True)
 class Simulation:
-    """The parts of Algorithm 1. Each is a pure function, so the same simulation gives the same rounds every time."""
+    """The parts of Algorithm 1, as pure functions: the same simulation always gives the same rounds.
 
-    n: int  # clients
-    seed: int
+    `sa.build` makes it from an experiment. To change a part, use `dataclasses.replace`.
+
+    >>> import stableair as sa
+    >>> sim = sa.build(sa.Experiment(data="synthetic()", clients=5, receiver="mac(C=1)"))
+    >>> sim.n, len(sim.start.model.w)
+    (5, 15010)
+    """
+
+    n: int  # number of clients
+    seed: int  # of all random streams
     start: State  # the model w_0, and the memories before the first round
-    layout: Layout
-    train: Train
-    channel: Channel
-    receiver: Rule
-    server: ServerRule
+    layout: Layout  # blocks of the model's parameters
+    train: Train  # (model, k, clients) -> uploads: the local training
+    channel: Channel  # uploads -> received sum: Eq. (3)
+    receiver: Rule  # received sum -> repaired sum: Eqs. (5)-(8)
+    server: ServerRule  # (model, repaired sum) -> model: Eq. (4)
     evaluate: Callable[[ModelState, ModelState | None], Metrics]  # (model, averaged model) -> metrics
     participants: Callable[[int], Tensor]  # k -> (m,), the clients of round k in the order of summation
     average: Average | None = None  # of the model over the rounds, for the evaluation
@@ -52,18 +61,33 @@ class Simulation:
     files: dict[str, str] = field(default_factory=dict)  # data files and their SHA-256: for the record
     snr_blocks: Layout = NOTHING  # blocks whose SNR is recorded beside that of the whole vector
     server_share: Schedule = full_rate  # factor of g in the server's step of round k, where the server's lr follows
+    bandwidth: float = 1e6  # of the uplink, in Hz
+    symbol_energy: float = 1.0  # energy of a symbol of modulus 1, in J
 
 
 @typed
 @isolated_steps
 def simulate(sim: Simulation, state: State, rounds: int, start: int = 0) -> Iterator[Round]:
-    """Run Algorithm 1 from round `start` to `rounds`, one Round at a time.
+    """Run Algorithm 1 from round `start` to `rounds`, one round at a time.
 
     Args:
         sim: The parts of the algorithm.
-        state: The state before round `start`: `sim.start`, or the state of an earlier Round.
+        state: The state before round `start`: `sim.start`, or the state of an earlier round.
         rounds: Number of rounds of the whole run.
         start: Zero-based index of the first round.
+
+    Yields:
+        Each finished round, with its index, the state after it, and its metrics.
+
+    Raises:
+        InputError: A component returned a wrong type, shape or memory, or changed its arguments in place.
+
+    >>> import stableair as sa
+    >>> sim = sa.build(sa.Experiment(data="synthetic()", clients=5, receiver="mac(C=1)"))
+    >>> for k, state, metrics in sa.simulate(sim, sim.start, rounds=2):
+    ...     print(k, metrics["channel/senders"])
+    0 5
+    1 5
     """
     device = state.model.w.device
     for k in range(start, rounds):
@@ -86,11 +110,23 @@ def simulate(sim: Simulation, state: State, rounds: int, start: int = 0) -> Iter
         if sim.average:
             average, averaged = sim.average(average, model)
         state = State(model, receiver, server, average, memories)
-        yield Round(k, state, sim.evaluate(model, averaged) | observe(received, g, sim.snr_blocks) | metrics)
+        transmission = observe(received, g, sim.snr_blocks) | used(received.resources, sim)
+        yield Round(k, state, sim.evaluate(model, averaged) | transmission | metrics)
 
 
 def receive(rule: Rule, received: Received, memory: Memory, k: int, blocks: Layout) -> tuple[Tensor, Memory, Metrics]:
-    """Apply a receiver to the sum of a round: (g (d,), memory, `receiver/...` metrics)."""
+    """Apply a receiver to the sum of a round.
+
+    Args:
+        rule: The receiver.
+        received: The reception of the round.
+        memory: The receiver's memory.
+        k: Zero-based index of the round.
+        blocks: Layout of the model's blocks.
+
+    Returns:
+        The repaired sum (d,), the new memory, and the `receiver/...` metrics.
+    """
     reception = Reception(received.g, blocks, received.pilot, k)
     with unchanged("receiver", reception, memory):
         g, new_memory, metrics = _three("receiver", rule.apply(reception, map_tensors(lambda t: t, memory)))
@@ -103,7 +139,17 @@ def receive(rule: Rule, received: Received, memory: Memory, k: int, blocks: Layo
 
 
 def serve(rule: ServerRule, w: Tensor, g: Tensor, memory: Memory) -> tuple[Tensor, Memory, Metrics]:
-    """Take the server's step: (w (d,), memory, `server/...` metrics)."""
+    """Take the server's step.
+
+    Args:
+        rule: The server rule.
+        w: The model, (d,).
+        g: The repaired sum, (d,).
+        memory: The server's memory.
+
+    Returns:
+        The new model (d,), the new memory, and the `server/...` metrics.
+    """
     with unchanged("server", w, g, memory):
         new, new_memory, metrics = _three("server", rule.apply(w, g, map_tensors(lambda t: t, memory)))
     new = check_shape("server", new, len(w)).to(w.dtype)
@@ -112,7 +158,7 @@ def serve(rule: ServerRule, w: Tensor, g: Tensor, memory: Memory) -> tuple[Tenso
 
 
 def _three(kind: str, result: object) -> tuple[Tensor, Memory, Metrics]:
-    """The three results of a rule's apply."""
+    """Check that a rule's `apply` returned three values, and return them."""
     if not isinstance(result, tuple) or len(result) != 3:
         text = f"apply of the {kind} must return a tensor, its memory and its metrics: got {type(result).__name__}"
         raise InputError(text, code="wrong-type", setting=kind)
@@ -120,7 +166,7 @@ def _three(kind: str, result: object) -> tuple[Tensor, Memory, Metrics]:
 
 
 def _named(kind: str, metrics: Metrics) -> Metrics:
-    """The metrics of a component as they are recorded: `receiver/C`."""
+    """Name the metrics of a component as they are recorded: `receiver/C`."""
     try:
         return {f"{kind}/{name}": None if value is None else float(value) for name, value in metrics.items()}
     except (AttributeError, TypeError, ValueError) as error:
@@ -129,9 +175,17 @@ def _named(kind: str, metrics: Metrics) -> Metrics:
 
 
 def observe(received: Received, g: Tensor | None, blocks: Layout = NOTHING) -> Metrics:
-    """The metrics of a round's transmission; g is the receiver's output, None without senders.
+    """Compute the metrics of a round's transmission.
 
-    The SNR is the paper's, 20 log10(norm(clean) / norm(xi)) in dB, None without noise.
+    The SNR is the paper's, 20 log10(norm(clean) / norm(xi)) in dB; None without noise.
+
+    Args:
+        received: The reception of the round.
+        g: The receiver's output (d,); None without senders.
+        blocks: Blocks whose SNR is recorded too.
+
+    Returns:
+        The metrics by their names.
     """
     signal = received.clean.norm().item()
     noise = received.noise.double().norm().item()  # squares of impulses overflow float32
@@ -141,14 +195,36 @@ def observe(received: Received, g: Tensor | None, blocks: Layout = NOTHING) -> M
         "gradient/norm": signal,
         "clip/fraction": None if g is None else (g != received.g).double().mean().item(),
         "channel/senders": received.senders,
-        "channel/uses": received.uses,
     } | {f"channel/snr_db/{name or 'model'}": x for name, x in snr(received.clean, received.noise, blocks).items()}
 
 
-def snr(clean: Tensor, noise: Tensor, blocks: Layout) -> Metrics:
-    """10 log10(P_b(clean) / P_b(xi)) in dB for each block b, by its name; None without signal or without noise.
+def used(resources: Resources, sim: Simulation) -> Metrics:
+    """The metrics of the resources of a round: symbols, seconds on the air, energy in J, bits.
 
-    P_b is the power in a block (`vector.powers`); the powers of all blocks add up to the power of the vector.
+    A client that does not transmit needs no energy: it lowers the mean over all n clients.
+    """
+    energies = [sim.symbol_energy * energy for energy in resources.energies]
+    return {
+        "channel/uses": resources.symbols,
+        "channel/seconds": resources.symbols / sim.bandwidth,
+        "channel/energy_mean": math.fsum(energies) / sim.n,
+        "channel/energy_max": max(energies, default=0.0),
+        "channel/bits": resources.bits,
+    }
+
+
+def snr(clean: Tensor, noise: Tensor, blocks: Layout) -> Metrics:
+    """Compute the SNR of each block, 10 log10(P_b(clean) / P_b(xi)) in dB.
+
+    P_b is the power in block b (`vector.powers`); the powers of all blocks add up to the power of the vector.
+
+    Args:
+        clean: Mean of the unfaded payloads, (d,).
+        noise: The interference, (d,).
+        blocks: Layout of the blocks.
+
+    Returns:
+        The SNR of each block by its name; None without signal or without noise.
     """
     if not blocks.names:
         return {}

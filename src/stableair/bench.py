@@ -76,7 +76,7 @@ class Row(NamedTuple):
 
 
 def modes(sim: Simulation) -> Iterator[EngineChoice]:
-    """Yield every engine mode for this model on this device; the reference first."""
+    """Yield the engine modes to try for this model on this device; the reference first."""
     n, cpu = sim.n, sim.start.model.w.device.type == "cpu"
     yield EngineChoice("reference", "fp32", reference_trainer(sim).chunk, "")
     for precision in ("fp32",) if cpu else get_args(Precision):
@@ -89,9 +89,19 @@ def modes(sim: Simulation) -> Iterator[EngineChoice]:
 
 
 def measure(experiment: Experiment, rounds: int, report: Report, only: Sequence[str] = ("",)) -> list[Row]:
-    """The modes on one experiment: compared in their first steps, then timed over rounds after one that warms up.
+    """Compare the engine modes in their first steps on one experiment, then time them.
 
-    With `only`, just those whose name begins with one of these; the reference is then run for the comparison alone.
+    Args:
+        experiment: The experiment.
+        rounds: Number of timed rounds, after one warm-up round.
+        report: Called with a line for each timed mode.
+        only: Beginnings of the names of the modes to time. The reference always runs for the comparison.
+
+    Returns:
+        The timings; modes that cannot compute the model are left out.
+
+    Raises:
+        InputError: A mode does not match the reference (`mode-differs`).
     """
     rows: list[Row] = []
     first: list[Tensor] = []

@@ -60,7 +60,7 @@ def device(name: str) -> torch.device:
 
 @contextmanager
 def attribute_plugin_errors(experiment: Experiment) -> Iterator[None]:
-    """Name the file and line of a user-defined component in an error that it raises or that its output causes."""
+    """Add the file and line of a user-defined component to an error that it raises or that its output causes."""
     try:
         yield
     except StableairError as error:
@@ -140,7 +140,7 @@ def _is_labelled(split: Split, like: Any, classes: int) -> bool:
 
 
 def _trial_samples(data: Dataset) -> torch.Tensor:
-    """Two samples for the check of a model; of token ids the second one has the largest id in any split."""
+    """Return two samples for the check of a model; of token ids, the second has the largest id of both splits."""
     x = data.train.x
     if not holds_tokens(x):
         return x[:2]
@@ -178,7 +178,24 @@ def _check_model(module: Any, data: Dataset) -> None:
 @typed
 @isolated()
 def build(experiment: Experiment) -> Simulation:
-    """Build every part of an experiment: data, clients, model, channel, receiver, server."""
+    """Build all parts of an experiment: data, clients, model, channel, receiver and server.
+
+    Args:
+        experiment: The experiment.
+
+    Returns:
+        The parts, for `sa.simulate`.
+
+    Raises:
+        InputError: A component is invalid (`invalid-data`, `invalid-model`, `component-failed`, ...), or a setting does
+            not fit the data (`not-images`, `out-of-range`).
+        MissingExtraError: A component needs a package that is not installed.
+
+    >>> import stableair as sa
+    >>> sim = sa.build(sa.Experiment(data="synthetic()", clients=5))
+    >>> sim.labels.shape  # samples of each of 10 classes at each client
+    (5, 10)
+    """
     with attribute_plugin_errors(experiment):
         return _build(experiment)
 
@@ -228,6 +245,8 @@ def _build(e: Experiment) -> Simulation:
         participants=draw_participants,
         labels=labels(parts, data.train, data.classes),
         files=dict(data.files),
+        bandwidth=e.bandwidth,
+        symbol_energy=e.symbol_energy,
         snr_blocks=vector.NOTHING if e.snr_blocks == "none" else layout.merge(e.snr_blocks),
         server_share=server_share(e),
     )
@@ -243,7 +262,14 @@ def _data_of_clients(e: Experiment) -> tuple[Dataset, list[np.ndarray]]:
 
 
 def label_counts(experiment: Experiment) -> np.ndarray:
-    """Return the number of samples per client and class, (clients, classes); no model is built."""
+    """Count the samples of each class at each client; no model is built.
+
+    Args:
+        experiment: The experiment.
+
+    Returns:
+        Numbers of samples, (clients, classes).
+    """
     with attribute_plugin_errors(experiment):
         data, parts = _data_of_clients(experiment)
         return labels(parts, data.train, data.classes)
@@ -268,7 +294,7 @@ def _new_module(e: Experiment, data: Dataset) -> nn.Module:
 
 
 class ReceivingSide(NamedTuple):
-    """The stages after the payloads were sent: Eqs. (3) to (8)."""
+    """The stages after the transmission: Eqs. (3) to (8)."""
 
     channel: Channel
     receiver: Rule
@@ -276,7 +302,17 @@ class ReceivingSide(NamedTuple):
 
 
 def receiving_side(e: Experiment, layout: Layout, norms: Layout, divisor: float | None = None) -> ReceivingSide:
-    """The channel, the receiver and the server's step of an experiment, for a model of that layout."""
+    """Make the channel, the receiver and the server rule of an experiment.
+
+    Args:
+        e: The experiment.
+        layout: Layout of the model's parameters.
+        norms: Layout of the model's norm buffers.
+        divisor: Divisor of the sum over the clients; None for the number of senders.
+
+    Returns:
+        The stages after the transmission.
+    """
     receiver = assemble(e.calls("receiver"), layout, e.blocks)
     calls = {name: e.call(name) for name in ("channel", *assembly.PARTS)}
     channel = assembly.assemble(calls, receiver.pilots, norms, divisor)
@@ -287,7 +323,7 @@ def receiving_side(e: Experiment, layout: Layout, norms: Layout, divisor: float 
 
 
 def server_share(e: Experiment) -> Schedule:
-    """The factor of g in the server's step: a server without its own lr follows the clients' schedule.
+    """Return the factor of g in the server's step: a server without a learning rate follows the clients' schedule.
 
     With payload "gradient", w_k - w_{k,n} is eta_k times the payload; so the server multiplies by the same eta_k.
     """
@@ -297,11 +333,11 @@ def server_share(e: Experiment) -> Schedule:
 
 
 def _has_clients_lr(server: Call) -> bool:
-    """Whether a server has a learning rate that is not set."""
+    """Whether a server rule has a learning rate that is not set."""
     return "lr" in server.parameters and server.full().arguments["lr"] is None
 
 
 def start_state(model: ModelState, side: ReceivingSide) -> State:
-    """The state before the first round: a model, and the memories that the receiver and the server start from."""
+    """Make the state before the first round: a model, and the initial memories of the receiver and the server."""
     receiver, server = side.receiver.init(model.w), side.server.init(model.w)
     return State(model, check_memory("receiver", receiver), check_memory("server", server))

@@ -38,10 +38,10 @@ USES = "channel/uses"
 
 
 class Line(NamedTuple):
-    """The runs of one receiver over one channel: a line of the table."""
+    """The runs of one receiver over one channel: a row of the table."""
 
     receiver: str  # or the other settings that distinguish the lines
-    runs: list[Run]
+    runs: list[Run]  # one per seed
     accuracies: list[float]  # `Run.settled` of each run: the mean over the last rounds, 0 for a diverged run
 
     @property
@@ -68,29 +68,45 @@ class Line(NamedTuple):
 
     @property
     def mixed_components(self) -> list[str]:
-        """The components of which the runs hold results of several versions, or of an earlier version that was kept."""
+        """The components for which the runs contain results of several versions, or of an earlier version."""
         return mixed_components(self.runs)
 
 
 class Comparison(NamedTuple):
-    """Result of a comparison; print() shows one table per channel.
+    """The result of a comparison; print() shows one table per channel.
 
-    Attributes:
-        lines: The lines of each channel's table, highest accuracy first.
-        pairs: All pairs of lines of a channel that share a seed, largest difference first.
+    >>> import stableair as sa
+    >>> base = sa.Experiment(data="synthetic(samples=60)", clients=3, rounds=2)
+    >>> runs = [sa.run(base.with_(receiver=receiver)) for receiver in ("mac(C=1)", "none()")]
+    >>> comparison = sa.compare(runs)
+    >>> [channel for channel in comparison.lines]
+    ['sas(alpha=1.5, tau=0.1)']
+    >>> comparison.pair("sas(alpha=1.5, tau=0.1)", "mac(C=1)", "none()").seeds
+    1
     """
 
-    lines: dict[str, list[Line]]
-    pairs: dict[str, list[PairedDifference]]
+    lines: dict[str, list[Line]]  # the rows of each channel's table, highest accuracy first
+    pairs: dict[str, list[PairedDifference]]  # all pairs of rows that share a seed, largest difference first
 
     def pair(self, channel: str, one: str, other: str) -> PairedDifference | None:
-        """The difference between two receivers over a channel; None if they share no seed."""
+        """Return the difference between two receivers over a channel.
+
+        Args:
+            channel: Name of the channel, a key of `lines`.
+            one: Name of a receiver.
+            other: Name of another receiver.
+
+        Returns:
+            The paired difference; None if the receivers share no seed.
+        """
         return next((pair for pair in self.pairs[channel] if {pair.better, pair.worse} == {one, other}), None)
 
     def to_pandas(self) -> Any:
-        """The lines of all channels as a pandas DataFrame, one row each; accuracies are between 0 and 1.
+        """Return the comparison as a pandas DataFrame, one row per channel and receiver.
 
-        `behind` is the mean paired difference to the best line of the channel, `low` and `high` its 95 % interval.
+        Accuracies are between 0 and 1. `behind` is the mean paired difference to the best receiver of the channel,
+        `low` and `high` are the ends of its 95 % confidence interval, `p` is its p-value with Holm's correction. `uses`
+        (channel uses) and `seconds` are means over the runs.
         """
         import pandas
 
@@ -109,16 +125,20 @@ class Comparison(NamedTuple):
         }  # fmt: skip
 
     def to_latex(self, labels: Mapping[str, str] | None = None) -> str:
-        """A table for the LaTeX package booktabs: a row per receiver, a column per channel.
+        """Return a table for the LaTeX package booktabs: a row per receiver, a column per channel.
 
-        A cell is the mean accuracy in per cent and its standard deviation over the seeds; the best ones are bold. A
+        A cell is the mean accuracy in per cent and its standard deviation over the seeds; the best cells are bold. A
         dagger marks receivers with results of an earlier version of a plug-in.
 
         Args:
-            labels: Texts for receivers and channels, such as {"mac(C=1)": "MAC, $C = 1$"}; formulas are between $.
+            labels: Texts for receivers and channels, such as `{"mac(C=1)": "MAC, $C = 1$"}`, with formulas in $.
+
+        Returns:
+            The table as text.
 
         Raises:
-            InputError: A label is of no receiver or channel (`unknown-label`) or is given twice (`duplicate-label`).
+            InputError: A label has the name of no receiver or channel (`unknown-label`), or two labels are equal
+                (`duplicate-label`).
         """
         import pandas
 
@@ -161,9 +181,19 @@ class Comparison(NamedTuple):
         return texts
 
     def save(self, path: str | Path, *, labels: Mapping[str, str] | None = None, force: bool = False) -> Path:
-        """Write the comparison as a table: .tex as `to_latex`, .csv and .parquet as `to_pandas`.
+        """Write the comparison as a table.
 
-        A file that stableair has not made is replaced only with `force`.
+        Args:
+            path: File to write: .tex as `to_latex`, .csv and .parquet as `to_pandas`.
+            labels: Texts for receivers and channels in a .tex file, as for `to_latex`.
+            force: Whether to replace a file that stableair has not made.
+
+        Returns:
+            The path.
+
+        Raises:
+            InputError: The format is unknown (`unknown-format`), or the file cannot be written (`cannot-write`).
+            MissingExtraError: pyarrow is not installed, and the file is .parquet.
         """
         frame = self.to_pandas().set_index("channel")
         return write_table(frame, path, force, tex=self.to_latex(labels))
@@ -235,7 +265,7 @@ def _row(line: Line, behind: PairedDifference | None) -> list[str]:
 
 
 def _behind(line: Line, pair: PairedDifference) -> tuple[float, float | None, float | None]:
-    """How much the best line is above this one, and the ends of the 95 % interval of this difference."""
+    """The difference of the best line to this line, and the ends of its 95 % interval."""
     sign = 1 if pair.worse == line.receiver else -1
     low, high = sorted(sign * end + 0.0 for end in pair.interval) if pair.interval else (None, None)
     return sign * pair.difference + 0.0, low, high  # + 0.0 turns -0.0 into 0.0
@@ -273,22 +303,36 @@ def compare(
 ) -> Comparison:
     """Compare receivers over channels with paired seeds. `stableair compare` calls this function.
 
-    Each channel gets a table; every other varied setting becomes a row.
+    Runs with the same seed share data, batches, fading and noise, so the receivers are compared seed by seed. Each
+    channel becomes a table; every other varied setting becomes a row.
 
     Args:
-        plan: As for `sweep`, such as {"receiver": ["mac(C=1)", "none()"], "noise.tau": [0.1, 0.5], "rounds": 30}. Or
-            finished runs and folders of runs: these are compared, and nothing is computed.
+        plan: As for `sweep`, such as `{"receiver": ["mac(C=1)", "none()"], "noise.tau": [0.1, 0.5], "rounds": 30}`.
+            Or finished runs and folders of runs: these are compared, and nothing is computed.
         folder: Folder of the runs; finished runs in it are not computed again.
-        seeds: Number of seeds of each experiment of a plan; default: the plan's, else five.
+        seeds: Number of seeds of each experiment of a plan; default: the number in the plan, or else five.
         parallel: Number of processes on this machine.
-        plugin_changed: What to do with results of a plug-in that has changed since: "refuse" raises an error, "keep"
-            uses them and records both versions, "recompute" restarts such runs.
+        plugin_changed: What to do with recorded rounds of a plug-in that has changed since: "refuse" raises an error,
+            "keep" uses them and records both versions, "recompute" restarts such runs.
         callbacks: Observers of the runs of a plan.
-        options: `stop`, `patience`, `monitor`, `keep_best`, `profile`, `track`, `progress`: see `RunOptions`.
+        **options: `stop`, `patience`, `monitor`, `keep_best`, `profile`, `track`, `progress`: see `RunOptions`.
+
+    Returns:
+        The accuracies, paired differences, 95 % confidence intervals and p-values.
 
     Raises:
-        InputError: The plan is invalid, its experiments cannot be paired, or an option is given for recorded runs
-            (`unused-options`).
+        InputError: The plan is invalid, its experiments cannot be paired (`not-paired`), or an option is given for
+            recorded runs (`unused-options`).
+        StableairError: An experiment failed.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> import stableair as sa
+    >>> small = {"data": "synthetic(samples=60)", "clients": 3, "rounds": 2}
+    >>> plan = {**small, "receiver": ["mac(C=1)", "none()"]}
+    >>> with TemporaryDirectory() as folder:
+    ...     comparison = sa.compare(plan, folder, seeds=2)
+    >>> sorted(line.receiver for line in comparison.lines["sas(alpha=1.5, tau=0.1)"])
+    ['mac(C=1)', 'none()']
     """
     if _is_recorded(plan):
         _refuse_unused({"seeds": seeds, **options})
@@ -317,8 +361,12 @@ def _is_recorded(plan: object) -> bool:
 def comparison_plan(plan: Plan | str | Path | Iterable[Experiment], seeds: int | None = None) -> list[Experiment]:
     """Return the experiments of a comparison.
 
+    Args:
+        plan: As for `compare`, without recorded runs.
+        seeds: Number of seeds; default: the number in the plan, or else five.
+
     Raises:
-        InputError: The plan is invalid, or its experiments cannot be paired.
+        InputError: The plan is invalid, or its experiments cannot be paired (`not-paired`).
     """
     plan = read_plan(plan) if isinstance(plan, str | Path) else plan
     if isinstance(plan, Mapping):

@@ -3,6 +3,7 @@
 data -> partition -> participation -> local training -> transmit power -> channel -> receiver -> server -> evaluation
 """
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -27,26 +28,27 @@ class Split(NamedTuple):
     writer: Tensor | None = None  # (m,) int64, the author of each sample, if known
 
     def take(self, index: Tensor) -> "Split":
-        """The samples of these numbers: (k,) int64, or a mask."""
+        """Select samples by their indices, (k,) int64, or by a mask, (m,) bool."""
         return Split(self.x[index], self.y[index], None if self.writer is None else self.writer[index])
 
     def to(self, device: torch.device | str) -> "Split":
+        """Copy the samples to a device."""
         return Split(self.x.to(device), self.y.to(device), None if self.writer is None else self.writer.to(device))
 
 
 class Dataset(NamedTuple):
-    """Two splits, the number of classes, how to scale an input, and the model the set is usually paired with."""
+    """A data set: training and test split, number of classes, scaling of the inputs, and default model."""
 
-    train: Split
-    test: Split
-    classes: int
-    model: str | None  # None: the experiment must name one
-    mean: float | tuple[float, ...] = 0.0
-    std: float | tuple[float, ...] = 1.0
+    train: Split  # samples of the clients
+    test: Split  # samples for the evaluation
+    classes: int  # number of classes
+    model: str | None  # spec of the default model; None: the experiment must name a model
+    mean: float | tuple[float, ...] = 0.0  # subtracted from the inputs: a number, or one for each channel or column
+    std: float | tuple[float, ...] = 1.0  # divides the inputs: a number, or one for each channel or column
     files: tuple[tuple[str, str], ...] = ()  # names and SHA-256 of the files that were read
 
     def scaling(self, device: torch.device | str) -> tuple[Tensor, Tensor]:
-        """The mean and the standard deviation of each channel or column, on a device: (c, 1, 1) or (f,) each."""
+        """Mean and standard deviation of each channel or column, on a device: (c, 1, 1) or (f,) each."""
         shape = -1, *[1] * (self.train.x.ndim - 2)
         mean, std = (torch.tensor(t, device=device).reshape(shape) for t in (self.mean, self.std))
         return mean, std
@@ -54,12 +56,15 @@ class Dataset(NamedTuple):
     def inputs(
         self, x: Tensor, dtype: torch.dtype = torch.float32, scaling: tuple[Tensor, Tensor] | None = None
     ) -> Tensor:
-        """Stored samples as inputs of a model, normalised per channel or column; token ids stay as they are.
+        """Convert stored samples to inputs of a model, normalised per channel or column.
 
         Args:
-            x: The samples.
-            dtype: The type of normalised inputs.
-            scaling: `scaling(x.device)`, so that nothing is copied to the device; None computes it.
+            x: Stored samples, (m, ...). Token ids are returned unchanged.
+            dtype: Dtype of normalised inputs.
+            scaling: Result of `scaling(x.device)`, so that nothing is copied to the device; None computes it.
+
+        Returns:
+            The inputs, of the shape of x.
         """
         if holds_tokens(x):
             return x
@@ -67,11 +72,22 @@ class Dataset(NamedTuple):
         return ((x.float() - mean) / std).to(dtype)
 
     def to(self, device: torch.device | str) -> "Dataset":
+        """Copy the samples to a device."""
         return self._replace(train=self.train.to(device), test=self.test.to(device))
 
 
 def holds_tokens(x: Tensor) -> bool:
-    """Whether stored samples are token ids: integers that a model looks up, and that are never normalised."""
+    """Whether stored samples are token ids: integers that a model looks up, and that are not normalised.
+
+    Args:
+        x: Stored samples, (m, ...).
+
+    Returns:
+        Whether the dtype is int64.
+
+    >>> holds_tokens(torch.tensor([[3, 17, 2]])), holds_tokens(torch.tensor([[3.0, 17.0, 2.0]]))
+    (True, False)
+    """
     return x.dtype == torch.int64
 
 
@@ -79,7 +95,7 @@ def holds_tokens(x: Tensor) -> bool:
 
 
 class Upload(NamedTuple):
-    """The uploads of m clients: a chunk of a round."""
+    """Uploads of m clients in a round."""
 
     clients: Tensor  # (m,) int64
     update: Tensor  # (m, d), the payload that goes over the air
@@ -88,7 +104,7 @@ class Upload(NamedTuple):
     norm: Tensor | None = None  # (m,) float64, norms of the whole payloads, if known; `update` may hold a slice of them
 
     def norms(self) -> Tensor:
-        """The norms of the payloads: (m,) float64."""
+        """Norms of the payloads: (m,) float64."""
         return torch.linalg.vector_norm(self.update, dim=1, dtype=torch.float64) if self.norm is None else self.norm
 
 
@@ -113,10 +129,12 @@ Participation = Callable[[int, Generator], Tensor]
 class FadingLaw:
     """A fading with known properties of its law; called like any other fading."""
 
-    draw: Fading
+    draw: Fading  # (n, source) -> amplitudes (n,)
     mean_inverse_square: Callable[[float], float] | None = None  # t -> E[1/h^2; h^2 >= t]; inf where it diverges
     complex_gaussian: bool = False  # whether h with a uniform phase is complex Gaussian
     block_length: int | None = None  # entries of the vector that share one amplitude; None: all of them
+    mean_square: float | None = None  # E h^2
+    support: tuple[float, float] = 0.0, math.inf  # smallest and largest amplitude
 
     def __call__(self, n: int, source: Generator) -> Tensor:
         return self.draw(n, source)
@@ -134,8 +152,20 @@ class Accumulated(NamedTuple):
     stats: Tensor  # (b,), sum of the moments of the norm buffers
     loss: Tensor  # (), sum of the training losses
     max_norm: float  # largest norm of a payload
-    senders: int
+    senders: int  # number of clients that were received
     dtype: torch.dtype  # dtype of the payloads
+    energies: tuple[float, ...] = ()  # per sender, sum_t |x_t|^2 of its signal, before a power rule scales all of them
+
+
+class Resources(NamedTuple):
+    """Resources of the uplink in one round; an experiment's bandwidth and symbol energy convert them to physical units.
+
+    The side link (losses, norm buffers) and the downlink are not included.
+    """
+
+    symbols: float = 0.0  # complex symbols: the product of bandwidth and time, for all clients together
+    energies: tuple[float, ...] = ()  # per sender, sum_t |x_t|^2; a symbol of modulus 1 has the energy 1
+    bits: float = 0.0  # bits of all clients together; an analog channel sends none
 
 
 class PowerRule(Protocol):
@@ -147,20 +177,22 @@ class PowerRule(Protocol):
     needs_noise_on_sum: bool  # whether the interference must be on the sum of the payloads, not on their mean
 
     def for_fading(self, fading: Fading) -> "PowerRule":
-        """The rule for clients with this fading; raises InputError if the rule does not support it."""
+        """Return the rule for clients with this fading; raises an InputError if the rule does not support it."""
 
     def gains(self, h: Tensor, clients: Tensor, seed: int, k: int) -> dict[int, Gain]:
         """Gains of the `clients` (m,) that transmit in round k, given the amplitudes h (n,) of all n clients."""
 
     def gain(self, h: Tensor) -> Tensor:
-        """Effective gain of a client whose amplitude is h: (m,) -> (m,)."""
+        """Effective gain of a client with amplitude h: (m,) -> (m,)."""
 
     def noise(self, xi: Tensor, total: Accumulated) -> Tensor:
         """Interference relative to the payloads, given their sums: (d,) -> (d,)."""
 
 
 class Modulation(Protocol):
-    """An orthonormal basis phi: c_i = u_2i + j u_2i+1, x_t = sum_i c_i phi_i(t), y_i = sum_t conj(phi_i(t)) r_t.
+    """An orthonormal basis phi that carries two real entries per complex symbol.
+
+        c_i = u_2i + j u_2i+1,    x_t = sum_i c_i phi_i(t),    y_i = sum_t conj(phi_i(t)) r_t
 
     `stableair.channels.modulation.Basis` implements all but `modulate` and `demodulate`: derive from it.
     """
@@ -185,6 +217,10 @@ class Modulation(Protocol):
     def taps(self) -> int:
         """Propagation paths per client, one sample apart."""
 
+    @property
+    def oversampling(self) -> int:
+        """Samples per unit of time. The scale of the interference is given for one sample per unit of time."""
+
     def blocks(self, entries: int) -> int:
         """Number of blocks that carry `entries` real entries."""
 
@@ -195,23 +231,23 @@ class Modulation(Protocol):
         """Symbols that a client with this impulse response transmits: (blocks, n), (taps,) -> (blocks, n)."""
 
     def modulate(self, c: Tensor) -> Tensor:
-        """Symbols to samples: (blocks, n) -> (samples,)."""
+        """Convert symbols to samples: (blocks, n) -> (samples,)."""
 
     def demodulate(self, r: Tensor) -> Tensor:
-        """Samples to the outputs of the matched filters: (samples,) -> (blocks, n)."""
+        """Convert samples to the outputs of the matched filters: (samples,) -> (blocks, n)."""
 
 
 class Message(NamedTuple):
     """A quantised update: scale * levels."""
 
-    scale: float
+    scale: float  # factor of the levels
     levels: Tensor  # (d,), small integers if the update is quantised
-    bits: float
+    bits: float  # length of the message
 
 
 @dataclass(frozen=True)
 class Quantizer:
-    """How a digital client encodes its update."""
+    """Encoder of a digital client's update."""
 
     quantize: Callable[[Tensor, Generator], Message]  # u (d,), source -> message
     dtype: torch.dtype  # of the levels
@@ -219,32 +255,32 @@ class Quantizer:
 
 @dataclass(frozen=True)
 class Aggregator:
-    """Aggregation of individual updates: entry by entry, or by client weights; with neither it is the mean."""
+    """Aggregation of individual updates, by entries or by client weights; the default is the mean."""
 
     per_entry: Callable[[Tensor], Tensor] | None = None  # (N, s) -> (s,), on a slice of the vector
     weights: Callable[[Tensor], Tensor] | None = None  # squared distances (N, N) float64 -> (N,) float64, of sum 1
-    min_clients: int = 1
-    reason: str = ""  # why it needs that many clients
+    min_clients: int = 1  # smallest number of clients
+    reason: str = ""  # reason for min_clients, for messages
 
     @property
     def keeps_updates(self) -> bool:
-        """Whether it needs the individual updates, not only their sum."""
+        """Whether the aggregation needs the individual updates, not only their sum."""
         return bool(self.per_entry or self.weights)
 
 
 class FlatDraw(NamedTuple):
     """Random state of the flat channel in round k."""
 
-    k: int
+    k: int  # zero-based index of the round
     clients: Tensor  # (m,) int64, the participants
     h: Tensor  # (m,) float64, on the host: their amplitudes
     xi: Tensor  # (d,), the interference
-    pilot: Tensor | None = None  # noise-only symbols, if a receiver asks for them
+    pilot: Tensor | None = None  # (p,), noise-only symbols, if the receiver needs them
     gains: dict[int, Gain] | None = None  # gain per transmitting client; None: use h
 
 
 class Received(NamedTuple):
-    """The reception of one round, with the noise-free reference."""
+    """Reception of one round, with the noise-free reference."""
 
     g: Tensor  # (d,), faded sum and interference: Eq. (3)
     stats: Tensor  # (b,), norm buffers pooled over the senders
@@ -253,15 +289,30 @@ class Received(NamedTuple):
     noise: Tensor  # (d,), the interference in g
     senders: int  # number of clients that were received
     divisor: float  # divisor of the sum
-    pilot: Tensor | None = None  # noise-only symbols, if a receiver asks for them
-    uses: float = 0.0  # complex channel uses of the round
+    pilot: Tensor | None = None  # (p,), noise-only symbols, if the receiver needs them
+    resources: Resources = Resources()  # symbols, energies and bits of the round
 
 
 class Channel(Protocol):
-    """Draw first, apply after. A draw is a function of (seed, k): it is the same for every receiver."""
+    """A channel draws its random state first and applies it later.
+
+    A draw is a function of (seed, k): it is the same for every receiver.
+    """
 
     def draw(self, n: int, clients: Tensor, d: int, seed: int, k: int, device: torch.device | str) -> Any:
-        """Draw the channel of round k for the participants `clients` (m,) of n, and for a vector of d entries."""
+        """Draw the random state of round k.
+
+        Args:
+            n: Number of clients.
+            clients: Participants, (m,) int64.
+            d: Number of entries of the payload.
+            seed: Seed of the experiment.
+            k: Zero-based index of the round.
+            device: Device of the payloads.
+
+        Returns:
+            The draw, for `superpose`.
+        """
 
     def superpose(self, uploads: Iterable[Upload], draw: Any) -> Received:
         """Apply a draw to the uploads. If no client is received, the result has senders=0."""
@@ -272,21 +323,24 @@ ChannelFactory = Callable[..., Channel]
 
 
 class Reduction(Protocol):
-    """How several processes share the sum over the clients: each process sums one slice of the payloads."""
+    """Distribution of the sum over the clients: each process sums one slice of the payloads."""
 
     def slice(self, d: int) -> slice:
         """Entries of a vector of length d that this process sums."""
 
     def assemble(self, *parts: Tensor, d: int) -> tuple[Tensor, ...]:
-        """Vectors of length d, of which each process holds its slice."""
+        """Assemble vectors of length d from the slices of all processes."""
 
 
 @runtime_checkable
 class ReducibleChannel(Channel, Protocol):
-    """A channel that can work on slices of the payloads. Other channels receive whole payloads on every process."""
+    """A channel that supports slices of the payloads.
+
+    Other channels receive whole payloads on every process.
+    """
 
     def with_reduction(self, reduction: Reduction) -> Channel:
-        """The same channel, with the sums shared between processes."""
+        """Return the same channel, with the sums distributed over processes."""
 
 
 # ------------------------------------------------------------------------------------------------ receivers and servers
@@ -297,16 +351,35 @@ Memory = Any
 
 
 def no_memory(like: Tensor) -> Memory:
-    """The memory of a component without one. A lambda could not be sent to another process."""
+    """Return the memory of a component that keeps no state.
+
+    It is not a lambda because a lambda cannot be sent to another process.
+
+    Args:
+        like: A vector of the model's length, dtype and device.
+
+    Returns:
+        The empty tuple.
+
+    >>> no_memory(torch.zeros(3))
+    ()
+    """
     return ()
 
 
 class Reception(NamedTuple):
-    """The input of a receiver in one round."""
+    """Input of a receiver in one round.
+
+    >>> from stableair.receivers import mac
+    >>> from stableair.vector import make_layout
+    >>> reception = Reception(torch.tensor([0.0, 1.0, 90.0]), make_layout([("weight", (3,))]), k=7)
+    >>> reception.blocks.map(mac(1.0), reception.g).tolist()
+    [0.0, 1.0, 2.0]
+    """
 
     g: Tensor  # (d,), the received sum: Eq. (3)
     blocks: Layout  # the blocks on which an entry-wise rule works
-    pilot: Tensor | None = None  # (p,), noise-only symbols, if the receiver asks for some
+    pilot: Tensor | None = None  # (p,), noise-only symbols, if the receiver needs them
     k: int = 0  # zero-based round index
 
 
@@ -314,16 +387,22 @@ class Reception(NamedTuple):
 class Rule:
     """A receiver: a pure function of a round's reception and the receiver's memory.
 
+    A call `rule(g)` outside a run starts from fresh memory and returns the output.
+
     Args:
         apply: (Reception, Memory) -> (g (d,), Memory, Metrics). It changes none of its arguments in place. The metrics
             are recorded as `receiver/...`. A metric named `clipped` is recorded as `clip/fraction`: a rule that also
-            scales what it does not clip returns the share of clipped entries under this name.
+            scales the unclipped entries returns the share of clipped entries under this name.
         init: A vector of the model's length, dtype and device -> the memory before the first round.
-        pilots: Noise-only symbols per round that it asks for.
+        pilots: Number of noise-only symbols per round that the rule needs.
         blocks: The blocks that are bound to this rule; None for the blocks of the reception.
         parts: The rules of a chain, in order; None for a single rule.
 
-    `rule(g)` outside a run starts from fresh memory and returns the output.
+    >>> def average_of_rounds(received, memory):  # of the sums of all rounds, each with half the weight of the next one
+    ...     memory = (memory + received.g) / 2
+    ...     return memory, memory, {"norm": memory.norm()}
+    >>> Rule(average_of_rounds, init=torch.zeros_like)(torch.tensor([2.0, 6.0])).tolist()
+    [1.0, 3.0]
     """
 
     apply: Callable[[Reception, Memory], tuple[Tensor, Memory, Metrics]]
@@ -333,6 +412,7 @@ class Rule:
     parts: tuple["Rule", ...] | None = None
 
     def __call__(self, g: Tensor) -> Tensor:
+        """Apply the rule to a vector (d,), from fresh memory."""
         whole = Layout(("g",), ((g.shape[-1],),), (0, g.shape[-1]))
         return self.apply(Reception(g, whole), self.init(g))[0]
 
@@ -341,18 +421,23 @@ class Rule:
 class ServerRule:
     """The server's step, Eq. (4): a pure function of the model, the repaired sum and the server's memory.
 
+    A call `rule(w, g)` outside a run starts from fresh memory and returns the new model.
+
     Args:
         apply: (w (d,), g (d,), Memory) -> (w (d,), Memory, Metrics). It changes none of its arguments in place. The
             metrics are recorded as `server/...`.
         init: A vector of the model's length, dtype and device -> the memory before the first round.
 
-    `rule(w, g)` outside a run starts from fresh memory and returns the new model.
+    >>> half_step = ServerRule(lambda w, g, memory: (w - g / 2, memory, {}))
+    >>> half_step(torch.tensor([1.0, 2.0]), torch.tensor([2.0, 0.0])).tolist()
+    [0.0, 2.0]
     """
 
     apply: Callable[[Tensor, Tensor, Memory], tuple[Tensor, Memory, Metrics]]
     init: Callable[[Tensor], Memory] = no_memory
 
     def __call__(self, w: Tensor, g: Tensor) -> Tensor:
+        """Take one step from the model w (d,) with the sum g (d,), from fresh memory."""
         return self.apply(w, g, self.init(w))[0]
 
 
@@ -362,17 +447,23 @@ LocalStep = Callable[[Tensor, Tensor, Memory, float], tuple[Tensor, Memory]]
 
 @dataclass(frozen=True)
 class LocalRule:
-    """An optimiser of the local training: a pure function of one client's parameters, gradient and memory.
+    """An optimiser of the local training: a pure function of a client's parameters, gradient and memory.
 
-    The vectors hold the parameters that are trained, in the order of the model; d is their number.
+    The vectors hold the trained parameters in the order of the model; d is their number.
 
     Args:
         step: (w (d,), gradient (d,), Memory, lr) -> (w (d,), Memory), one local step. It changes none of its arguments
-            in place. To run in a fast engine, it may not branch on the values of tensors, and the memory may hold only
-            tensors.
+            in place. To run in a fast engine, it must not branch on the values of tensors, and the memory must hold
+            only tensors.
         init: The parameters w_k with which the round starts (d,) -> the memory before the first local step.
         entrywise: Whether an entry of the new parameters and memory depends on the same entry of the arguments alone.
             Then an engine may apply the rule to one parameter tensor after the other, as flat vectors.
+
+    >>> def signed_step(w, gradient, memory, lr):
+    ...     return w - lr * gradient.sign(), memory
+    >>> rule, w = LocalRule(signed_step, entrywise=True), torch.tensor([1.0, 2.0])
+    >>> rule.step(w, torch.tensor([90.0, -3.0]), rule.init(w), 0.5)[0].tolist()
+    [0.5, 2.5]
     """
 
     step: LocalStep
@@ -380,7 +471,7 @@ class LocalRule:
     entrywise: bool = False
 
 
-# Plain functions are components too: `as_receiver`, `as_server_rule` and `as_local_rule` make rules of them.
+# Plain functions are components too: `as_receiver`, `as_server_rule` and `as_local_rule` convert them to rules.
 ReceiverLike = Rule | Callable[[Tensor], Tensor]
 ServerRuleLike = ServerRule | Callable[[Tensor, Tensor], Tensor]
 LocalRuleLike = LocalRule | LocalStep
@@ -390,13 +481,18 @@ LocalRuleLike = LocalRule | LocalStep
 
 
 class State(NamedTuple):
-    """Everything that carries over from one round to the next; a checkpoint is a State and a round number."""
+    """The state that one round passes to the next; a checkpoint is a State and a round number.
 
-    model: ModelState
-    receiver: Memory = ()
-    server: Memory = ()
-    average: Memory = ()
-    clients: Memory = ()
+    >>> model = ModelState(w=torch.zeros(3), stats=torch.zeros(0))
+    >>> State(model)._replace(server=torch.ones(3)).server.tolist()  # for example the velocity of momentum
+    [1.0, 1.0, 1.0]
+    """
+
+    model: ModelState  # parameters and norm buffers
+    receiver: Memory = ()  # memory of the receiver
+    server: Memory = ()  # memory of the server rule
+    average: Memory = ()  # memory of the averaged model
+    clients: Memory = ()  # memory of the clients, passed on unchanged
 
 
 # (memory, the new model) -> (memory, the averaged model), for the evaluation
@@ -404,8 +500,8 @@ Average = Callable[[Memory, ModelState], tuple[Memory, ModelState]]
 
 
 class Round(NamedTuple):
-    """One finished round: its zero-based index, the state after it, and its metrics."""
+    """One finished round."""
 
-    k: int
-    state: State
-    metrics: Metrics
+    k: int  # zero-based index
+    state: State  # after the round
+    metrics: Metrics  # by their names

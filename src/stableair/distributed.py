@@ -72,7 +72,7 @@ class SingleProcess:
 
 @dataclass
 class ProcessGroup:
-    """The processes of torchrun, as one of them sees them.
+    """The process group of torchrun, seen from one rank.
 
     It is a `Reduction`: each rank sums one slice of the vector.
 

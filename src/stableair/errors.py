@@ -1,7 +1,7 @@
 """The exceptions of stableair.
 
-Every error is one line: what is wrong, the value, what is allowed and the fix. Programs
-handle errors by class; `code` identifies the problem and does not change with the wording.
+Every message is one line: what is wrong, the value, what is allowed, and the fix. Programs handle errors by class;
+`code` identifies the problem and does not change with the wording of the message.
 """
 
 from typing import Any, ClassVar
@@ -11,12 +11,19 @@ class StableairError(Exception):
     """Base class of all errors that stableair raises on purpose.
 
     Args:
-        message: One line: what is wrong, the value, what is allowed, the fix.
-        code: Stable identifier of the problem, such as "out-of-range"; by default that of the class.
+        message: One line: what is wrong, the value, what is allowed, and the fix.
+        code: Stable identifier of the problem, such as "out-of-range"; default: the identifier of the class.
         hint: Keyword of the fix, such as "resume", which the command line translates into one of its options.
         advice: The fix for Python callers; appended to the message.
-        setting: The experiment's setting whose component broke its contract, such as "receiver".
-        fields: Values that belong to the code, such as name="lr" and value=-1.
+        setting: The setting whose component broke its contract, such as "receiver".
+        **fields: Values that belong to the code, such as name="lr" and value=-1.
+
+    >>> import stableair as sa
+    >>> try:
+    ...     sa.Experiment(rounds=-1)
+    ... except sa.StableairError as error:
+    ...     print(error.code, error.fields)
+    out-of-range {'name': 'rounds', 'value': -1, 'low': 1}
     """
 
     default_code: ClassVar[str] = "error"
@@ -33,7 +40,11 @@ class StableairError(Exception):
         self.fields = fields
 
     def with_message(self, message: str) -> "StableairError":
-        """A copy with another message: the class, code, hint, advice, setting and fields stay."""
+        """Return a copy with another message; class, code, hint, advice, setting and fields stay.
+
+        Args:
+            message: The new message.
+        """
         copy = type(self).__new__(type(self), message)
         copy.__dict__.update(self.__dict__)
         copy.message = message.removesuffix(f"; {self.advice}")  # the command line prints its options instead
@@ -42,7 +53,19 @@ class StableairError(Exception):
 
 
 class InputError(StableairError, ValueError):
-    """An argument, setting, file or component given by the user is invalid."""
+    """An argument, setting, file or component of the user is invalid.
+
+    It is also a ValueError. Its arguments are those of `StableairError`.
+
+    >>> import stableair as sa
+    >>> try:
+    ...     sa.Experiment(payload="weights")
+    ... except sa.InputError as error:
+    ...     print(error.code)
+    ...     print(error)
+    unknown-value
+    payload 'weights' is unknown; allowed: gradient, delta
+    """
 
     default_code = "invalid-input"
 
@@ -69,25 +92,40 @@ class NonFiniteUpload(InputError):
 
 
 class CorruptRunError(StableairError):
-    """A file of a run folder is damaged and cannot be restored."""
+    """A file of a run folder is damaged and cannot be restored.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> from pathlib import Path
+    >>> import stableair as sa
+    >>> with TemporaryDirectory() as folder:
+    ...     size = Path(folder, "experiment.json").write_text("{")
+    ...     try:
+    ...         sa.load(folder)
+    ...     except sa.CorruptRunError as error:
+    ...         print(error.code)
+    corrupt-run
+    """
 
     default_code = "corrupt-run"
 
 
 class RunBusyError(StableairError):
-    """Another process holds the lock of a run folder."""
+    """Another process holds the lock of a run folder. Wait for it, or choose another folder."""
 
     default_code = "run-busy"
 
 
 class ResourceError(StableairError):
-    """The device, memory or processes that a run needs are not available."""
+    """The device, memory, port or processes that a call needs are not available."""
 
     default_code = "resource"
 
 
 class MissingExtraError(StableairError, ImportError):
-    """An optional package is not installed."""
+    """An optional package is not installed; the message has the command that installs it.
+
+    It is also an ImportError.
+    """
 
     default_code = "missing-extra"
 

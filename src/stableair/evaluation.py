@@ -34,19 +34,27 @@ Scaling = tuple[Tensor, Tensor]  # mean and standard deviation per channel: see 
 
 
 def norm_layers(module: nn.Module) -> list[_BatchNorm]:
-    """The layers of a module that keep running statistics."""
+    """Return the layers of a module that keep running statistics."""
     return [layer for layer in module.modules() if isinstance(layer, _BatchNorm) and layer.track_running_stats]
 
 
 def calibration_sample(parts: Sequence[Tensor], seed: int) -> Tensor:
-    """Up to 40 training samples of each client, the same in every round, in an order that mixes the clients: (m,)."""
+    """Choose up to 40 training samples of each client, the same in every round, in an order that mixes the clients.
+
+    Args:
+        parts: Indices of each client's training samples.
+        seed: Seed of the experiment.
+
+    Returns:
+        Indices of the chosen samples, (m,).
+    """
     each = [part[generator(seed, "calibration", n).permutation(len(part))[:SAMPLES]] for n, part in enumerate(parts)]
     samples = torch.cat(each)
     return samples[generator(seed, "calibration").permutation(len(samples))]
 
 
 class Score(NamedTuple):
-    """Accuracy and mean loss of a model under one treatment, and which predictions are correct: (m,) bool."""
+    """Accuracy and mean loss of a model under one treatment, and the correctness of each prediction."""
 
     accuracy: float
     loss: float
@@ -55,7 +63,7 @@ class Score(NamedTuple):
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Accuracy and mean loss of a state on the data's test split, recorded under `name`."""
+    """Evaluation of a model on the test split of the data; the metrics are recorded under `name`."""
 
     module: nn.Module
     data: Dataset
@@ -68,7 +76,7 @@ class Evaluate:
 
     @cached_property
     def norms(self) -> Layout:
-        """The blocks of the norm buffers."""
+        """Layout of the norm buffers."""
         return buffers(self.module)
 
     @property
@@ -79,15 +87,15 @@ class Evaluate:
 
     @property
     def named(self) -> str:
-        """The treatment of the metrics "accuracy" and "loss"."""
+        """Treatment of the metrics "accuracy" and "loss"."""
         return self.norm_stats if self.norm_stats in self.treatments else "clients"
 
     def at(self, precision: str) -> "Evaluate":
-        """The same evaluation in another precision."""
+        """Return the same evaluation in another precision."""
         return replace(self, precision=precision)
 
     def __call__(self, state: ModelState, averaged: ModelState | None = None) -> Metrics:
-        """The metrics of a model, and the accuracy of an averaged model under the treatment `norm_stats`."""
+        """Compute the metrics of a model, and the accuracy of an averaged model under the treatment `norm_stats`."""
         scores = self.scores(state, self.treatments)
         named = scores[self.named]
         metrics: Metrics = {f"{self.name}/accuracy": named.accuracy, f"{self.name}/loss": named.loss}
@@ -100,7 +108,7 @@ class Evaluate:
         return metrics
 
     def scores(self, state: ModelState, treatments: Sequence[str]) -> dict[str, Score]:
-        """The scores of a model under each of these treatments."""
+        """Compute the scores of a model under each of these treatments."""
         scaling = self.data.scaling(state.w.device)
         device = state.w.device
         with torch.no_grad(), self._arithmetic(), _restored(self.module, self.norms), restored_generators(device):
@@ -110,7 +118,7 @@ class Evaluate:
         return {treatment: Score(accuracy, loss, right) for treatment, (accuracy, loss), right in scores}
 
     def _score(self, state: ModelState, treatment: str, scaling: Scaling) -> tuple[Tensor, Tensor]:
-        """Number of correct predictions and summed loss on the test split, (2,), and which are correct, (m,) bool."""
+        """Count the correct predictions and sum the loss, (2,), and mark the correct predictions, (m,) bool."""
         recalibrated = treatment == "recalibrated"
         state = self._recalibrated(state, scaling) if recalibrated else state._replace(stats=state.stats.clone())
         attach(self.module, state, norms=self.norms)
@@ -128,7 +136,7 @@ class Evaluate:
         return totals, torch.cat(correct)
 
     def _recalibrated(self, state: ModelState, scaling: Scaling) -> ModelState:
-        """The state with norm statistics recomputed for its weights, as the mean over batches of the sample."""
+        """Recompute the norm statistics of a state for its weights, as the mean over batches of the sample."""
         state = ModelState(state.w, state.stats.clone())
         attach(self.module, state, norms=self.norms)
         self.module.eval()
@@ -154,10 +162,17 @@ class Evaluate:
 
 
 def model_average(keep: float) -> Average:
-    """The average of the model over the rounds, for the evaluation; nothing is trained from it.
+    """Make the exponential moving average of the model over the rounds, which only the evaluation uses.
 
-    a_k = keep a_{k-1} + (1 - keep) w_{k+1} from a_0 = w_1, and the norm buffers alike: (d,) and (b,). A round without
-    senders repeats the previous model.
+        a_k = keep a_{k-1} + (1 - keep) w_{k+1},    a_0 = w_1
+
+    The norm buffers are averaged alike. A round without senders repeats the previous model.
+
+    Args:
+        keep: Factor of the last average, in [0, 1).
+
+    Returns:
+        A function (memory, model) -> (memory, averaged model).
     """
 
     def average(memory: Memory, model: ModelState) -> tuple[Memory, ModelState]:

@@ -85,7 +85,9 @@ def _recorded_choice(sim: Simulation, experiment: Experiment, environment: dict[
     allowed = (experiment.engine == "auto" or engine != "reference") and experiment.precision in ("auto", precision)
     if not same_kind or not allowed:
         return None
-    return EngineChoice(engine, precision, min(experiment.chunk or environment["chunk"], sim.n), "as the rounds before")
+    return EngineChoice(
+        engine, precision, min(experiment.chunk or environment["chunk"], sim.n), "as in the earlier rounds"
+    )
 
 
 def _for_ranks(choice: EngineChoice, sim: Simulation, ranks: SingleProcess | ProcessGroup) -> EngineChoice:

@@ -26,7 +26,10 @@ model = Registry("model", "models")
 def logistic() -> Model:
     """Multinomial logistic regression.
 
-    x -> W x + b: (m, c, h, w) -> (m, classes).
+        x -> W x + b
+
+    Returns:
+        A function (shape of an input, classes) -> module; the module maps (m, ...) to logits (m, classes).
 
     >>> logistic()((1, 8, 8), 10)
     Sequential(
@@ -39,9 +42,16 @@ def logistic() -> Model:
 
 @model("mlp")
 def mlp(width: int = 200, depth: int = 1) -> Model:
-    """A perceptron with `depth` hidden layers of `width` units.
+    """Multilayer perceptron with `depth` hidden layers of `width` units.
 
-    x_0 = x, x_l = relu(W_l x_{l-1} + b_l), and the logits are W x_depth + b: (m, c, h, w) -> (m, classes).
+        x_0 = x,    x_l = relu(W_l x_{l-1} + b_l),    logits = W x_depth + b
+
+    Args:
+        width: Units of a hidden layer.
+        depth: Number of hidden layers, from 1 to 1000.
+
+    Returns:
+        A function (shape of an input, classes) -> module; the module maps (m, ...) to logits (m, classes).
 
     >>> [tuple(p.shape) for p in mlp(width=20, depth=2)((1, 8, 8), 10).parameters()]
     [(20, 64), (20,), (20, 20), (20,), (10, 20), (10,)]
@@ -58,9 +68,16 @@ def mlp(width: int = 200, depth: int = 1) -> Model:
 
 @model("cnn")
 def cnn(width: int = 2048) -> Model:
-    """Two 5 x 5 convolutions (32, 64), each with pooling, and one dense layer: 6,603,710 entries for FEMNIST.
+    """Convolutional network with two 5 x 5 layers and one dense layer: 6,603,710 entries for FEMNIST.
 
-    The network of LEAF (Caldas et al., 2018): (m, c, h, w) -> (m, classes), for images of at least 4 x 4.
+    It is the network of LEAF (Caldas et al., 2018): convolutions with 32 and 64 channels, each followed by max-pooling,
+    for images of at least 4 x 4.
+
+    Args:
+        width: Units of the dense layer.
+
+    Returns:
+        A function (shape of an input, classes) -> module; the module maps (m, c, h, w) to logits (m, classes).
 
     >>> import torch
     >>> with torch.device("meta"):  # shapes only
@@ -83,10 +100,17 @@ def cnn(width: int = 2048) -> Model:
 
 @model("resnet18")
 def resnet18(norm: Literal["batch", "group"] = "batch", init: Literal["torch", "he"] = "torch") -> Model:
-    """ResNet-18 with the CIFAR stem (3 x 3, no max-pool), norm batch or group: 11,173,962 entries for CIFAR-10.
+    """ResNet-18 with the stem for CIFAR (3 x 3, no max-pooling): 11,173,962 entries for CIFAR-10.
 
-    He et al. (2016): (m, c, h, w) -> (m, classes), for images of at least 8 x 8. init="he" draws each convolution from
-    N(0, 2 / fan-out) (He et al., 2015); norm="group" has 32 groups (Wu and He, 2018).
+    He et al. (2016), for images of at least 8 x 8.
+
+    Args:
+        norm: Normalisation: "batch", or "group" with 32 groups (Wu and He, 2018).
+        init: Initial weights of the convolutions: "torch" for torch's default, or "he" for N(0, 2 / fan-out) (He et
+            al., 2015).
+
+    Returns:
+        A function (shape of an input, classes) -> module; the module maps (m, c, h, w) to logits (m, classes).
 
     >>> import torch
     >>> with torch.device("meta"):  # shapes only
@@ -99,9 +123,16 @@ def resnet18(norm: Literal["batch", "group"] = "batch", init: Literal["torch", "
 
 @model("resnet34")
 def resnet34(norm: Literal["batch", "group"] = "batch", init: Literal["torch", "he"] = "torch") -> Model:
-    """ResNet-34 with the CIFAR stem (3 x 3, no max-pool), norm batch or group: 21,328,292 entries for CIFAR-100.
+    """ResNet-34 with the stem for CIFAR (3 x 3, no max-pooling): 21,328,292 entries for CIFAR-100.
 
-    Like `resnet18`, with 3, 4, 6 and 3 blocks instead of two each: (m, c, h, w) -> (m, classes).
+    Like `resnet18`, with 3, 4, 6 and 3 blocks instead of two each.
+
+    Args:
+        norm: Normalisation: "batch", or "group" with 32 groups.
+        init: Initial weights of the convolutions: "torch" for torch's default, or "he" for N(0, 2 / fan-out).
+
+    Returns:
+        A function (shape of an input, classes) -> module; the module maps (m, c, h, w) to logits (m, classes).
 
     >>> import torch
     >>> with torch.device("meta"):  # shapes only
@@ -142,7 +173,17 @@ def _image(name: str, shape: tuple[int, ...], least: int) -> tuple[int, int, int
 
 
 class ResNet(nn.Module):
-    """He et al. (2016) with the stem that fits images of 32 x 32; parameters named as in torchvision."""
+    """Residual network of He et al. (2016) with the stem for images of 32 x 32.
+
+    The parameters are named as in torchvision.
+
+    Args:
+        channels: Channels of an image.
+        depths: Number of blocks of each stage.
+        classes: Number of classes.
+        norm: Makes the normalisation of a layer from its number of channels.
+        first: Channels of the first stage; each further stage has twice as many.
+    """
 
     def __init__(
         self, channels: int, depths: tuple[int, ...], classes: int, norm: Callable[[int], nn.Module], first: int = 64
@@ -161,6 +202,7 @@ class ResNet(nn.Module):
         self.fc = nn.Linear(width, classes)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Logits of a batch of images: (m, c, h, w) -> (m, classes)."""
         x = F.relu(self.bn1(self.conv1(x)))
         for stage in range(self.stages):
             x = getattr(self, f"layer{stage + 1}")(x)
@@ -168,9 +210,15 @@ class ResNet(nn.Module):
 
 
 class Block(nn.Module):
-    """Two 3 x 3 convolutions around a shortcut: relu(F(x) + S(x)), (m, width, h, w) -> (m, out, h / s, w / s).
+    """Residual block of two 3 x 3 convolutions: relu(F(x) + S(x)).
 
-    s is the stride; S is the identity, or a 1 x 1 convolution where the shapes differ.
+    S is the identity, or a 1 x 1 convolution if the shapes differ.
+
+    Args:
+        width: Channels of the input.
+        out: Channels of the output.
+        stride: Stride of the first convolution.
+        norm: Makes the normalisation of a layer from its number of channels.
     """
 
     def __init__(self, width: int, out: int, stride: int, norm: Callable[[int], nn.Module]):
@@ -186,5 +234,6 @@ class Block(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
+        """Output of the block: (m, width, h, w) -> (m, out, h / stride, w / stride)."""
         y = F.relu(self.bn1(self.conv1(x)))
         return F.relu(self.bn2(self.conv2(y)) + self.downsample(x))

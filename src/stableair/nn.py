@@ -27,23 +27,27 @@ def clip_grad_mac_(
 ) -> Tensor:
     """Clip gradients in place to within C of their median (median anchored clipping, Eqs. 5-8).
 
+        m = med(g),    g_i -> m + clip(g_i - m, [-C, C])
+
     Call it between `loss.backward()` and `optimizer.step()`. An infinite entry is clipped like any other; if most
-    entries are infinite, so is the median. A NaN makes all entries that share its median NaN, and they count as
-    clipped. Only `error_if_nonfinite`, C="auto" and gradients on several devices synchronise with the device.
+    entries are infinite, so is the median. A NaN makes all entries that share its median NaN, and these entries are
+    counted as clipped. Only `error_if_nonfinite`, C="auto" and gradients on several devices synchronise with the
+    device.
 
     Args:
         parameters: One tensor or several, of any shapes, dtypes and devices. Tensors without a gradient are skipped.
-        C: Threshold; C=inf changes nothing. C="auto" estimates the noise from these gradients alone, without a memory
-            of earlier calls, and takes the best threshold for a gradient far below its noise; it restores no gain.
-        layerwise: Take the median of each gradient; if false, one median over the entries of all gradients.
-        error_if_nonfinite: Raise an error, and change nothing, if a gradient has NaN or infinite entries.
+        C: Threshold, above 0; inf changes nothing. "auto" estimates the interference from these gradients alone,
+            without a memory of earlier calls, and uses the best threshold for a gradient far below the interference. It
+            does not restore the gain.
+        layerwise: Whether each gradient has its own median; if false, the entries of all gradients share one median.
+        error_if_nonfinite: Whether to raise an error, and change nothing, if a gradient has NaN or infinite entries.
 
     Returns:
-        The share of clipped entries over all gradients: () on the first gradient's device.
+        The share of clipped entries of all gradients, () on the device of the first gradient.
 
     Raises:
-        InputError: An argument is invalid, or a gradient is sparse or complex.
-        RuntimeError: See `error_if_nonfinite`.
+        InputError: An argument is invalid (`wrong-type`), or a gradient is sparse or complex (`unsupported-gradient`).
+        RuntimeError: A gradient has NaN or infinite entries, and `error_if_nonfinite` is true.
 
     >>> weight, bias = torch.zeros(3, requires_grad=True), torch.zeros(1, requires_grad=True)
     >>> weight.grad, bias.grad = torch.tensor([0.0, 1.0, 90.0]), torch.tensor([7.0])
@@ -76,7 +80,7 @@ def clip_grad_mac_(
 
 
 def _estimated_threshold(blocks: list[list[Tensor]], device: torch.device) -> float:
-    """C="auto": the threshold for the noise in all gradients, each less the median of its block."""
+    """Estimate the threshold for C="auto" from the entries of all gradients, each less the median of its block."""
     entries = [torch.cat([g.flatten().to(device).float() for g in block]) for block in blocks]
     return weak_signal_threshold(torch.cat([g - median(g) for g in entries])) if entries else math.inf
 
@@ -94,7 +98,7 @@ def _clip(gradients: list[Tensor], C: float) -> Tensor:
 
 
 def _gradients(parameters: Tensor | Iterable[Tensor]) -> list[Tensor]:
-    """The gradients of the distinct parameters that have one; all must be dense and real."""
+    """Return the gradients of the distinct parameters that have one; all must be dense and real."""
     many = isinstance(parameters, Iterable) and not isinstance(parameters, Tensor)
     tensors: list[Any] = list(parameters) if many else [parameters]
     if not tensors and isinstance(parameters, Iterator):

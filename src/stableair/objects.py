@@ -41,7 +41,7 @@ def as_settings(**objects: Any) -> tuple[dict[str, str], dict[str, Given]]:
 
 
 def _component(setting: str, value: Any) -> Any:
-    """What a registered factory of the setting would return."""
+    """The object that a registered factory of the setting would return."""
     if setting == "data" and not isinstance(value, Dataset):
         advice = "make one with sa.Dataset.from_arrays, from_torch or from_csv"
         raise InputError(f"data must be a Dataset: got {short_repr(value)}", code="wrong-type", advice=advice)

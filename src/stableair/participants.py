@@ -1,4 +1,4 @@
-"""Participation: the clients of round k, and their order."""
+"""Participation: the clients that take part in round k, and their order."""
 
 from collections.abc import Callable, Sequence
 
@@ -16,7 +16,10 @@ participation = Registry("participation", "participations")
 
 @participation("all")
 def everybody() -> Participation:
-    """Every client in every round (the paper's).
+    """Every client takes part in every round, as in the paper.
+
+    Returns:
+        The participation rule, (n, source) -> clients (m,).
 
     >>> everybody()(3, generator(0, "participation", 0)).tolist()
     [0, 1, 2]
@@ -26,9 +29,16 @@ def everybody() -> Participation:
 
 @participation("sample")
 def sample(m: int) -> Participation:
-    """m clients, drawn in every round without replacement.
+    """m clients take part, drawn in every round without replacement.
 
-    The first m clients of a random permutation of all n, so a larger m adds clients. m = n is equivalent to `all()`.
+    They are the first m clients of a random permutation of all n, so a larger m adds clients. m = n is equivalent to
+    `all()`.
+
+    Args:
+        m: Number of participants, at most the number of clients.
+
+    Returns:
+        The participation rule, (n, source) -> clients (m,).
 
     >>> sample(2)(5, generator(0, "participation", 0)).tolist()
     [2, 0]
@@ -46,11 +56,18 @@ def sample(m: int) -> Participation:
 
 @participation("bernoulli")
 class bernoulli:
-    """Each client takes part with probability q, independently; the sum is divided by the number of participants.
+    """Each client takes part with probability q, independently of the others.
 
-    With expected=true it is divided by the expected number N q instead. The server then receives
-    (1 / N q) sum_n b_n u_n, where b_n is 1 with probability q and else 0: its expectation, over all rounds
-    including those without participants, is the mean of all u_n.
+    The sum is divided by the number of participants, or with expected=True by the expected number N q. The server then
+    receives
+
+        (1 / N q) sum_n b_n u_n,    b_n = 1 with probability q, else 0
+
+    Its expectation over all rounds, including rounds without participants, is the mean of all u_n.
+
+    Args:
+        q: Probability that a client takes part, in (0, 1].
+        expected: Whether to divide the sum by N q instead of the number of participants.
 
     >>> bernoulli(0.5)(5, generator(0, "participation", 0)).tolist()
     [1, 3, 4]
@@ -69,17 +86,24 @@ class bernoulli:
         return (source.uniform(n) < self.q).nonzero()[:, 0]
 
     def divisor(self, n: int) -> float | None:
-        """N q with expected=true, else None."""
+        """Divisor of the sum over n clients: N q with expected=True, else None."""
         return n * self.q if self.expected else None
 
 
 @participation("dropout", specs={"of": participation})
 class dropout:
-    """Participants of another rule; each one drops out with probability p after its local training.
+    """Each participant of another rule drops out with probability p, after its local training.
 
-    The server receives nothing from a dropped client, so its training is not computed. Dropouts are drawn from a
-    separate stream: the participants of `of` are the same as without dropout. If `of` divides by an expected number,
-    that number is multiplied by 1 - p.
+    The server receives nothing from a client that drops out, so its training is not computed. Dropouts are drawn from a
+    separate stream: the participants of `of` are the same as without dropout. If `of` divides by an expected number of
+    participants, that number is multiplied by 1 - p.
+
+    Args:
+        p: Probability that a participant drops out, in [0, 1).
+        of: Spec of the other participation rule.
+
+    Raises:
+        InputError: `of` is dropout itself (`not-nestable`).
 
     >>> dropout(0.5, of="sample(4)")(5, generator(0, "participation", 2)).tolist()
     [0, 3]
@@ -98,19 +122,19 @@ class dropout:
         return clients[stays[clients]]
 
     def divisor(self, n: int) -> float | None:
-        """1 - p times the divisor of the other rule, if it has one."""
+        """Divisor of the sum over n clients: 1 - p times the divisor of the other rule, if it has one."""
         expected = divisor(self.of, n)
         return None if expected is None else (1 - self.p) * expected
 
 
 def divisor(rule: Participation, n: int) -> float | None:
-    """The divisor of the sum over n clients that a rule asks for; None for the number of senders."""
+    """Return the divisor of the sum over n clients that a rule defines; None for the number of senders."""
     expected = rule.divisor(n) if hasattr(rule, "divisor") else None
     return None if expected is None else positive("the divisor of the participation", expected)
 
 
 def participants(rule: Participation, sizes: Sequence[int], seed: int) -> Callable[[int], Tensor]:
-    """The participants of each round, in the order in which they train and are summed.
+    """Make the function that draws the participants of a round, in the order in which they train and are summed.
 
     Clients with the most samples come first, then by index. This order is fixed, so that sums are bit-identical for
     every engine, chunk size and number of processes.
@@ -121,7 +145,8 @@ def participants(rule: Participation, sizes: Sequence[int], seed: int) -> Callab
         seed: Seed of the experiment.
 
     Returns:
-        A function from the round k to its clients: (m,) int64, on the host.
+        A function from the round k to its clients, (m,) int64 on the host. It raises an InputError if the rule does not
+        return some of the clients, each once.
     """
     n = len(sizes)
     position = {client: i for i, client in enumerate(sorted(range(n), key=lambda client: (-sizes[client], client)))}

@@ -54,28 +54,41 @@ def run(
     """Run an experiment, in memory or recorded in a folder.
 
     Args:
-        experiment: What to run.
+        experiment: The experiment to run.
         folder: Run folder; None keeps the run in memory.
         resume: Whether to continue after the last complete round in the folder. A finished run is not computed again.
         checkpoint_every: Rounds between two checkpoints.
-        plugin_changed: What to do with results of a plug-in that has changed since: "refuse" raises an error, "keep"
-            uses them and records both versions, "recompute" starts such runs anew.
-        callbacks: Observers of the run.
-        data: A data set in place of the experiment's. Like the arguments below, the run records its name and a digest,
-            and is resumed only with the same one.
-        model: A network, whose parameters are the first model; or a function that makes one, called with the shape of a
-            sample and the number of classes, or with nothing if it needs no arguments.
+        plugin_changed: What to do with recorded rounds of a plug-in that has changed since: "refuse" raises an error,
+            "keep" uses them and records both versions, "recompute" restarts the run.
+        callbacks: Observers of the run, see `Callback`.
+        data: A data set in place of the experiment's. As for the three arguments below, the run records the name and a
+            digest of the object, and can only be resumed with the same object.
+        model: A network, whose parameters are the initial model; or a function that returns a network. The function
+            gets the shape of a sample and the number of classes if it takes arguments.
         receiver: A function g -> g, or a `Rule`.
         server: A function (w, g) -> w, or a `ServerRule`.
-        options: `stop`, `patience`, `monitor`, `keep_best`, `profile`, `track`, `progress`: see `RunOptions`.
+        **options: `stop`, `patience`, `monitor`, `keep_best`, `profile`, `track`, `progress`: see `RunOptions`.
 
     Returns:
         The rounds and the final model.
 
     Raises:
-        InputError: The folder holds a different experiment, a run and `resume` is false, or results of a plug-in that
-            has changed (`plugin-changed`) or of other Python objects (`object-changed`).
+        InputError: The folder holds another experiment (`other-experiment`), or a run although `resume` is false
+            (`run-exists`), or results of a plug-in that has changed (`plugin-changed`) or of other Python objects
+            (`object-changed`); or an argument is invalid.
         RunBusyError: Another process computes the run in this folder; the callbacks are not called.
+        ResourceError: The memory is too small (`out-of-memory`).
+
+    >>> from tempfile import TemporaryDirectory
+    >>> import stableair as sa
+    >>> experiment = sa.Experiment(data="synthetic(samples=60)", clients=3, rounds=2)
+    >>> with TemporaryDirectory() as folder:
+    ...     short = sa.run(experiment, folder)
+    ...     longer = sa.run(experiment.with_(rounds=3), folder, resume=True)  # computes one more round
+    >>> len(short), len(longer)
+    (2, 3)
+    >>> longer["test/accuracy"][:2] == short["test/accuracy"]
+    True
     """
     integer("checkpoint_every", checkpoint_every, 1)
     settings, objects = as_settings(data=data, model=model, receiver=receiver, server=server)
@@ -186,7 +199,11 @@ def _collect(
     recording: Iterator[Round], experiment: Experiment, previous: ResumePoint, observer: Callback,
     stops: Callable[[list[Row]], bool],
 ) -> tuple[list[Row], State | None]:  # fmt: skip
-    """Run the rounds until the last one or until `stops`: returns the rows of the whole run, its last finite state."""
+    """Run the rounds until the last one or until `stops`.
+
+    Returns:
+        The rows of the whole run, and its last finite state.
+    """
     rows, final = previous.rows[: previous.rounds], previous.checkpoint.state if previous.checkpoint else None
     for _, state, row in recording:
         rows.append(row)

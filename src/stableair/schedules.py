@@ -15,15 +15,22 @@ Schedule = Callable[[int], float]  # zero-based k -> the share of the learning r
 
 
 def full_rate(k: int) -> float:
-    """The share 1 in every step."""
+    """Return the share 1 for every step."""
     return 1.0
 
 
 def share_in_round(schedule: Schedule, k: int) -> float:
-    """The share of the learning rate in round k.
+    """Return the share of the learning rate in round k.
+
+    Args:
+        schedule: Schedule of the learning rate.
+        k: Zero-based index of the round.
+
+    Returns:
+        The share, positive and finite.
 
     Raises:
-        InputError: It is not a positive, finite number (`invalid-share`).
+        InputError: The schedule returns another value (`invalid-share`).
     """
     share = schedule(k)
     if not isinstance(share, Real) or not 0 < share < math.inf:
@@ -34,7 +41,10 @@ def share_in_round(schedule: Schedule, k: int) -> float:
 
 @lr_decay("constant")
 def constant() -> Schedule:
-    """The same learning rate in every step: s_k = 1.
+    """Constant learning rate: s_k = 1.
+
+    Returns:
+        The schedule, k -> s_k.
 
     >>> constant()(99)
     1.0
@@ -44,7 +54,14 @@ def constant() -> Schedule:
 
 @lr_decay("inverse")
 def inverse(over: int = 100, floor: float = 0.01) -> Schedule:
-    """Half the learning rate after `over` steps, a third after twice as many: s_k = 1 / (1 + k / over) >= floor.
+    """Learning rate that falls like 1 / k: s_k = max(floor, 1 / (1 + k / over)).
+
+    Args:
+        over: Number of steps after which the share is 1/2; after twice as many it is 1/3.
+        floor: Smallest share, in (0, 1].
+
+    Returns:
+        The schedule, k -> s_k.
 
     >>> share = inverse(over=10, floor=0.1)
     >>> share(0), share(10), share(1000)
@@ -56,9 +73,16 @@ def inverse(over: int = 100, floor: float = 0.01) -> Schedule:
 
 @lr_decay("cosine")
 def cosine(over: int = 100, floor: float = 0.01) -> Schedule:
-    """Half a cosine wave from 1 to `floor` in `over` steps, then constant.
+    """Cosine annealing: half a cosine wave from 1 to `floor` in `over` steps, then constant.
 
-    s_k = floor + (1 - floor) (1 + cos(pi min(k / over, 1))) / 2 (Loshchilov and Hutter, 2017).
+        s_k = floor + (1 - floor) (1 + cos(pi min(k / over, 1))) / 2    (Loshchilov and Hutter, 2017)
+
+    Args:
+        over: Number of steps after which the share is `floor`.
+        floor: Smallest share, in (0, 1].
+
+    Returns:
+        The schedule, k -> s_k.
 
     >>> share = cosine(over=10, floor=0.25)
     >>> share(0), share(5), share(10), share(1000)
@@ -77,7 +101,7 @@ def _cosine_share(k: int, over: int, floor: float) -> float:
 
 
 def _checked(over: int, floor: float) -> tuple[int, float]:
-    """The arguments of a decay, if they are valid."""
+    """Check the arguments of a decay, and return them."""
     over, least = integer("over", over, 1), number("floor", floor, high=1.0)
     if not least > 0:
         text = f"floor must be above 0, so that the step never vanishes: got {least:g}"

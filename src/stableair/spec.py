@@ -33,7 +33,13 @@ Factory = TypeVar("Factory", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Entry:
-    """A registered factory and the options it was registered with."""
+    """A registered component: its factory and the options it was registered with.
+
+    >>> import stableair as sa
+    >>> entry = sa.receiver.entry("clip")
+    >>> entry.typed_signature
+    'clip(C: float)'
+    """
 
     name: str
     factory: Callable[..., Any]
@@ -54,8 +60,12 @@ class Entry:
     @property
     def typed_signature(self) -> str:
         """The signature with types, as `stableair list` shows it."""
-        parameters = inspect.signature(self.factory).parameters.values()
-        return f"{self.name}({', '.join(map(_format_parameter, parameters))})"
+        return f"{self.name}({', '.join(self.typed_parameters.values())})"
+
+    @property
+    def typed_parameters(self) -> dict[str, str]:
+        """The parameters with their types and defaults, such as `C: float | auto`, by their names."""
+        return {name: _format_parameter(p) for name, p in inspect.signature(self.factory).parameters.items()}
 
     @property
     def open(self) -> bool:
@@ -65,11 +75,11 @@ class Entry:
 
     @property
     def specs(self) -> dict[str, "Registry"]:
-        """The registries of the parameters that are specs themselves."""
+        """The registries of the parameters that are specs."""
         return self.declared.get("specs", {})
 
     def complete(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Return the arguments, with the default arguments of nested specs filled in."""
+        """Return the arguments; nested specs include their default arguments."""
         nested = {k: v for k, v in arguments.items() if k in self.specs and isinstance(v, str)}
         return arguments | {k: str(self.specs[k].one(text).full()) for k, text in nested.items()}
 
@@ -89,7 +99,16 @@ class Entry:
 
 @dataclass(frozen=True)
 class Call:
-    """A parsed component such as `mac(C=0.1)`: its registry, its name and its arguments by name."""
+    """A parsed component such as `mac(C=0.1)`: its registry, its name and its arguments by name.
+
+    Calling it builds the component.
+
+    >>> import stableair as sa
+    >>> call = sa.Experiment(receiver="clip(2)").call("receiver")
+    >>> str(call), call.kind, call.arguments
+    ('clip(C=2)', 'receiver', {'C': 2})
+    >>> clip = call()  # the receiver itself
+    """
 
     registry: "Registry"
     name: str
@@ -106,7 +125,10 @@ class Call:
 
     @property
     def entry(self) -> Entry:
-        """The entry registered under the name now: a notebook may have redefined it since the spec was parsed."""
+        """The entry that is registered under the name now.
+
+        A notebook may have redefined it after the spec was parsed.
+        """
         return self.registry.entry(self.name)
 
     @property
@@ -135,7 +157,12 @@ class Call:
         return {name: inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in self.arguments} | named
 
     def with_(self, argument: str, value: Any) -> "Call":
-        """Return a copy with one argument changed or added."""
+        """Return a copy with one argument changed or added.
+
+        Args:
+            argument: Name of the argument.
+            value: Its new value.
+        """
         changed = replace(self, arguments=self.arguments | {argument: value})
         ordered = {name: changed.arguments[name] for name in changed.parameters if name in changed.arguments}
         return replace(self, arguments=ordered)
@@ -227,7 +254,7 @@ class Registry:
             message = f"{self.kind} {function.id!r} is unknown; {suggest(function.id, self.entries)}"
             raise InputError(
                 message, code="unknown-component", hint="component", kind=self.kind, name=function.id,
-                allowed=list(self.entries), advice="import the module that registers a component of your own",
+                allowed=list(self.entries), advice="import the module that registers the custom component",
             )  # fmt: skip
         entry = self.entry(function.id)
         self._check_keywords(entry, keywords, text)
@@ -283,9 +310,8 @@ class Registry:
 
 # -------------------------------------------------------------------------------------------------- Python objects
 
-OBJECT = (
-    "object"  # name of a component that is a Python object, given to `sa.run`: object(name='net.Net', digest='...')
-)
+# The name of a component that is a Python object, passed to `sa.run`: object(name='net.Net', digest='...').
+OBJECT = "object"
 
 
 @dataclass(frozen=True)
@@ -301,7 +327,7 @@ GIVEN: ContextVar[Mapping[str, Given]] = ContextVar("GIVEN", default={})  # noqa
 
 @contextmanager
 def given(objects: Mapping[str, Given]) -> Iterator[None]:
-    """Make Python objects available by their digests."""
+    """Make Python objects available by their digests within the block."""
     token = GIVEN.set({**GIVEN.get(), **objects})
     try:
         yield
@@ -310,14 +336,14 @@ def given(objects: Mapping[str, Given]) -> Iterator[None]:
 
 
 def given_object(name: str, digest: str) -> Any:
-    """A Python object that was given to `sa.run`.
+    """Return a Python object that was passed to `sa.run`.
 
     Raises:
-        InputError: The object is not given now (`object-needed`).
+        InputError: The object was not passed to this run (`object-needed`).
     """
     if digest not in GIVEN.get():
-        text = f"{name} is a Python object, and a spec only names it"
-        raise InputError(text, code="object-needed", advice="give sa.run the object itself")
+        text = f"{name} is a Python object, and a spec contains only its name"
+        raise InputError(text, code="object-needed", advice="pass the object itself to sa.run")
     return GIVEN.get()[digest].component
 
 
@@ -372,7 +398,7 @@ WORDS = "inf", "nan", "true", "false", "none"  # in a spec without quotes these 
 
 
 def format_value(value: Any) -> str:
-    """Write a value as it appears in a spec; numpy numbers are written as Python numbers."""
+    """Write a value as in a spec; numpy numbers are written as Python numbers."""
     if isinstance(value, Real) and not isinstance(value, bool):
         value = int(value) if isinstance(value, Integral) else float(value)
     if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
@@ -391,10 +417,20 @@ def equal(a: Any, b: Any) -> bool:
 
 
 def load_plugin(path: str | Path) -> None:
-    """Run a Python file that registers components.
+    """Run a Python file that registers components. `--plugin FILE` calls this function.
+
+    The components can then be used in specs by their names. Worker processes of a sweep load the same file.
+
+    Args:
+        path: The Python file, with functions decorated by `@sa.receiver`, `@sa.noise`, ...
 
     Raises:
         InputError: The file does not exist (`missing-file`) or raises an error (`plugin-failed`).
+
+    ```python
+    sa.load_plugin("my_rule.py")  # contains @sa.receiver("soft")
+    sa.run(sa.Experiment(receiver="soft(C=1)"))
+    ```
     """
     if not as_path("plug-in", path).is_file():
         raise InputError(f"plug-in {path} does not exist", code="missing-file", path=path)

@@ -1,4 +1,4 @@
-"""The symmetric alpha-stable law SaS(alpha, tau), characteristic function exp(-|tau t|^alpha).
+"""The symmetric alpha-stable law SaS(alpha, tau), with the characteristic function exp(-|tau t|^alpha).
 
 alpha = 2 is the normal law N(0, 2 tau^2), alpha = 1 the Cauchy law. Below 2 the tails fall like |x|^-alpha, and the
 variance is infinite. Everything is computed in float64, for inputs of any dtype.
@@ -24,22 +24,44 @@ _PIECE_GPU = 1 << 24
 
 
 def check(alpha: float, tau: float) -> tuple[float, float]:
-    """Return (alpha, tau) as floats; alpha must be in [0.5, 2] and tau in [0, inf)."""
+    """Check the parameters of the law.
+
+    Args:
+        alpha: Tail index, in [0.5, 2].
+        tau: Scale, finite and at least 0.
+
+    Returns:
+        alpha and tau as floats.
+
+    >>> check(2, 0)
+    (2.0, 0.0)
+    """
     return number("alpha", alpha, *ALPHA), number("tau", tau, 0.0, torch.finfo(torch.float64).max)
 
 
 @typed
 def from_uniform(u: Tensor, v: Tensor, alpha: float, tau: float) -> Tensor:
-    """SaS(alpha, tau) from two independent uniforms on (0, 1), after Chambers, Mallows and Stuck (1976).
+    """Transform two independent uniform variables into an SaS(alpha, tau) variable.
 
-    With theta = pi (u - 1/2) and W = -log v, in float64,
-    X = tau sin(alpha theta) / cos(theta)^(1/alpha) * (cos((1 - alpha) theta) / W)^((1 - alpha)/alpha).
+    After Chambers, Mallows and Stuck (1976): with theta = pi (u - 1/2) and W = -log v,
 
-    u, v: (...) float64 -> (...) float64. The far tail comes from theta near +-pi/2; its distance p from the end
-    of the interval is kept instead of theta, because cos(theta) = sin(pi p) would otherwise lose all its digits.
+        X = tau sin(alpha theta) / cos(theta)^(1/alpha) * (cos((1 - alpha) theta) / W)^((1 - alpha)/alpha)
 
-    >>> round(from_uniform(torch.tensor(0.75).double(), torch.tensor(0.3).double(), alpha=1, tau=2).item(), 9)
-    2.0
+    The far tail comes from theta near +-pi/2. The function keeps the distance p of u from the nearer end of (0, 1)
+    instead of theta: cos(theta) = sin(pi p) would otherwise lose all its digits.
+
+    Args:
+        u: Uniform numbers on (0, 1), of any shape, float64.
+        v: Uniform numbers on (0, 1), independent of u, of the same shape.
+        alpha: Tail index, in [0.5, 2].
+        tau: Scale, at least 0.
+
+    Returns:
+        Samples of the shape of u, float64.
+
+    >>> u, v = torch.tensor([0.25, 0.75]).double(), torch.tensor([0.3, 0.3]).double()
+    >>> from_uniform(u, v, alpha=1, tau=2).numpy().round(9)
+    array([-2.,  2.])
     """
     _check_same_shape(u, v)
     alpha, tau = check(alpha, tau)
@@ -61,24 +83,31 @@ def sample(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str | None = None,
 ) -> Tensor:
-    """I.i.d. entries of SaS(alpha, tau): `shape` in `dtype`, drawn in float64 and cast last.
+    """Draw independent samples of SaS(alpha, tau).
 
-    E exp(i t X) = exp(-|tau t|^alpha).
+        E exp(i t X) = exp(-|tau t|^alpha)
 
-    Float32 uniforms are not enough: at the size of a model a 24-bit uniform hits the end of its interval about once
-    per vector, which creates false impulses, and its grid truncates the true tail.
+    The samples are drawn in float64 and cast to `dtype` last. Float32 uniforms are not enough: at the size of a model,
+    a 24-bit uniform hits the end of its interval about once per vector, which creates false impulses, and its grid
+    truncates the true tail.
 
     Args:
-        shape: Shape of the result.
+        shape: Shape of the result, or the length of a vector.
         alpha: Tail index, in [0.5, 2].
-        tau: Scale.
+        tau: Scale, at least 0.
         generator: Source of the random numbers; by default torch's global generator.
-        dtype: Floating dtype of the result.
-        device: Device of the result; by default that of the generator.
+        dtype: Floating-point dtype of the result.
+        device: Device of the result; by default the device of the generator.
+
+    Returns:
+        Samples of this shape, dtype and device.
+
+    Raises:
+        InputError: The numbers cannot be drawn on this device (`cannot-draw`).
 
     >>> x = sample((2, 50_000), alpha=1, tau=3.0, generator=streams.generator(0, "noise", 0))
-    >>> tuple(x.shape), round((x.abs() < 3).double().mean().item(), 2)  # half of a Cauchy law lies within its scale
-    ((2, 50000), 0.5)
+    >>> round((x.abs() < 3).double().mean().item(), 2)  # half of a Cauchy law is within its scale
+    0.5
     """
     alpha, tau = check(alpha, tau)
     shape = tuple(integer("shape", side, 0) for side in (shape if isinstance(shape, tuple | list) else (shape,)))
@@ -112,13 +141,19 @@ def _check_same_shape(u: Tensor, v: Tensor) -> None:
 
 @typed
 def subordinator(u: Tensor, v: Tensor, alpha: float) -> Tensor:
-    """Samples of the one-sided stable law A, from two independent uniforms on (0, 1); sqrt(A) times a normal is SaS.
+    """Transform two independent uniform variables into a one-sided stable variable A (Kanter, 1975).
 
-    E exp(-s A) = exp(-s^(alpha/2)), so that sqrt(A) n is SaS(alpha, tau) for n of variance 2 tau^2; alpha = 2 is A = 1.
-    With a = alpha/2, theta = pi u and W = -log v, after Kanter (1975),
-    A = sin(a theta) / sin(theta)^(1/a) * (sin((1 - a) theta) / W)^((1 - a)/a).
+    sqrt(A) n is SaS(alpha, tau) for a normal n of variance 2 tau^2. With a = alpha/2, theta = pi u and W = -log v,
 
-    u, v: (...) float64 -> (...) float64.
+        A = sin(a theta) / sin(theta)^(1/a) * (sin((1 - a) theta) / W)^((1 - a)/a),    E exp(-s A) = exp(-s^(alpha/2))
+
+    Args:
+        u: Uniform numbers on (0, 1), of any shape, float64.
+        v: Uniform numbers on (0, 1), independent of u, of the same shape.
+        alpha: Tail index of the product, in [0.5, 2]; for 2, A is 1.
+
+    Returns:
+        Samples of A of the shape of u, float64.
 
     >>> subordinator(torch.tensor([0.3, 0.9]).double(), torch.tensor([0.2, 0.5]).double(), alpha=2).tolist()
     [1.0, 1.0]
@@ -135,10 +170,21 @@ def subordinator(u: Tensor, v: Tensor, alpha: float) -> Tensor:
 
 @typed
 def isotropic(n: int, alpha: float, tau: float, source: streams.Generator) -> Tensor:
-    """I.i.d. complex samples of the isotropic law whose real and imaginary parts are SaS(alpha, tau): (n,) complex128.
+    """Draw complex samples of the isotropic law whose real and imaginary parts are SaS(alpha, tau).
 
-    E exp(i Re(conj(w) Z)) = exp(-(tau |w|)^alpha): Z is sqrt(A) times a complex normal variable of variance 2 tau^2 in
-    each part. The parts are not independent: an impulse hits both. A sample takes four positions of the source.
+        E exp(i Re(conj(w) Z)) = exp(-(tau |w|)^alpha)
+
+    Z is sqrt(A) times a complex normal variable of variance 2 tau^2 in each part, with A from `subordinator`. The parts
+    are not independent: an impulse is large in both. A sample takes four positions of the source.
+
+    Args:
+        n: Number of samples.
+        alpha: Tail index, in [0.5, 2].
+        tau: Scale of each part, at least 0.
+        source: Source of the random numbers; advanced by 4 n positions.
+
+    Returns:
+        Samples, (n,) complex128.
 
     >>> z = isotropic(50_000, 1, 3.0, streams.generator(0, "noise", 0))
     >>> [round((x.abs() < 3).double().mean().item(), 2) for x in (z.real, (z * 1j**0.5).real)]  # at any angle
@@ -151,7 +197,17 @@ def isotropic(n: int, alpha: float, tau: float, source: streams.Generator) -> Te
 
 
 def pdf(x: Tensor, alpha: float, tau: float = 1.0) -> Tensor:
-    """The density at x, (1 / pi) int_0^inf cos(x t) exp(-(tau t)^alpha) dt: (...) -> (...) float64.
+    """Probability density of SaS(alpha, tau).
+
+        pdf(x) = (1 / pi) int_0^inf cos(x t) exp(-(tau t)^alpha) dt
+
+    Args:
+        x: Points, of any shape.
+        alpha: Tail index, in [0.5, 2].
+        tau: Scale, above 0.
+
+    Returns:
+        Densities at the points, float64.
 
     >>> round(math.pi * pdf(torch.tensor(1.0), alpha=1).item(), 9)  # Cauchy: 1 / (pi (1 + x^2))
     0.5
@@ -161,10 +217,19 @@ def pdf(x: Tensor, alpha: float, tau: float = 1.0) -> Tensor:
 
 
 def sf(x: Tensor, alpha: float, tau: float = 1.0) -> Tensor:
-    """P(X > x), accurate far into the tail: (...) -> (...) float64.
+    """Survival function P(X > x) of SaS(alpha, tau), accurate far into the tail.
 
-    For large x it is the series (1 / pi) sum_k (-1)^(k+1) Gamma(k alpha) / k! sin(pi k alpha / 2) (x / tau)^(-k alpha)
-    (Bergstrom, 1952).
+    For large x it is the sum over k = 1, 2, ... of (Bergstrom, 1952)
+
+        (-1)^(k + 1) Gamma(k alpha) / k! sin(pi k alpha / 2) (x / tau)^(-k alpha) / pi
+
+    Args:
+        x: Points, of any shape.
+        alpha: Tail index, in [0.5, 2].
+        tau: Scale, above 0.
+
+    Returns:
+        Probabilities, float64.
 
     >>> x = torch.tensor(1e12, dtype=torch.float64)
     >>> round((math.pi * x * sf(x, alpha=1)).item(), 9)  # Cauchy: 1 / (pi x)
@@ -176,18 +241,34 @@ def sf(x: Tensor, alpha: float, tau: float = 1.0) -> Tensor:
 
 
 def cdf(x: Tensor, alpha: float, tau: float = 1.0) -> Tensor:
-    """P(X <= x): (...) -> (...) float64.
+    """Cumulative distribution function P(X <= x) of SaS(alpha, tau).
 
-    >>> cdf(torch.tensor([-1.0, 0.0, 1.0]), alpha=1).numpy().round(9)   # Cauchy
+    Args:
+        x: Points, of any shape.
+        alpha: Tail index, in [0.5, 2].
+        tau: Scale, above 0.
+
+    Returns:
+        Probabilities, float64.
+
+    >>> cdf(torch.tensor([-1.0, 0.0, 1.0]), alpha=1).numpy().round(9)  # Cauchy
     array([0.25, 0.5 , 0.75])
     """
     return sf(-_real("x", x), alpha, tau)
 
 
 def score(x: Tensor, alpha: float, tau: float = 1.0) -> Tensor:
-    """Minus the derivative of the log-density, the optimal nonlinearity for a weak signal: (...) -> (...) float64.
+    """Score -pdf'(x) / pdf(x) of SaS(alpha, tau), the optimal nonlinearity for a weak signal.
 
-    -pdf'(x) / pdf(x): x / (2 tau^2) for the normal law, 2 x / (tau^2 + x^2) for the Cauchy law.
+    It is x / (2 tau^2) for the normal law and 2 x / (tau^2 + x^2) for the Cauchy law.
+
+    Args:
+        x: Points, of any shape.
+        alpha: Tail index, in [0.5, 2].
+        tau: Scale, above 0.
+
+    Returns:
+        Scores at the points, float64.
 
     >>> score(torch.tensor([1.0, 3.0]), alpha=1).numpy().round(6)
     array([1. , 0.6])
@@ -197,7 +278,15 @@ def score(x: Tensor, alpha: float, tau: float = 1.0) -> Tensor:
 
 
 def quantile(p: Tensor, alpha: float, tau: float = 1.0) -> Tensor:
-    """The x with P(X <= x) = p: (...) in [0, 1] -> (...) float64.
+    """Quantiles of SaS(alpha, tau): the x with P(X <= x) = p.
+
+    Args:
+        p: Probabilities in [0, 1], of any shape.
+        alpha: Tail index, in [0.5, 2].
+        tau: Scale, above 0.
+
+    Returns:
+        Quantiles, float64.
 
     >>> quantile(torch.tensor([0.5, 0.75]), alpha=1, tau=2.0).numpy().round(6)
     array([0., 2.])
@@ -340,13 +429,24 @@ def _contour(x: np.ndarray, alpha: float) -> np.ndarray:
 
 
 def estimate(x: Tensor) -> tuple[float, float]:
-    """Estimate (alpha, tau) from the empirical characteristic function of a sample, in two passes over it.
+    """Estimate alpha and tau from the empirical characteristic function phi of a sample.
 
-    The slope of log(-log phi(t)) over log t is alpha (Koutrouvelis, 1980). The points t = 1/8, 1/4, 1/2 and 1 over the
-    scale of the sample need one cosine per entry, since cos(2 a) = 2 cos(a)^2 - 1. A weak signal in the sample changes
-    phi little at such small t. The sample is centred at its median: (...) -> (alpha, tau).
+    The slope of log(-log phi(t)) over log t is alpha (Koutrouvelis, 1980). The sample is centred at its median. The
+    points t = 1/8, 1/4, 1/2 and 1 over the scale of the sample need one cosine per entry, since cos(2 a) = 2 cos(a)^2 -
+    1. At such small t, a weak signal in the sample changes phi little.
 
-    >>> [round(x, 1) for x in estimate(sample(100_000, 1.5, 0.3, streams.generator(0, "noise", 0)))]
+    Args:
+        x: Sample of at least two finite entries, of any shape.
+
+    Returns:
+        The estimates of alpha and tau.
+
+    Raises:
+        InputError: The sample has fewer than two entries, an entry that is not finite, or equal entries only
+            (`invalid-sample`).
+
+    >>> x = sample(100_000, alpha=1.5, tau=0.3, generator=streams.generator(0, "noise", 0))
+    >>> [round(estimated, 1) for estimated in estimate(x)]
     [1.5, 0.3]
     """
     x = x if isinstance(x, Tensor) and x.is_floating_point() else _real("x", x)

@@ -44,9 +44,20 @@ def _mix(z: Tensor, key: int | Tensor) -> Tensor:
 
 
 def open_unit(bits: Tensor) -> Tensor:
-    """The top 52 of 64 random bits as a float64 in the open interval (0, 1), symmetric about 1/2.
+    """Convert 64 random bits to a uniform number in the open interval (0, 1).
 
-    52 bits, not 53: the half step that excludes both end points must be representable.
+    The top 52 bits give (bits + 1/2) / 2^52, symmetric about 1/2: with 53 bits, the half step that excludes both end
+    points would not be representable in float64.
+
+    Args:
+        bits: Random bits, of any shape, int64.
+
+    Returns:
+        Uniform numbers of the same shape, float64.
+
+    >>> x = open_unit(torch.tensor([0, -1]))  # the smallest and the largest number
+    >>> bool((0 < x).all() and (x < 1).all())
+    True
     """
     if not isinstance(bits, Tensor) or bits.dtype != torch.int64:
         text = f"bits must be a tensor of int64: got {short_repr(bits)}"
@@ -56,7 +67,19 @@ def open_unit(bits: Tensor) -> Tensor:
 
 @typed
 def box_muller(uniforms: Tensor) -> Tensor:
-    """Standard normal numbers from pairs of uniforms: (..., 2) -> (...)."""
+    """Convert pairs of uniform numbers to standard normal numbers (Box and Muller, 1958).
+
+        z = sqrt(-2 log u) cos(2 pi v)
+
+    Args:
+        uniforms: Pairs (u, v) of numbers in (0, 1), (..., 2).
+
+    Returns:
+        Standard normal numbers, (...).
+
+    >>> box_muller(torch.tensor([[0.5, 0.25], [0.5, 0.5]]).double()).numpy().round(4)
+    array([ 0.    , -1.1774])
+    """
     if uniforms.shape[-1:] != (2,) or not uniforms.is_floating_point():
         text = f"uniforms must be real, of shape (..., 2): got {uniforms.dtype} {tuple(uniforms.shape)}"
         raise InputError(text, code="wrong-shape", name="uniforms", shape=tuple(uniforms.shape))
@@ -69,7 +92,18 @@ class Generator:
 
     The hash is SplitMix64 (Steele, Lea and Flood, 2014) of the position, with a second key word between its two
     multiplications, so that streams whose counters overlap still differ. Successive calls use successive positions:
-    drawing n and then m numbers gives the same numbers as drawing n + m.
+    drawing n and then m numbers gives the same numbers as drawing n + m. `generator` makes the generator of a named
+    stream.
+
+    Args:
+        key: Two 64-bit words of the key.
+        device: Device of the random numbers.
+        name: Seed, stream and index of a named stream; None for a generator without a name.
+
+    >>> source = Generator((1, 2))
+    >>> first, second = source.uniform(2), source.uniform(3)
+    >>> torch.cat([first, second]).equal(Generator((1, 2)).uniform(5))
+    True
     """
 
     def __init__(self, key: tuple[int, int], device: torch.device | str = "cpu", name: Name | None = None):
@@ -80,11 +114,11 @@ class Generator:
 
     @property
     def round(self) -> int:
-        """The round of this generator: the first index of its stream."""
+        """The round of this generator, which is the first index of its stream."""
         return self._named()[2][0]
 
     def at(self, k: int, stream: str | None = None) -> "Generator":
-        """The generator of round k, of the same stream or of another one with this seed, at its start.
+        """Return the generator of round k, of the same stream or of another one with this seed, at its start.
 
         Noise and fading with memory use it to recompute earlier rounds.
 
@@ -95,7 +129,7 @@ class Generator:
         return generator(seed, stream or same_stream, k, *rest, device=self.device)
 
     def substream(self, name: str) -> "Generator":
-        """An independent stream for the same round and client; draws from one do not affect the other.
+        """Return an independent stream for the same round and client; draws from one do not affect the other.
 
         >>> source = generator(0, "participation", 7)
         >>> source.substream("dropout").uniform(2).equal(source.uniform(2))
@@ -105,44 +139,59 @@ class Generator:
         return generator(seed, f"{stream}/{name}", *index, device=self.device)
 
     def _named(self) -> Name:
+        """Return the name of this generator, which must have a round."""
         if self.name is None or not self.name[2]:
             text = "this generator belongs to no round: create it with generator(seed, stream, k)"
             raise InputError(text, code="unnamed-generator")
         return self.name
 
     def ahead(self, positions: int) -> "Generator":
-        """A copy of this generator, advanced by a number of positions."""
+        """Return a copy of this generator, advanced by a number of positions."""
         copy = Generator(self.key, self.device, self.name)
         copy.position = self.position + positions
         return copy
 
     def bits(self, n: int) -> Tensor:
-        """64 random bits for each of the next n positions: (n,) int64."""
+        """Draw 64 random bits for each of the next n positions: (n,) int64."""
         z = torch.arange(self.position + 1, self.position + n + 1, device=self.device)
         self.position += n
         return _mix(z.mul_(_GAMMA).add_(self.key[0]), self.key[1])
 
     def uniform(self, *shape: int) -> Tensor:
-        """Float64 in the open interval (0, 1)."""
+        """Draw uniform numbers in the open interval (0, 1): (*shape) float64."""
         return open_unit(self.bits(math.prod(shape))).reshape(shape)
 
     def normal(self, *shape: int) -> Tensor:
-        """Standard normal numbers in float64 (Box and Muller); each entry uses two positions."""
+        """Draw standard normal numbers (Box and Muller): (*shape) float64. Each entry uses two positions."""
         return box_muller(self.uniform(*shape, 2))
 
     def permutation(self, n: int) -> Tensor:
-        """A random order of 0 ... n-1: (n,) int64."""
+        """Draw a random order of 0 ... n-1: (n,) int64."""
         return self.bits(n).sort(stable=True).indices
 
     def numpy(self) -> np.random.Generator:
-        """A numpy generator with this key, for computations on the host."""
+        """Return a numpy generator with this key, for computations on the host."""
         return np.random.Generator(np.random.Philox(key=[k % (1 << 64) for k in self.key]))
 
 
 def generator(seed: int, stream: str, *index: int, device: torch.device | str = "cpu") -> Generator:
-    """The generator of one named stream: `generator(seed, "noise", k)` is the noise of round k.
+    """Create the generator of a named stream.
 
-    >>> generator(0, "noise", 3).permutation(4).tolist() == generator(0, "noise", 3).permutation(4).tolist()
+    `generator(seed, "noise", k)` gives the noise of round k, in every process and on every device.
+
+    Args:
+        seed: Seed of the experiment.
+        stream: Name of the stream, such as "noise".
+        *index: Round of the stream, and the client for a stream of a client.
+        device: Device of the random numbers.
+
+    Returns:
+        The generator at the start of its stream.
+
+    Raises:
+        InputError: An argument is not of its type (`invalid-stream`).
+
+    >>> generator(0, "noise", 3).permutation(4).equal(generator(0, "noise", 3).permutation(4))
     True
     """
     try:
@@ -161,7 +210,19 @@ def generator(seed: int, stream: str, *index: int, device: torch.device | str = 
 
 @typed
 def first_bits(sources: Sequence[Generator], n: int) -> Tensor:
-    """The result of `bits(n)` for each of N new generators, computed together on the host: (N, n)."""
+    """Compute `bits(n)` of N new generators together, on the host.
+
+    Args:
+        sources: New generators, at least one.
+        n: Number of positions of each generator.
+
+    Returns:
+        Random bits, (N, n) int64. The generators are not advanced.
+
+    >>> sources = [generator(0, "batches", 3, client) for client in range(5)]
+    >>> first_bits(sources, 2)[4].equal(sources[4].bits(2))
+    True
+    """
     if not sources or not all(isinstance(source, Generator) for source in sources):
         text = f"sources must be generators, at least one: got {short_repr(sources)}"
         raise InputError(text, code="wrong-type", name="sources", value=sources)
@@ -172,7 +233,22 @@ def first_bits(sources: Sequence[Generator], n: int) -> Tensor:
 
 @typed
 def uniform(shape: tuple[int, ...], source: Generator | torch.Generator | None, device: torch.device | str) -> Tensor:
-    """Float64 in the open interval (0, 1) from a stream, from a torch generator, or from torch's global one."""
+    """Draw uniform numbers in the open interval (0, 1) from any kind of generator.
+
+    Args:
+        shape: Shape of the result.
+        source: A generator of this module or of torch; None for torch's global generator.
+        device: Device of the result, for a generator of torch.
+
+    Returns:
+        Uniform numbers of this shape, float64.
+
+    Raises:
+        InputError: torch cannot draw on this device with this generator (`cannot-draw`).
+
+    >>> uniform((2, 3), torch.Generator().manual_seed(0), "cpu").shape
+    torch.Size([2, 3])
+    """
     for side in shape:
         integer("shape", side, 0)
     if isinstance(source, Generator):
@@ -193,12 +269,18 @@ def in_pieces(fill: Callable[[Tensor, int, Generator], None], out: Tensor, each:
 
     Args:
         fill: Called as fill(piece, start, source); fills the piece of `out` that starts at entry `start`.
-        out: The vector, (n,).
+        out: The vector to fill, (n,).
         each: Positions of the source per entry.
         source: Source of the random numbers; advanced by n * each positions.
 
     Returns:
         `out`.
+
+    >>> def fill(piece, start, source):
+    ...     piece.copy_(source.uniform(len(piece)))
+    >>> x = in_pieces(fill, torch.empty(1_000_000).double(), each=1, source=generator(0, "noise", 3))
+    >>> x.equal(generator(0, "noise", 3).uniform(1_000_000))
+    True
     """
     if out.ndim != 1:
         text = f"out must be a vector: got a tensor of shape {tuple(out.shape)}"

@@ -1,7 +1,7 @@
-"""The paper's results and consequences of the stable law: Lemma 1, Theorem 1, and the best threshold.
+"""Results of the paper and of the stable law: Lemma 1, Theorem 1, and the best threshold.
 
-Where the paper has a slip, form="printed" is the paper's formula and form="corrected" the one that its proof gives;
-docs/theory.md derives the corrected form.
+Some formulas of the paper contain errors. There, form="printed" is the formula of the paper, and form="corrected" the
+formula that follows from its proof. docs/theory.md derives the corrected forms.
 """
 
 import math
@@ -28,14 +28,26 @@ T = TypeVar("T")
 
 
 class ValueWithNotes(NamedTuple):
-    """A value with notes on it, such as a violated condition."""
+    """A value, and notes such as the name of a violated condition."""
 
-    value: float
-    notes: tuple[str, ...] = ()
+    value: float  # the value itself
+    notes: tuple[str, ...] = ()  # violated conditions and approximations, in words
 
 
 def tail_constant(alpha: float) -> float:
-    """C_alpha of P(|X| > x) ~ C_alpha (tau / x)^alpha, which Lemma 1 leaves out: 0.399 at alpha = 1.5."""
+    """Tail constant C_alpha of the stable law, which Lemma 1 leaves out.
+
+        P(|X| > x) ~ C_alpha (tau / x)^alpha,    C_alpha = (2 / pi) Gamma(alpha) sin(pi alpha / 2)
+
+    Args:
+        alpha: Tail index, in [0.5, 2].
+
+    Returns:
+        C_alpha, which vanishes at alpha = 2.
+
+    >>> round(tail_constant(1.5), 3)
+    0.399
+    """
     alpha = number("alpha", alpha, *stable.ALPHA)
     return 2 / math.pi * math.gamma(alpha) * math.sin(math.pi * alpha / 2)
 
@@ -59,18 +71,32 @@ def unclipped(C: float, alpha: float, tau: float, G: float = 0.0, form: str = "e
     """Lemma 1: the probability p_C that an entry stays unclipped at threshold C.
 
     - "printed": 1 - (tau / C)^alpha.
-    - "corrected": 1 - C_alpha (tau / (C - sqrt2 G))^alpha, to leading order, with the tail constant and the gradient's
-      range. Where the relative error of the clipping probability exceeds 0.1, as for C below about 8 tau and for
+    - "corrected": 1 - C_alpha (tau / (C - sqrt2 G))^alpha, to leading order, with the `tail_constant` and the range of
+      the gradient. If the relative error of the clipping probability exceeds 0.1, as for C below about 8 tau and for
       alpha = 2, the value is the exact one, and a note reports it.
-    - "exact": P(|xi| <= C - sqrt2 G). This is a lower bound: between C - sqrt2 G and C + sqrt2 G it depends on the
-      gradient whether an entry is clipped.
+    - "exact": P(|xi| <= C - sqrt2 G). This is a lower bound: between C - sqrt2 G and C + sqrt2 G the gradient decides
+      whether an entry is clipped.
 
     Args:
-        C: Threshold.
-        alpha: Tail index of the interference.
-        tau: Scale of the interference.
+        C: Clipping threshold, above 0.
+        alpha: Tail index of the interference, in [0.5, 2].
+        tau: Scale of the interference, at least 0.
         G: Bound on the norm of every client's gradient.
         form: "printed", "corrected" or "exact".
+
+    Returns:
+        The probability, with notes on violated conditions.
+
+    Raises:
+        InputError: A number is too large or too small to compute with (`float-overflow`).
+
+    >>> for form in FORMS:
+    ...     print(form, round(unclipped(C=1.0, alpha=1.5, tau=0.1, form=form).value, 4))
+    printed 0.9684
+    corrected 0.9874
+    exact 0.9867
+    >>> unclipped(C=0.5, alpha=1.5, tau=0.1, G=1.0).notes
+    ('C > sqrt2 G is violated: 0.5 <= 1.41421',)
     """
     C, G = positive("C", C), number("G", G, 0.0)
     alpha, tau = stable.check(alpha, tau)
@@ -100,21 +126,34 @@ def bound(
 ) -> ValueWithNotes:  # fmt: skip
     """Theorem 1: the bound on the mean over the rounds of E|grad f(w_k)|^2.
 
-    - "printed": 2 gap / (K p (2 - eta L) eta) + eta^2 d L / 2 (p (C / sqrt2 - G)^2 + (1 - p) C^2), p as printed.
-    - "corrected": 2 gap / (K p (2 - eta L) eta) + eta d L B / (p (2 - eta L)), p exact,
-      B = p (C - sqrt2 G)^2 + (1 - p) C^2.
+    - "printed": 2 gap / (K p (2 - eta L) eta) + eta^2 d L / 2 (p (C / sqrt2 - G)^2 + (1 - p) C^2), with p as printed.
+    - "corrected": 2 gap / (K p (2 - eta L) eta) + eta d L B / (p (2 - eta L)), with the exact p and B = p (C - sqrt2
+      G)^2 + (1 - p) C^2.
 
     Args:
         rounds: Number of rounds K.
-        C: Threshold.
-        alpha: Tail index of the interference.
-        tau: Scale of the interference.
+        C: Clipping threshold, above 0.
+        alpha: Tail index of the interference, in [0.5, 2].
+        tau: Scale of the interference, at least 0.
         eta: Step size.
         L: Smoothness of the objective.
         G: Bound on the norm of every client's gradient.
-        d: Number of entries.
+        d: Number of entries of the gradient.
         gap: f(w_0) - f(w*).
         form: "printed" or "corrected".
+
+    Returns:
+        The bound, with notes on violated conditions; inf if there is no bound.
+
+    Raises:
+        InputError: A number is too large or too small to compute with (`float-overflow`).
+
+    >>> value, notes = bound(100, C=1.0, alpha=1.5, tau=0.1, eta=0.03, L=10.0, G=0.5, d=100)
+    >>> round(value, 2), notes
+    (4.09, ())
+    >>> value, notes = bound(100, C=1.0, alpha=1.5, tau=0.1, eta=0.3, L=10.0, G=0.5, d=100)
+    >>> value, notes[0]
+    (inf, 'eta < 2 / L is violated: 0.3 >= 0.2')
     """
     rounds, d = integer("rounds", rounds, 1), integer("d", d, 1)
     eta, L, G, gap = positive("eta", eta), positive("L", L), number("G", G, 0.0), number("gap", gap, 0.0)
@@ -140,17 +179,29 @@ def _strata(alpha: float, n: int) -> tuple[Tensor, Tensor]:
 
 @_within_floats
 def efficacy(rule: ReceiverLike, alpha: float, tau: float = 1.0, n: int = 100_001) -> float:
-    """(E psi')^2 / E psi^2 of a rule under SaS(alpha, tau): the weak signal that it preserves, relative to the noise.
+    """Efficacy (E psi')^2 / E psi^2 of a rule psi under SaS(alpha, tau).
 
-    The SNR of an entry after the rule is the efficacy times its squared signal. E psi' is computed as E[psi score],
-    which needs no derivative of the rule. A rule that is linear in an impulse (none, gnc) has efficacy 0 below
-    alpha = 2; a finite n gives a small number.
+    The efficacy measures how much of a weak signal the rule preserves, relative to the interference: the SNR of an
+    entry after the rule is the efficacy times its squared signal. E psi' is computed as E[psi score], which needs no
+    derivative of the rule. A rule that is linear in an impulse (none, gnc) has efficacy 0 below alpha = 2; a finite n
+    gives a small number.
 
     Args:
         rule: Receiver psi, (n,) -> (n,).
-        alpha: Tail index of the interference.
-        tau: Scale of the interference.
-        n: Number of strata that represent the law.
+        alpha: Tail index of the interference, in [0.5, 2].
+        tau: Scale of the interference, above 0.
+        n: Number of equally likely values that represent the law.
+
+    Returns:
+        The efficacy, at most `fisher(alpha, tau)`.
+
+    Raises:
+        InputError: The rule returns a tensor of another shape (`wrong-shape`), or a number is too large or too small to
+            compute with (`float-overflow`).
+
+    >>> from stableair.receivers import cauchy, sign
+    >>> [round(efficacy(rule, alpha=1), 3) for rule in (clip(0.5), sign(1.0), cauchy(1.0))]  # cauchy(1.0) is optimal
+    [0.437, 0.405, 0.5]
     """
     x, score = _strata(number("alpha", alpha, *stable.ALPHA), integer("n", n, 1, MAX_STRATA))
     psi = check_shape("rule", as_receiver(rule)(positive("tau", tau) * x), n)
@@ -159,13 +210,34 @@ def efficacy(rule: ReceiverLike, alpha: float, tau: float = 1.0, n: int = 100_00
 
 @_within_floats
 def fisher(alpha: float, tau: float = 1.0, n: int = 100_001) -> float:
-    """The Fisher information E score^2, the highest efficacy of any rule."""
+    """Fisher information E score^2 of the location of SaS(alpha, tau), the highest efficacy of any rule.
+
+    Args:
+        alpha: Tail index of the interference, in [0.5, 2].
+        tau: Scale of the interference, above 0.
+        n: Number of equally likely values that represent the law.
+
+    Returns:
+        The Fisher information.
+
+    Raises:
+        InputError: A number is too large or too small to compute with (`float-overflow`).
+
+    >>> round(fisher(alpha=1, tau=1.0), 3)  # Cauchy: 1 / (2 tau^2)
+    0.5
+    """
     _, score = _strata(number("alpha", alpha, *stable.ALPHA), integer("n", n, 1, MAX_STRATA))
     return score.square().mean().item() / positive("tau", tau) ** 2
 
 
 def best_threshold(alpha: float) -> float:
-    """C*(alpha) in units of tau: the threshold whose clipping has the highest efficacy; infinite for the normal law.
+    """Threshold C* in units of tau whose clipping has the highest efficacy for a weak signal.
+
+    Args:
+        alpha: Tail index of the interference, in [0.5, 2].
+
+    Returns:
+        C* / tau; inf for the normal law, alpha = 2.
 
     >>> round(best_threshold(1.5), 2)
     1.25

@@ -47,7 +47,7 @@ def choice(name: str, value: object, allowed: Iterable[str]) -> str:
 
 
 def short_repr(value: object) -> str:
-    """Return the text of a value for an error message: one line of at most about 100 characters."""
+    """Return a value as text for an error message: one line of at most about 100 characters."""
     try:
         text = " ".join(repr(value).split())
     except ValueError:  # Python writes no integers of more than 4,300 digits
@@ -57,7 +57,7 @@ def short_repr(value: object) -> str:
 
 
 def count_digits(number: int) -> int:
-    """Return the number of decimal digits of an integer, also of one that Python does not convert to text.
+    """Return the number of decimal digits of an integer, also beyond Python's limit of 4,300 digits.
 
     >>> count_digits(-120), count_digits(10**5000)
     (3, 5001)

@@ -47,7 +47,7 @@ def test_received_values_have_the_documented_shapes(make):
     assert (got.g.dtype, got.noise.dtype, got.clean.dtype) == (torch.float32, torch.float32, torch.float64)
     assert (got.senders, got.divisor, got.loss.item(), got.pilot) == (5, 5, 2, None)
     assert got.g.isfinite().all()
-    assert got.uses > 0
+    assert got.resources.symbols > 0
 
 
 def test_a_round_is_a_function_of_its_draw_and_chunks_change_no_bit(make):
@@ -169,4 +169,4 @@ def test_a_gpu_receives_what_a_cpu_receives(make, cuda):
     )
     assert there.g.device.type == "cuda"
     torch.testing.assert_close(there.g.cpu(), here.g, rtol=1e-4, atol=1e-4)
-    assert there.uses == here.uses
+    assert there.resources.symbols == here.resources.symbols

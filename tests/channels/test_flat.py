@@ -249,7 +249,7 @@ def test_a_stated_divisor_divides_the_payloads_and_nothing_else():
 
 def test_two_real_entries_and_two_pilots_take_a_symbol_each():
     loud = Flat(fading.one("unit()")(), noise.one("none()")(), pilots=4)
-    assert loud.superpose(uploads(torch.ones(3, 6)), loud.draw(3, torch.arange(3), 6, 0, 0)).uses == 5
+    assert loud.superpose(uploads(torch.ones(3, 6)), loud.draw(3, torch.arange(3), 6, 0, 0)).resources.symbols == 5
 
 
 @pytest.mark.parametrize("fades", ["rayleigh()", "block(entries=7)"])

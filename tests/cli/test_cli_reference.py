@@ -30,6 +30,12 @@ def test_list_shows_types_and_knows_every_kind(command):
     assert set(KINDS) == set(sa.spec.REGISTRIES)
 
 
+def test_the_list_of_a_kind_describes_the_arguments(command):
+    description = "      C: Blanking threshold, above 0.\n"
+    assert description in command("list", "receivers")[1]
+    assert description not in command("list")[1]
+
+
 def test_list_works_without_earlier_commands():
     words = [sys.executable, "-m", "stableair", "list"]
     done = subprocess.run(words, capture_output=True, text=True, check=False)

@@ -113,7 +113,7 @@ def test_every_option_that_is_hinted_at_exists():
 def test_an_unknown_component_hints_at_plugins(command, words):
     code, _, errors = command(*words)
     assert code == 2
-    assert errors.endswith("; a component of your own needs --plugin FILE.py\n")
+    assert errors.endswith("; a custom component needs --plugin FILE.py\n")
 
 
 @pytest.mark.parametrize("words", [["--debug", "run", "rounds=0"], ["run", "rounds=0", "--debug"]])

@@ -1,11 +1,11 @@
 """The generated tables of the reference: complete, and readable as Markdown."""
 
 import re
-import sys
 
 import pytest
 
 from helpers import ROOT
+from helpers.pages import docs_module
 from stableair.cli.main import COMMANDS
 from stableair.experiment import COMPONENT_SETTINGS, NESTED_COMPONENTS, SETTING_FIELDS, registry
 
@@ -14,12 +14,7 @@ TESTED_CODE = re.compile(r"""(?:code == |refused\(\s*)["']([a-z]+(?:-[a-z]+)+)["
 
 @pytest.fixture(scope="module")
 def tables():
-    sys.path.insert(0, str(ROOT / "docs"))
-    try:
-        import reference_tables
-    finally:
-        sys.path.remove(str(ROOT / "docs"))
-    return {name: list(lines()) for name, lines in reference_tables.TABLES.items()}
+    return {name: list(lines()) for name, lines in docs_module("reference_tables").TABLES.items()}
 
 
 def first_cells(lines):
@@ -33,6 +28,13 @@ def test_every_setting_is_listed(tables):
 def test_every_component_is_listed(tables):
     listed = set(first_cells(tables["components"]))
     assert {entry.name for field in COMPONENT_SETTINGS | NESTED_COMPONENTS for entry in registry(field)} <= listed
+
+
+def test_every_argument_of_a_component_is_listed_with_its_description(tables):
+    text = "\n".join(tables["components"])
+    assert "<br>`beta: float`: Concentration, above 0; the paper's is 0.3." in text
+    for field in COMPONENT_SETTINGS | NESTED_COMPONENTS:
+        assert all(f"<br>`{typed}`: " in text for entry in registry(field) for typed in entry.typed_parameters.values())
 
 
 def test_every_command_and_option_is_listed(tables):

@@ -41,7 +41,7 @@ def test_a_chunk_that_memory_has_halved_is_recorded_and_kept(tiny, tmp_path, mon
     assert [e["chunk"] for e in recorded_engines(tmp_path / "a")] == [2]
     told = []
     sa.run(tiny, tmp_path / "a", resume=True, callbacks=[Hooks(start=told.append)])
-    assert (told[0]["chunk"], told[0]["why"]) == (2, "as the rounds before")
+    assert (told[0]["chunk"], told[0]["why"]) == (2, "as in the earlier rounds")
 
 
 def test_out_of_memory_elsewhere_is_one_line(tiny, monkeypatch):

@@ -19,7 +19,6 @@ from stableair.models import model
 
 def test_the_trial_taps_what_the_steps_will(monkeypatch):
     sim = around(Reused().double(), (9, 4, 7))
-    monkeypatch.setattr(stableair.engine.worker, "taps_dense", lambda device: True)
     assert choose(sim, "auto").engine == "stacked"
     monkeypatch.setattr(stableair.engine.stacked, "Tap", lambda weight, x, output: Tap(weight, 2 * x, output))
     assert choose(sim, "auto").engine == "vmapped", "what is tapped is wrong"

@@ -11,7 +11,6 @@ from torch import nn
 from torch.nn import functional as F
 
 import stableair as sa
-import stableair.engine
 from helpers.engine import MODELS, Reused, agree, around, built, reference, stacked, uploads
 from stableair.algorithm import simulate
 from stableair.builder import build
@@ -39,8 +38,7 @@ def test_every_upload_is_the_references(spec, sizes):
 
 
 @pytest.mark.parametrize("spec", ["logistic()", "mlp(width=5, depth=2)", "cnn(width=7)", "reused", "weight", "bias"])
-def test_a_dense_layer_that_is_tapped_takes_the_references_steps(spec, monkeypatch):
-    """As on a GPU, where the gradients of its weights are not stored."""
+def test_a_dense_layer_that_is_tapped_takes_the_references_steps(spec):
     data, sizes = synthetic(samples=34, classes=3, shape=(3, 8, 8)), [9, 4, 2, 13, 6]
     torch.manual_seed(0)
     frozen = spec in ("weight", "bias")
@@ -48,7 +46,6 @@ def test_a_dense_layer_that_is_tapped_takes_the_references_steps(spec, monkeypat
     for name, p in module.named_parameters():
         p.requires_grad_(not name.endswith(spec))
     slow = reference(module.double(), data, sizes)
-    monkeypatch.setattr(stableair.engine.worker, "taps_dense", lambda device: True)
     agree(slow, stacked(slow), state(module))
 
 

@@ -91,15 +91,6 @@ def test_frozen_and_unused_parameters(rule):
     assert not uploads(fast, start)[0][:, 192 * 4 : 192 * 4 + 4].any()
 
 
-def test_the_rule_gets_the_gradients_of_dense_layers_on_a_gpu_too(monkeypatch):
-    """Where plain SGD taps these layers and stores no gradient of their weights."""
-    monkeypatch.setattr("stableair.engine.worker.taps_dense", lambda device: True)
-    for rule in ("sgd(momentum=0.9)", "sgd()"):
-        train = slow(rule=rule)
-        module = train.work.module
-        agree(train, StackedTrainer(train.work, Stacked(module), "fp32", 3), state(module))
-
-
 def test_label_smoothing_is_in_the_loss_of_every_engine():
     train = slow(label_smoothing=0.3)
     module, start = train.work.module, state(train.work.module)

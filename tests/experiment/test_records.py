@@ -34,7 +34,7 @@ CHANGES = {
     "server": "momentum(beta=0.5)",
     "participation": "sample(m=3)",
     "evaluate": "validation", "norm_stats": "batch", "average": 0.8, "snr_blocks": "layer",
-    "device": "cpu", "engine": "reference", "precision": "bf16", "chunk": 3,
+    "device": "cpu", "engine": "reference", "precision": "bf16", "chunk": 3, "bandwidth": 2e7, "symbol_energy": 1e-9,
 }  # fmt: skip
 # Ids of version 0.2.0, at commit 56dc272: if one of them changes, existing runs belong to no experiment.
 PRESET_IDS = {

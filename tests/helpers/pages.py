@@ -1,7 +1,10 @@
 """The pages of the documentation: their blocks of code and their commands."""
 
 import re
+import sys
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 from helpers import ROOT
 
@@ -20,3 +23,12 @@ def blocks(page: Path, language: str) -> list[str]:
 def commands(page: Path) -> list[str]:
     typed = [line for text in blocks(page, "sh") for line in text.splitlines() if line.startswith("stableair ")]
     return typed + re.findall(r"`(stableair run [^`]*my_rule.py)`", page.read_text())
+
+
+def docs_module(name: str) -> ModuleType:
+    """A module of docs/, such as reference_tables."""
+    sys.path.insert(0, str(ROOT / "docs"))
+    try:
+        return import_module(name)
+    finally:
+        sys.path.remove(str(ROOT / "docs"))

@@ -35,7 +35,8 @@ def test_a_run_is_a_folder(tiny, tmp_path):
     assert [line["round"] for line in lines] == [0, 1, 2, 3]
     assert list(lines[0]) == [
         "round", "test/accuracy", "test/loss", "train/loss", "channel/snr_db", "gradient/norm",
-        "clip/fraction", "channel/senders", "channel/uses", "seconds", "checksum",
+        "clip/fraction", "channel/senders", "channel/uses", "channel/seconds", "channel/energy_mean",
+        "channel/energy_max", "channel/bits", "seconds", "checksum",
     ]  # fmt: skip
     assert json.loads((result.folder / ENVIRONMENT).read_text())[0]["torch"] == torch.__version__
     assert same(load(result.folder), result)

@@ -89,5 +89,5 @@ def test_ctrl_c_ends_the_command_with_one_line(tmp_path):
         os.kill(process.pid, signal.SIGINT)
         started = time.monotonic()
         out, errors = process.communicate(timeout=20)
-    assert (process.returncode, out, errors) == (130, "", "stopped; the runs go on\n")
+    assert (process.returncode, out, errors) == (130, "", "stopped; the runs continue\n")
     assert time.monotonic() - started < 10

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from stableair.channels.registries import aggregator, channel, make_part, quantizer
 from stableair.channels.superposition import accumulate, side_link
-from stableair.contracts import Aggregator, ChannelFactory, Message, Quantizer, Received, Upload
+from stableair.contracts import Aggregator, ChannelFactory, Message, Quantizer, Received, Resources, Upload
 from stableair.errors import InputError, ResourceError
 from stableair.memory import unchanged
 from stableair.streams import Generator, generator
@@ -145,7 +145,7 @@ class Digital:
         scales: list[float] = []
         bits = 0.0
 
-        def transmit(client: int, u: Tensor) -> None:
+        def transmit(client: int, u: Tensor) -> float:
             nonlocal bits
             with unchanged("quantizer", u, setting="channel"):
                 message = self.quantizer.quantize(u, draw.sources[client].ahead(0))
@@ -155,14 +155,15 @@ class Digital:
                 scales.append(message.scale)
             else:
                 summed.add_(message.levels, alpha=message.scale)
+            return message.bits / self.rate  # symbols of modulus 1
 
         gains = dict.fromkeys(draw.sources, 1.0)
         total = accumulate(uploads, gains, draw.d, draw.k, draw.device, transmit=transmit)
         n = self.divisor or max(total.senders, 1)
         g = (aggregate_slices(self.aggregator, levels, scales) if levels else summed / n).to(total.dtype)
         stats, loss = side_link(total, self.norms)
-        uses = bits / self.rate
-        return Received(g, stats, total.clean / n, loss, torch.zeros_like(g), total.senders, n, None, uses)
+        used = Resources(bits / self.rate, total.energies, bits)
+        return Received(g, stats, total.clean / n, loss, torch.zeros_like(g), total.senders, n, None, used)
 
 
 def enough_clients(aggregator: Aggregator, k: int, senders: int, clients: int) -> bool:

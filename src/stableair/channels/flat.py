@@ -107,8 +107,8 @@ class Flat:
         total = self.reduce(self.accumulate(uploads, draw), len(draw.xi))
         xi, pilot = (self._scaled(noise, total) for noise in (draw.xi, draw.pilot))
         assert xi is not None
-        uses = (len(xi) + self.pilots) / 2  # two real entries per complex symbol
-        return finish(total, xi, pilot, uses=uses, norms=self.norms, divisor=self.divisor, noise_on=self.noise_on)
+        symbols = (len(xi) + self.pilots) / 2  # two real entries per complex symbol
+        return finish(total, xi, pilot, symbols=symbols, norms=self.norms, divisor=self.divisor, noise_on=self.noise_on)
 
     def accumulate(self, uploads: Iterable[Upload], draw: FlatDraw) -> Accumulated:
         """sum_n h_n u_n and sum_n u_n over this process's slice of the vector, in float64."""

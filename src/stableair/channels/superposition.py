@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import torch
 from torch import Tensor
 
-from stableair.contracts import Accumulated, Fading, Gain, Received, Upload
+from stableair.contracts import Accumulated, Fading, Gain, Received, Resources, Upload
 from stableair.errors import InputError, NonFiniteUpload
 from stableair.streams import generator
 from stableair.vector import Layout, check_shape, pooled
@@ -41,7 +41,7 @@ def accumulate(
     k: int,
     device: torch.device,
     entries: slice | None = None,
-    transmit: Callable[[int, Tensor], None] | None = None,
+    transmit: Callable[[int, Tensor], float] | None = None,
 ) -> Accumulated:
     """Sum the uploads of round k, client by client in a fixed order, so that the result does not depend on the chunks.
 
@@ -55,7 +55,8 @@ def accumulate(
         k: The round, for error messages.
         device: Device of the payloads.
         entries: Entries of the vector that the payloads hold; None for all d.
-        transmit: Called as transmit(client, u) in place of adding gain times u to `faded`, which then stays zero.
+        transmit: Called as transmit(client, u) in place of adding gain times u to `faded`, which then stays zero. It
+            returns the energy of the client's signal; without it this is the energy of the payload, |u|^2.
 
     Raises:
         NonFiniteUpload: An upload is not finite.
@@ -63,22 +64,24 @@ def accumulate(
     entries = slice(0, d) if entries is None else entries
     faded, clean = torch.zeros(2, entries.stop - entries.start, dtype=torch.float64, device=device)
     stats = loss = torch.zeros((), dtype=torch.float64, device=device)
-    max_norm, senders, dtype = 0.0, 0, torch.float32
+    max_norm, dtype = 0.0, torch.float32
+    energies: list[float] = []
     for upload in _finite_chunks(uploads, k):
         norms = upload.norms().tolist()
         for i, client in enumerate(upload.clients.tolist()):
             if client not in gains:
                 continue
             if transmit:
-                transmit(client, upload.update[i])
+                energies.append(transmit(client, upload.update[i]))
             else:
                 _add_faded(faded, gains[client], upload.update[i], d, entries)
+                energies.append(norms[i] ** 2)
             clean.add_(upload.update[i])
             stats, loss = stats + upload.stats[i].double(), loss + upload.loss[i].double()
-            max_norm, senders = max(max_norm, norms[i]), senders + 1
+            max_norm = max(max_norm, norms[i])
         dtype = upload.update.dtype
         del upload  # free the chunk before the next one is computed
-    return Accumulated(faded, clean, stats, loss, max_norm, senders, dtype)
+    return Accumulated(faded, clean, stats, loss, max_norm, len(energies), dtype, tuple(energies))
 
 
 def _finite_chunks(uploads: Iterable[Upload], k: int) -> Iterator[Upload]:
@@ -104,7 +107,7 @@ def finish(
     xi: Tensor,
     pilot: Tensor | None,
     *,
-    uses: float,
+    symbols: float,
     norms: Layout,
     divisor: float | None = None,
     noise_on: str = "mean",
@@ -115,7 +118,7 @@ def finish(
         total: Sums over all senders.
         xi: Interference (d,).
         pilot: Noise-only symbols, if any.
-        uses: Complex channel uses of the round.
+        symbols: Complex symbols of the round.
         norms: Layout of the norm buffers.
         divisor: Divisor of the sum; None for the number of senders.
         noise_on: "mean" adds xi to the mean; "sum" adds it to the sum, so that xi is divided as well.
@@ -132,7 +135,8 @@ def finish(
         text = "the channel's noise or fading is NaN; every entry must be a number or infinite"
         raise InputError(text, code="nan-in-channel", setting=setting)
     stats, loss = side_link(total, norms)
-    return Received(g, stats, total.clean / n, loss, xi, total.senders, n, pilot, uses)
+    used = Resources(symbols, total.energies)
+    return Received(g, stats, total.clean / n, loss, xi, total.senders, n, pilot, used)
 
 
 def side_link(total: Accumulated, norms: Layout) -> tuple[Tensor, Tensor]:

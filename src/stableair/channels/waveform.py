@@ -54,7 +54,12 @@ class Waveform:
     r(t) = sum_n a_n exp(2 pi j eps_n t) x_n(t - delta_n) + z(t) and computes y_i = sum_t conj(phi_i(t)) r(t). Its real
     and imaginary parts are the entries of the sum: g = (1/N) sum_n h_n u_n + xi if a_n = h_n, delta_n = eps_n = 0. xi
     is the output of the matched filters for z, which is isotropic stable with the alpha and tau of the noise; the scale
-    of xi is tau (sum_t |phi_i(t)|^alpha)^(1/alpha). The sum is complex128; a client's signal is computed in pieces.
+    of xi is tau_s (sum_t |phi_i(t)|^alpha)^(1/alpha). The sum is complex128; a client's signal is computed in pieces.
+
+    The noise sets the density of the interference: its scale is tau at the output of a filter of unit energy that lasts
+    one unit of time. A basis with s samples per unit of time samples the same field with filters of unit energy and
+    length 1/s. A sample then has the scale tau_s = tau s^(1/2 - 1/alpha), and the scale of xi tends to
+    tau (int |phi_i(t)|^alpha dt)^(1/alpha) for large s. tau_s is tau for alpha = 2 or s = 1.
 
     With M antennas, y_m = sum_n a_mn u_n + z_m, the server knows only H_m = sum_n a_mn and computes
     sum_m conj(H_m) y_m / (M N s^2), s^2 = E|a|^2. This is equivalent to one antenna, client gains
@@ -62,7 +67,7 @@ class Waveform:
 
     Args:
         fading: Amplitudes of the clients; one amplitude per client and round.
-        noise: Interference per sample; must be stable, Gaussian or absent.
+        noise: Interference per unit of time; must be stable, Gaussian or absent.
         pilots: Noise-only symbols per round.
         norms: Layout of the norm buffers on the side link.
         divisor: Divisor of the sum; None for the number of senders.
@@ -116,10 +121,10 @@ class Waveform:
 
     def superpose(self, uploads: Iterable[Upload], draw: WaveformDraw) -> Received:
         """Add the signals, demodulate the sum and apply Eq. (3): chunks of (m, d) payloads -> g (d,)."""
-        uses = (self.basis.blocks(len(draw.xi)) + self.basis.blocks(self.pilots)) * self.basis.uses
+        symbols = (self.basis.blocks(len(draw.xi)) + self.basis.blocks(self.pilots)) * self.basis.uses
         total = self._accumulate(uploads, draw)
         return finish(
-            total, draw.xi, draw.pilot, uses=uses, norms=self.norms, divisor=self.divisor, noise_on=self.noise_on
+            total, draw.xi, draw.pilot, symbols=symbols, norms=self.norms, divisor=self.divisor, noise_on=self.noise_on
         )
 
     def _accumulate(self, uploads: Iterable[Upload], draw: WaveformDraw) -> Accumulated:
@@ -129,24 +134,31 @@ class Waveform:
         received = torch.zeros(samples, dtype=torch.complex128, device=device)
         links = dict(zip(draw.clients.tolist(), draw.links, strict=True))
 
-        def transmit(client: int, u: Tensor) -> None:
-            self.transmit(u, links[client], received)
+        def transmit(client: int, u: Tensor) -> float:
+            return self.transmit(u, links[client], received)
 
         total = accumulate(uploads, dict.fromkeys(links, 1.0), d, draw.k, device, transmit=transmit)
         pieces = (received[first:last] for first, last in self._windows(d, device))
         return total._replace(faded=self._demodulate(pieces, d))
 
-    def transmit(self, u: Tensor, link: Link, received: Tensor) -> None:
-        """Add a client's signal to the received samples: u (d,), received (samples,) complex128."""
+    def transmit(self, u: Tensor, link: Link, received: Tensor) -> float:
+        """Add a client's signal to the received samples: u (d,), received (samples,) complex128.
+
+        Returns:
+            The energy of the transmitted signal, sum_t |x_t|^2.
+        """
+        energy = torch.zeros((), dtype=torch.float64, device=u.device)
         response = link.impulse_response.to(u.device)
         for (first, _), c in zip(self._windows(len(u), u.device), self._symbols(u), strict=True):
             x = self.basis.modulate(self.basis.precode(c, response))
+            energy += torch.linalg.vector_norm(x, dtype=torch.complex128) ** 2
             start = first + link.delay
             if link.cfo:
                 t = torch.arange(start, start + len(x), dtype=torch.float64, device=x.device)
                 x *= torch.polar(torch.ones_like(t), (2 * math.pi * link.cfo) * t).to(x.dtype)
             for delay, tap in enumerate(link.impulse_response.tolist()):
                 received[start + delay : start + delay + len(x)].add_(x, alpha=link.gain * tap)
+        return energy.item()
 
     def combine(self, n: int, clients: Tensor, seed: int, k: int) -> tuple[Tensor, float]:
         """Combine the antennas in round k.
@@ -173,13 +185,16 @@ class Waveform:
 
     @cached_property
     def mean_square(self) -> float:
-        """E h^2 of the fading, the average of a million draws."""
+        """E h^2 of the fading: in closed form if there is one, else the average of a million draws."""
+        if isinstance(self.fading, FadingLaw) and self.fading.mean_square is not None:
+            return self.fading.mean_square
         return self.fading(DRAWS, generator(0, "mean square", 0)).square().mean().item()
 
     def _filtered_noise(self, entries: int, source: Generator, scale: float) -> Tensor:
         """Output of the matched filters for isotropic stable noise: (entries,) float32."""
         assert isinstance(self.noise, Stable)
-        alpha, tau = self.noise.alpha, self.noise.tau * scale
+        alpha = self.noise.alpha
+        tau = self.noise.tau * scale * self.basis.oversampling ** (1 / 2 - 1 / alpha)
         windows = self._windows(entries, source.device)
         z = (stable.isotropic(last - first, alpha, tau, source.ahead(4 * first)) for first, last in windows)
         return self._demodulate(z, entries).float()

@@ -9,7 +9,9 @@ from stableair.experiment import TYPES, dotted_keys
 
 
 def setting_for(error: Any, words: list[str]) -> str:
-    """How to write an unknown option such as `--rounds 2` as a setting; "" if it is none, or the command takes none.
+    """The advice to write an unknown option such as `--rounds 2` as a setting; "" if it is no setting.
+
+    Also "" if the command has no settings.
 
     Args:
         error: typer's error about an unknown option.
@@ -24,7 +26,7 @@ def setting_for(error: Any, words: list[str]) -> str:
 
 
 def option_for(error: StableairError, words: list[str], commands: Mapping[str, Callable[..., None]]) -> str:
-    """How to write an unknown setting such as `seeds=3` as an option; "" if the command has no such option.
+    """The advice to write an unknown setting such as `seeds=3` as an option; "" if there is none.
 
     Args:
         error: The error.

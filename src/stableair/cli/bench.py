@@ -15,7 +15,7 @@ def bench(
     workload: Annotated[str, typer.Argument(help="digits, cnn, resnet18, cifar10 or femnist.")] = "digits",
     rounds: Annotated[int, typer.Option(min=1, help="Rounds to time, after one warm-up round.")] = 5,
     only: Annotated[
-        list[str] | None, typer.Option(help="Time only the modes whose name begins with this; may be repeated.")
+        list[str] | None, typer.Option(help="Time only the modes whose name begins with this text; may be repeated.")
     ] = None,
     peers: Annotated[
         Path | None, typer.Option(help="Path of bench/peers: also time other simulators (digits only).")
@@ -26,7 +26,10 @@ def bench(
     record: Annotated[Path | None, typer.Option(help="Append the table to this file.")] = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Compare every way to compute a round with the reference, then time them in one run."""
+    """Check that each engine computes the same as the reference, then time all engines.
+
+    WORKLOAD is one of digits, cnn, resnet18, cifar10 and femnist.
+    """
     from stableair import bench as engines
 
     use_data_folder(data_dir)

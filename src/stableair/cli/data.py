@@ -17,7 +17,7 @@ Name = Annotated[
 
 @app.command("list")
 def list_files(data_dir: DataDir = None) -> None:
-    """List the image sets of the hub and the files of the data folder."""
+    """List the data sets of the hub that have a name here, and the files of the data folder."""
     use_data_folder(data_dir)
     from stableair.data import hub
 
@@ -43,6 +43,7 @@ def describe_file(name: str) -> str:
 
 
 def has_description(name: str) -> bool:
+    """Whether the description of a data file exists."""
     from stableair.data import hub
 
     return hub.description_file(name).exists()
@@ -51,10 +52,13 @@ def has_description(name: str) -> bool:
 @app.command()
 def prepare(
     name: Name,
-    again: Annotated[bool, typer.Option("--again", help="Replace an existing file.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Convert again and replace an existing file.")] = False,
     data_dir: DataDir = None,
 ) -> None:
-    """Convert a set of the hub, or an image folder, into a file of the data folder."""
+    """Convert a data set of the Hugging Face hub, or an image folder, into a file of the data folder.
+
+    Example: `stableair data prepare cifar10`.
+    """
     use_data_folder(data_dir)
     from stableair.data import datasets, hub
 
@@ -65,7 +69,9 @@ def prepare(
 @app.command()
 def check(
     name: Name,
-    describe: Annotated[bool, typer.Option("--describe", help="Write a missing description.")] = False,
+    describe: Annotated[
+        bool, typer.Option("--describe", help="Write the description of the file if it is missing.")
+    ] = False,
     data_dir: DataDir = None,
 ) -> None:
     """Compare a data file with its description, and an image folder with the files that were converted."""
@@ -84,14 +90,17 @@ def check(
 def show(
     name: Annotated[str, typer.Argument(help="Any data set, such as digits or cifar10.")],
     partition: Annotated[str, typer.Option(help="Partition over the clients, such as 'dirichlet(0.3)'.")] = "iid()",
-    clients: Annotated[int, typer.Option(min=1)] = 50,
-    seed: Annotated[int, typer.Option()] = 0,
+    clients: Annotated[int, typer.Option(min=1, help="Number of clients.")] = 50,
+    seed: Annotated[int, typer.Option(help="Seed of the partition.")] = 0,
     out: Annotated[Path, out_option("Image file to write.")] = Path("labels.png"),
     force: Force = False,
     data_dir: DataDir = None,
     plugin: Plugin = None,
 ) -> None:
-    """Draw the distribution of the labels over the clients, and print the range of samples and classes."""
+    """Draw the label distribution over the clients, and print the range of samples and classes.
+
+    Example: `stableair data show digits --partition 'dirichlet(0.3)'`.
+    """
     use_data_folder(data_dir)
     load_plugins(plugin)
     from stableair.builder import label_counts

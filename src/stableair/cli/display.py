@@ -20,8 +20,8 @@ FLAGS = {
     "resume": "add --resume or choose another --out",
     "folder": "choose another --out",
     "force": "add --force or choose another file",
-    "plugin": "--plugin-changed=keep uses these results, --plugin-changed=recompute starts the run anew",
-    "component": "a component of your own needs --plugin FILE.py",
+    "plugin": "--plugin-changed=keep uses these results, --plugin-changed=recompute restarts the run",
+    "component": "a custom component needs --plugin FILE.py",
     "record": "choose another --record",
     "data": "choose another --data-dir",
 }
@@ -29,7 +29,7 @@ RECENT = 10  # rounds over which the time per round is averaged
 
 
 class EngineDisplay(Callback):
-    """Print the engine of a run when it starts, unless it is that of the previous run."""
+    """Print the engine of a run at its start, unless the previous run had the same engine."""
 
     line = ""
     shows_progress = True
@@ -128,7 +128,7 @@ def print_line(line: str) -> None:
 
 
 def describe_engine(engine: dict[str, Any]) -> str:
-    """How the rounds are computed, and the reason for this choice."""
+    """The engine of a run in one line, with the reason for this choice."""
     details = [engine["engine"], engine["precision"]]
     if engine["engine"] != "reference":
         details.append(f"{pluralize(engine['chunk'], 'client')} at a time")

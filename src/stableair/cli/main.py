@@ -142,6 +142,7 @@ def options(
         bool, typer.Option("--debug", help=f"Show the whole traceback of an error, as {DEBUG}=1 does.")
     ] = False,
 ) -> None:
+    """Handle the options that every command has."""
     if debug:
         os.environ[DEBUG] = "1"
     if version:

@@ -12,18 +12,20 @@ if TYPE_CHECKING:
 DataDir = Annotated[
     Path | None, typer.Option(help="Folder of the data files (default: $STABLEAIR_DATA, else the user's cache).")
 ]
-Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1, ...")]
-Plugin = Annotated[list[Path] | None, typer.Option(help="A Python file that registers your components.")]
+Device = Annotated[str | None, typer.Option(help="Device: auto, cpu, cuda, cuda:1, ...")]
+Plugin = Annotated[
+    list[Path] | None, typer.Option(help="Python file that registers custom components; may be repeated.")
+]
 PluginChanged = Annotated[
     str,
     typer.Option(
         metavar="keep|recompute",
         show_default=False,
-        help="Use the results of a plug-in that has changed since, or restart such runs (default: refuse).",
+        help="Results of a plug-in that has changed since: use them, or restart such runs (default: refuse).",
     ),
 ]
 Stop = Annotated[
-    str, typer.Option(metavar="CONDITION", help="Stop a run when this holds, such as 'test/accuracy > 0.9'.")
+    str, typer.Option(metavar="CONDITION", help="Stop a run when this condition holds, such as 'test/accuracy > 0.9'.")
 ]
 Patience = Annotated[
     int, typer.Option(min=0, help="Stop a run when the monitored metric has not improved for this many rounds.")
@@ -32,14 +34,16 @@ Monitor = Annotated[
     str, typer.Option(metavar="METRIC", help="Metric of --patience and --keep-best (default: the accuracy).")
 ]
 KeepBest = Annotated[
-    bool, typer.Option("--keep-best", help="Keep the model after the best round too, in checkpoint.best.pt.")
+    bool, typer.Option("--keep-best", help="Also keep the model after the best round, in checkpoint.best.pt.")
 ]
 Track = Annotated[
     list[str] | None, typer.Option(help="Also log to a tracker: tensorboard, wandb or mlflow; may be repeated.")
 ]
 Profile = Annotated[
     bool,
-    typer.Option("--profile", help="Record the seconds of each step of a round, and peak memory; `run` prints them."),
+    typer.Option(
+        "--profile", help="Record the seconds of each step of a round and the peak memory; `run` prints them."
+    ),
 ]
 Force = Annotated[bool, typer.Option("--force", help="Replace files that stableair has not made.")]
 Folders = Annotated[
@@ -57,7 +61,7 @@ Style = Annotated[
 
 
 def out_option(help: str) -> Any:
-    """The option -o, --out. An empty path is rejected: Python would interpret it as the current folder."""
+    """The option -o, --out. An empty path is refused: Python would interpret it as the current folder."""
     return typer.Option("--out", "-o", parser=_path, metavar="PATH", help=help)
 
 
@@ -74,6 +78,7 @@ def use_data_folder(data_dir: Path | None) -> None:
 
 
 def load_plugins(files: list[Path] | None) -> None:
+    """Load the files of --plugin."""
     from stableair.spec import load_plugin
 
     for file in files or []:

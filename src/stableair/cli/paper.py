@@ -44,7 +44,7 @@ def figure(
     ] = None,
     out: Annotated[
         Path | None,
-        out_option("Folder of the pictures and runs (default: runs; runs/smoke or runs/published with these options)."),
+        out_option("Folder of the pictures and runs (default: runs, runs/smoke or runs/published)."),
     ] = None,
     smoke: Annotated[
         bool, typer.Option("--smoke", help="Make a small version on the embedded digits, in half a minute.")
@@ -69,7 +69,11 @@ def figure(
     plugin: Plugin = None,
     plugin_changed: PluginChanged = "refuse",
 ) -> None:
-    """Make a figure of the paper: compute the runs that are missing, then write NAME.png, NAME.pdf and a caption."""
+    """Make a figure of the paper: compute the missing runs, then write NAME.png, NAME.pdf and a caption.
+
+    NAME is one of fig2, fig3a to fig3f, fig4a to fig4c, and interval.
+    Example: `stableair figure fig3c --smoke`, a small version in half a minute.
+    """
     use_data_folder(data_dir)
     load_plugins(plugin)
     from stableair.experiment import parse_overrides
@@ -114,7 +118,7 @@ def demo(
     out: Annotated[Path, out_option("Folder of demo.png, demo.json and runs/demo.")] = Path("."),
     force: Force = False,
 ) -> None:
-    """Run the paper's four methods on the embedded data: a table, demo.png and demo.json in about half a minute."""
+    """Run the paper's four methods on the embedded data in half a minute: a table, demo.png, demo.json."""
     from stableair.experiment import PRESETS, Experiment
     from stableair.paper.demo import demo as run_demo
     from stableair.paper.methods import LABELS

@@ -1,6 +1,8 @@
 """The reference commands: list, theory, air."""
 
+import inspect
 import math
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -8,6 +10,7 @@ import typer
 
 from stableair.cli.options import Force, Plugin, load_plugins, out_option
 from stableair.experiment import COMPONENT_SETTINGS, NESTED_COMPONENTS, PRESETS, SETTING_FIELDS, registry
+from stableair.spec import Entry
 from stableair.validation import choice, positive, type_name
 
 if TYPE_CHECKING:
@@ -19,16 +22,23 @@ IRREGULAR = {"data": "data", "local": "local", "basis": "bases"}
 KINDS = {IRREGULAR.get(kind, f"{kind}s"): kind for kind in COMPONENT_SETTINGS | NESTED_COMPONENTS}
 PLURALS = {singular: plural for plural, singular in KINDS.items()} | {"preset": "presets", "setting": "settings"}
 
+# The Args section of a Google-style docstring, and an argument in it with its description.
+ARGS = re.compile(r"^Args:\n((?:[ ]{4}.*\n?)+)", re.MULTILINE)
+ARGUMENT = re.compile(r"^[ ]{4}\**(\w+): (.*(?:\n[ ]{5,}.*)*)", re.MULTILINE)
+
 
 def list_components(
     kind: Annotated[str | None, typer.Argument(help=f"{', '.join(KINDS)}, presets or settings (default: all).")] = None,
     plugin: Plugin = None,
 ) -> None:
-    """List components, presets and settings, each with its signature or type and a one-line description."""
+    """List components, presets and settings, each with its signature or type and a one-line description.
+
+    The list of one kind of component also describes the arguments.
+    """
     load_plugins(plugin)
     everything = [*KINDS, "presets", "settings"]
     for each in everything if kind is None else [choice("kind", PLURALS.get(kind, kind), everything)]:
-        rows = component_rows(each)
+        rows = component_rows(each, arguments=kind is not None)
         width = max((len(name) for name, _ in rows if len(name) <= MAX_WIDTH), default=0)
         print(each)
         for name, text in rows:
@@ -36,13 +46,30 @@ def list_components(
             print(f"  {name:<{width}}{space}{text}".rstrip())
 
 
-def component_rows(kind: str) -> list[tuple[str, str]]:
-    """The two columns of `stableair list KIND`: name with signature, and description."""
+def component_rows(kind: str, arguments: bool = True) -> list[tuple[str, str]]:
+    """The two columns of `stableair list KIND`: name with signature, and description.
+
+    Args:
+        kind: Plural of a kind of component, "presets" or "settings".
+        arguments: Whether to describe the arguments of each component.
+    """
     if kind == "presets":
         return [(name, " ".join(f"{key}={v!r}" for key, v in settings.items())) for name, settings in PRESETS.items()]
     if kind == "settings":
         return [(typed_setting(name), describe_setting(name)) for name in SETTING_FIELDS]
-    return [(entry.typed_signature, entry.summary) for entry in registry(KINDS[kind])]
+    return [(entry.typed_signature, _description(entry, arguments)) for entry in registry(KINDS[kind])]
+
+
+def _description(entry: Entry, arguments: bool) -> str:
+    """The summary of a component, and below it a line for each argument."""
+    lines = [f"      {name}: {text}" for name, text in describe_arguments(entry).items()] if arguments else []
+    return "\n".join([entry.summary, *lines])
+
+
+def describe_arguments(entry: Entry) -> dict[str, str]:
+    """The descriptions of a component's arguments by their names, from the Args section of its docstring."""
+    section = ARGS.search(inspect.getdoc(entry.factory) or "")
+    return {name: " ".join(text.split()) for name, text in ARGUMENT.findall(section[1])} if section else {}
 
 
 def typed_setting(name: str) -> str:
@@ -80,7 +107,11 @@ def theory(
     plot: Annotated[Path | None, typer.Option(help="Write a picture to this file: .png, .pdf or .svg.")] = None,
     force: Force = False,
 ) -> None:
-    """Evaluate Lemma 1, Theorem 1 and the best threshold, as printed in the paper and corrected."""
+    """Evaluate Lemma 1, Theorem 1 and the best threshold, as printed in the paper and corrected.
+
+    Example: `stableair theory --alpha 1.5 --tau 0.1 --C 1`.
+    p_C is the probability that an entry stays unclipped.
+    """
     positive("tau", tau)
     if plot:
         from stableair.results.plot import check_picture
@@ -127,7 +158,11 @@ def air(
     out: Annotated[Path | None, out_option("Picture to write: .png, .pdf or .svg (default: NAME.png).")] = None,
     force: Force = False,
 ) -> None:
-    """Draw an illustration of a channel component: power, interference, fading, signals."""
+    """Draw an illustration of a channel component: power, interference, fading, signals.
+
+    NAME is one of limit, inversion, bursts, field, markov, block, ar, waveform,
+    antennas, and digital.
+    """
     from stableair.paper import air_plots, signal_plots
     from stableair.results.plot import save
 

@@ -15,7 +15,7 @@ from stableair.literals import Band, TableRow
 def plot(
     folders: Folders,
     out: Annotated[Path, out_option("Picture to write: .png, .pdf or .svg.")] = Path("curves.png"),
-    metric: Annotated[str, typer.Option(help="Metric to draw, by its name in rounds.jsonl.")] = "test/accuracy",
+    metric: Annotated[str, typer.Option(help="Metric to draw: its name in rounds.jsonl.")] = "test/accuracy",
     log: Annotated[bool, typer.Option("--log", help="Use a logarithmic axis for the metric.")] = False,
     x: Annotated[
         str, typer.Option("--x", help="Horizontal axis: round, or an argument that differs, such as receiver.C.")
@@ -29,14 +29,18 @@ def plot(
     ] = "std",
     style: Style = "screen",
     size: Annotated[
-        str | None, typer.Option(metavar="WIDTH,HEIGHT", help="Size in inches (default: that of the style).")
+        str | None, typer.Option(metavar="WIDTH,HEIGHT", help="Size in inches (default: the size of the style).")
     ] = None,
     labels: Annotated[
         str | None, typer.Option(metavar="NAME,NAME,...", help="Names of the lines, in the order of the legend.")
     ] = None,
     force: Force = False,
 ) -> None:
-    """Draw a metric of runs against the rounds or an argument; runs that differ only in the seed become one line."""
+    """Draw a metric of recorded runs against the rounds or an argument, with a band over the seeds.
+
+    Example: `stableair plot runs --x receiver.C --band ci95`.
+    Runs that differ only in the seed become one line.
+    """
     sa.plot(
         folders, metric, out, log, x=x, band=literal_option("--band", band, Band),
         style=plot_style(style), size=_lengths(size),
@@ -60,10 +64,13 @@ def export(
     metric: Annotated[
         list[str] | None, typer.Option(help="Metric to show; may be repeated (default: all).", show_default=False)
     ] = None,
-    last: Annotated[int, typer.Option(min=1, help="Per run: number of last rounds that are averaged.")] = 1,
+    last: Annotated[int, typer.Option(min=1, help="With --per run: number of last rounds to average over.")] = 1,
     force: Force = False,
 ) -> None:
-    """Write runs as a table, with a column for each argument that differs and for each metric."""
+    """Write recorded runs as a table: a column for each argument that differs and for each metric.
+
+    Example: `stableair export runs --per round --out rounds.csv`.
+    """
     print(sa.export(folders, out, literal_option("--per", per, TableRow), metrics=metric, last=last, force=force))
 
 
@@ -72,7 +79,7 @@ def report(
     out: Annotated[Path, out_option("HTML file to write.")] = Path("report.html"),
     force: Force = False,
 ) -> None:
-    """Write one self-contained HTML page about one or more runs: curves, tables, a paired comparison."""
+    """Write one self-contained HTML page about recorded runs: curves, tables, a paired comparison."""
     print(sa.report(folders, out, force=force))
 
 
@@ -80,7 +87,10 @@ def watch(
     folders: Folders,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0 for a free one.")] = 8000,
 ) -> None:
-    """Serve the report about runs on this machine; the page in the browser follows the runs that are going on."""
-    with sa.watch(folders, port) as server, advise_on_stop("the runs go on"):
+    """Serve the report about runs to a browser on this machine, and update it after each round.
+
+    Example: `stableair watch runs` prints the address. Ctrl-C stops the server.
+    """
+    with sa.watch(folders, port) as server, advise_on_stop("the runs continue"):
         print_line(f"http://127.0.0.1:{server.server_port} shows the runs; Ctrl-C stops")
         server.serve_forever()

@@ -46,10 +46,10 @@ def run(
         ),
     ] = None,
     out: Annotated[Path | None, out_option("Run folder (default: runs/NAME).")] = None,
-    seeds: Annotated[int, typer.Option(min=1, max=1000, help="Run seed, seed+1, ..., each in its own folder.")] = 1,
+    seeds: Annotated[int, typer.Option(min=1, max=1000, help="Number of runs, with the seeds seed, seed+1, ...")] = 1,
     resume: Annotated[bool, typer.Option("--resume", help="Continue after the last complete round.")] = False,
     device: Device = None,
-    engine: Annotated[str | None, typer.Option(help="auto, reference or fast.")] = None,
+    engine: Annotated[str | None, typer.Option(help="Engine: auto, reference or fast.")] = None,
     checkpoint_every: Annotated[int, typer.Option(min=1, help="Rounds between two checkpoints.")] = 1,
     stop: Stop = "",
     patience: Patience = 0,
@@ -61,7 +61,11 @@ def run(
     plugin: Plugin = None,
     plugin_changed: PluginChanged = "refuse",
 ) -> None:
-    """Run an experiment and record it in a folder."""
+    """Run an experiment and record it in a folder.
+
+    Example: `stableair run digits rounds=20 noise.tau=0.3 --out runs/mac`.
+    `stableair list presets` and `stableair list settings` describe the arguments.
+    """
     use_data_folder(data_dir)
     load_plugins(plugin)
     from stableair.experiment import from_words
@@ -87,7 +91,7 @@ def run(
 
 
 def print_profile(result: "Run") -> None:
-    """Print where the time of a round went, and the peak memory."""
+    """Print the mean duration of each step of a round, and the peak memory."""
     from rich.console import Console
     from rich.table import Table
 
@@ -103,6 +107,7 @@ def print_profile(result: "Run") -> None:
 
 
 def run_folder(experiment: "Experiment", out: Path | None, seeds: int) -> Path:
+    """The folder of a run; with several seeds, each run has a subfolder."""
     if out is None:
         return Path("runs") / experiment.name
     return out / f"seed{experiment.seed}" if seeds > 1 else out
@@ -124,12 +129,12 @@ def search(
         list[str],
         typer.Argument(
             metavar="[PRESET|FILE.toml] [KEY=VALUE]... KEY=LOW:HIGH[:log|:int]...",
-            help="The experiment and the parameters to search, such as receiver.C=0.01:10:log or local_epochs=1,2,5.",
+            help="The experiment and the settings to search, such as receiver.C=0.01:10:log or local_epochs=1,2,5.",
         ),
     ],
-    trials: Annotated[int, typer.Option(min=1, help="Number of values to try.")] = 12,
-    seeds: Annotated[int, typer.Option(min=1, max=1000, help="Number of seeds per value.")] = 1,
-    out: Annotated[Path | None, out_option("Folder of the search (default: a folder in runs/).")] = None,
+    trials: Annotated[int, typer.Option(min=1, help="Number of trials.")] = 12,
+    seeds: Annotated[int, typer.Option(min=1, max=1000, help="Number of seeds per trial.")] = 1,
+    out: Annotated[Path | None, out_option("Folder of the search (default: runs/search-NAME).")] = None,
     stop: Stop = "",
     patience: Patience = 0,
     monitor: Monitor = "",
@@ -141,7 +146,11 @@ def search(
     plugin: Plugin = None,
     plugin_changed: PluginChanged = "refuse",
 ) -> None:
-    """Search any parameters on a validation split of the training data; the test data are not used."""
+    """Search the best values of settings on a validation split; the test data are not used.
+
+    Example: `stableair search digits rounds=20 receiver.C=0.01:10:log`.
+    Append :log or :int to a range if needed; separate single values by commas.
+    """
     use_data_folder(data_dir)
     load_plugins(plugin)
     from stableair.experiment import from_words
@@ -204,6 +213,9 @@ def separate_spaces(words: list[str]) -> tuple[list[str], dict[str, "Space"]]:
 
 
 def first_values(settings: list[str], spaces: dict[str, "Space"]) -> list[str]:
-    """A value for each searched argument of a component that is given by its name alone: receiver=mac needs a C."""
+    """A value for each searched argument of a component that is named without arguments.
+
+    For example, receiver=mac requires a C.
+    """
     named = {key for key, _, text in (word.partition("=") for word in settings) if text.isidentifier()}
     return [f"{key}={one.ends()[0]}" for key, one in spaces.items() if key.partition(".")[0] in named - {key}]

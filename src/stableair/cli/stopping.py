@@ -15,7 +15,7 @@ FORCED = 3  # signals after which the command exits immediately; files on the di
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM, handled as Ctrl-C is."""
+    """SIGTERM, which has the same effect as Ctrl-C."""
 
 
 def install_signal_handlers() -> list[int]:
@@ -40,7 +40,10 @@ def install_signal_handlers() -> list[int]:
 
 
 def exit_code(stop: BaseException) -> int:
-    """The exit code of a stopped command; the exception of the signal may be the cause or context of `stop`."""
+    """The exit code of a stopped command.
+
+    The exception of the signal may be the cause or the context of `stop`.
+    """
     chain = (stop, stop.__cause__, stop.__context__)
     return TERMINATED if any(isinstance(error, Terminated) for error in chain) else INTERRUPTED
 
@@ -59,4 +62,4 @@ def advise_on_stop(advice: str) -> Iterator[None]:
 
 
 class BrokenPipe(Exception):
-    """The reader of the output has closed the pipe, as `| head -1` does; the message tells how to continue."""
+    """The reader of the output has closed the pipe, as `| head -1` does; the message is the advice."""

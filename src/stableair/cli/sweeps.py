@@ -44,9 +44,12 @@ ADVICE = "every complete round is recorded; the same command continues from ther
 Parallel = Annotated[int, typer.Option(min=1, max=1000, help="Number of worker processes.")]
 SlurmOption = Annotated[
     list[str] | None,
-    typer.Option(metavar="KEY=VALUE", help="Option of the SLURM jobs: partition=gpu, time=120 (minutes), ..."),
+    typer.Option(
+        metavar="KEY=VALUE",
+        help="Option of the SLURM jobs, such as partition=gpu or time=120 (minutes); may be repeated.",
+    ),
 ]
-Ray = Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Address of a Ray cluster to use, or auto.")]
+Ray = Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Run on the Ray cluster at this address, or auto.")]
 
 
 def sweep(
@@ -57,7 +60,7 @@ def sweep(
             help="Experiments to run: every combination of the values of the settings.",
         ),
     ],
-    out: Annotated[Path, out_option("Folder for the run folders.")] = Path("runs"),
+    out: Annotated[Path, out_option("Folder of the run folders.")] = Path("runs"),
     seeds: Annotated[
         int | None, typer.Option(min=1, max=1000, help="Number of seeds per experiment: seed, seed+1, ...")
     ] = None,
@@ -78,7 +81,11 @@ def sweep(
     plugin: Plugin = None,
     plugin_changed: PluginChanged = "refuse",
 ) -> None:
-    """Run many experiments, each in its own folder; several machines that share the disk can work on one sweep."""
+    """Run all combinations of settings: in several processes, on several machines, or on a cluster.
+
+    Example: `stableair sweep 'receiver=mac(C=1),none()' --seeds 3`.
+    The same command on a machine with the same disk shares the work.
+    """
     use_data_folder(data_dir)
     load_plugins(plugin)
     from stableair.sweeps.plans import expand_plan, parse_plan
@@ -107,6 +114,7 @@ def check_cluster(slurm: bool, slurm_option: list[str] | None, ray: str | None) 
 
 
 def slurm_options(words: list[str]) -> dict[str, Any]:
+    """The values of --slurm-option by name."""
     from stableair.experiment import parse_overrides
     from stableair.spec import literal
 
@@ -121,7 +129,7 @@ def compare(
             help="Receivers and channels, such as receiver='mac(C=1),none()' noise.tau=0.1,0.5; or folders of runs.",
         ),
     ],
-    out: Annotated[Path, out_option("Folder for the run folders.")] = Path("runs/compare"),
+    out: Annotated[Path, out_option("Folder of the run folders.")] = Path("runs/compare"),
     seeds: Annotated[
         int | None, typer.Option(min=1, max=1000, help="Number of seeds, shared by all experiments (default: 5).")
     ] = None,
@@ -141,7 +149,11 @@ def compare(
     plugin: Plugin = None,
     plugin_changed: PluginChanged = "refuse",
 ) -> None:
-    """Compare receivers over channels on the same seeds: accuracy with paired intervals, channel uses, seconds."""
+    """Compare receivers over channels with paired seeds: accuracy, differences, intervals, p-values.
+
+    Example: `stableair compare 'receiver=mac(C=1),none()' noise.tau=0.1,0.5`.
+    Folders of runs are compared without computing anything.
+    """
     use_data_folder(data_dir)
     load_plugins(plugin)
     from stableair.comparisons import comparison_plan
@@ -165,6 +177,7 @@ def compare(
 
 
 def print_comparison(comparison: "Comparison", table: Path | None, force: bool) -> None:
+    """Print the tables of a comparison, and write them to a file if requested."""
     print(comparison)
     if table:
         print(comparison.save(table, force=force))

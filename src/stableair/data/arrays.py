@@ -1,4 +1,4 @@
-"""Arrays as samples of a data set: their checks, the test split and the scaling."""
+"""Checks, test split and scaling of samples that are arrays."""
 
 import math
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ class Samples(NamedTuple):
 
 
 class Options(NamedTuple):
-    """How samples become a data set; `Dataset.from_arrays` describes the options."""
+    """Options of a data set of samples; `Dataset.from_arrays` describes them."""
 
     test: float = 0.2
     seed: int = 0
@@ -52,9 +52,12 @@ def samples(
         x: Features (m, ...): an array, a tensor, a data frame or nested lists.
         y: Labels (m,).
         writer: The author of each sample (m,), if known.
-        suffix: What follows the names x and y in messages, such as "_test".
+        suffix: Suffix of the names x and y in messages, such as "_test".
         channels: Axis of the channels of images.
         file: The file that holds the arrays, for messages.
+
+    Returns:
+        The samples.
 
     Raises:
         InputError: The arrays are empty or of unequal length, or hold invalid values.
@@ -75,7 +78,16 @@ def samples(
 def assemble(
     train: Samples, test: Samples | None, options: Options, files: tuple[tuple[str, str], ...] = ()
 ) -> Dataset:
-    """Make a data set of samples: number the classes, hold out test samples unless they are given, and scale.
+    """Make a data set from samples: number the classes, hold out test samples if needed, and scale.
+
+    Args:
+        train: The training samples.
+        test: The test samples; None holds out a share of the training samples.
+        options: Options of the data set.
+        files: Names and SHA-256 of the files that were read.
+
+    Returns:
+        The data set.
 
     Raises:
         InputError: The two splits do not fit together, or an option is invalid.
@@ -111,7 +123,7 @@ def _divided(whole: Split, options: Options) -> tuple[Split, Split]:
 
 
 def _usual_model(x: Tensor) -> str | None:
-    """The model for samples of this shape; None for token ids."""
+    """Return the default model for samples of this shape; None for token ids."""
     if holds_tokens(x):
         return None
     return "cnn()" if x.ndim == 4 and min(x.shape[2:]) >= SMALLEST_CNN_IMAGE else "mlp(200)"
@@ -205,7 +217,7 @@ def scaling(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 
 def _given_or_measured(x: Tensor, options: Options) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """The mean and the standard deviation of each channel or column: as given, else of the training samples."""
+    """Return the mean and the standard deviation of each channel or column: the options, or those of the samples."""
     if holds_tokens(x):
         if options.mean is not None or options.std is not None:
             raise InputError("token ids are not scaled: leave out mean and std", code="scaled-tokens")
@@ -218,7 +230,7 @@ def _given_or_measured(x: Tensor, options: Options) -> tuple[tuple[float, ...], 
 
 
 def _scale(name: str, value: Scale, x: Tensor) -> tuple[float, ...]:
-    """A given mean or standard deviation, checked."""
+    """Check a mean or a standard deviation of the options."""
     values = [value] if isinstance(value, int | float) else list(value)
     allowed = sorted({1, x.shape[1]})
     if len(values) not in allowed:

@@ -15,9 +15,13 @@ from stableair.validation import short_repr, typed
 
 
 class Dataset(contracts.Dataset):
-    """Two splits, the number of classes, how to scale an input, and the model the set is usually paired with.
+    """A data set: training and test split, number of classes, scaling of the inputs, and default model.
 
-    `from_arrays`, `from_torch`, `from_csv` and `from_npz` make one.
+    `from_arrays`, `from_torch`, `from_csv` and `from_npz` make data sets; an experiment takes them as its `data`.
+
+    >>> data = Dataset.from_arrays([[0.0], [1.0], [2.0], [3.0]], [0, 1, 0, 1], test=0.5)
+    >>> len(data.train.y), len(data.test.y), data.classes
+    (2, 2, 2)
     """
 
     __slots__ = ()
@@ -27,21 +31,24 @@ class Dataset(contracts.Dataset):
         cls, x: Any, y: Any, *, x_test: Any = None, y_test: Any = None, writer: Any = None, channels: Channels = "auto",
         **options: Any,
     ) -> "Dataset":  # fmt: skip
-        """Make a data set of arrays, tensors, data frames or lists.
+        """Make a data set from arrays, tensors, data frames or lists.
 
         Args:
             x: Features (m, ...). Tables (m, f) are scaled per column, images (m, c, h, w) or (m, h, w, c) per channel.
-                Integers other than uint8 that are not images are token ids: they stay integers up to the model.
+                Integers other than uint8 that are not images are token ids: they are not scaled and stay integers.
             y: Labels (m,): whole numbers from 0, booleans or text.
-            x_test: Test features; without them a part of x is held out.
+            x_test: Test features; by default a part of x is held out.
             y_test: Test labels.
             writer: The author of each training sample (m,), for the partition by_writer.
-            channels: Axis of the channels of images. "auto": the last one if it has 1, 3 or 4 entries and axis 1 has
-                another number; otherwise axis 1.
-            **options: `test` (0.2), the share that is held out of each class, chosen by `seed` (0). `classes`: the
+            channels: Axis of the channels of images: "first", "last", or "auto", which is the last axis if it has 1, 3
+                or 4 entries and axis 1 has another number, otherwise axis 1.
+            **options: `test` (0.2), the share of each class that is held out, chosen by `seed` (0). `classes`: the
                 number of classes of labels from 0, or the labels in order; by default the sorted labels of y. `mean`
-                and `std`: numbers, or one for each channel or column; by default of the training samples. `model`: the
-                usual model; by default cnn() for images, mlp(200) for other numbers, none for token ids.
+                and `std`: numbers, or one for each channel or column; by default computed from the training samples.
+                `model`: the default model; by default cnn() for images, mlp(200) for other numbers, none for token ids.
+
+        Returns:
+            The data set.
 
         Raises:
             InputError: An array is empty, has another length than the others, or holds an invalid value.
@@ -58,12 +65,23 @@ class Dataset(contracts.Dataset):
 
     @classmethod
     def from_torch(cls, dataset: Any, test_dataset: Any = None, **options: Any) -> "Dataset":
-        """Make a data set of a `torch.utils.data.Dataset` whose items are (features, label).
+        """Make a data set from a `torch.utils.data.Dataset` whose items are (features, label).
 
         Args:
             dataset: The training data; features are tensors, arrays or images of one shape.
-            test_dataset: The test data; without them a part of `dataset` is held out.
+            test_dataset: The test data; by default a part of `dataset` is held out.
             **options: As for `from_arrays`.
+
+        Returns:
+            The data set.
+
+        Raises:
+            InputError: An item is not a pair (`wrong-type`), or has features of another shape (`mixed-samples`).
+
+        >>> import torch
+        >>> rows = torch.utils.data.TensorDataset(torch.randn(20, 3), torch.arange(20) % 2)
+        >>> tuple(Dataset.from_torch(rows).train.x.shape)
+        (16, 3)
         """
         x, y = _columns(dataset, "dataset")
         x_test, y_test = (None, None) if test_dataset is None else _columns(test_dataset, "test_dataset")
@@ -75,16 +93,22 @@ class Dataset(contracts.Dataset):
         cls, path: str | Path, label: str, *, test_path: str | Path | None = None,
         features: str | tuple[str, ...] | None = None, writer: str | None = None, sep: str = ",", **options: Any,
     ) -> "Dataset":  # fmt: skip
-        """Make a data set of a CSV file with a line of column names.
+        """Make a data set from a CSV file with a line of column names.
 
         Args:
             path: The file.
             label: Column of the labels: whole numbers from 0, or text.
-            test_path: A file with test samples; without it a part of the samples is held out.
-            features: Columns of the features, which must be numbers; None for all other columns.
+            test_path: A file with test samples; by default a part of the samples is held out.
+            features: Columns of the features, which must be numbers; by default all other columns.
             writer: Column of the author of each sample.
             sep: The character between two columns.
             **options: As for `from_arrays`.
+
+        Returns:
+            The data set.
+
+        Raises:
+            InputError: A file cannot be read (`unreadable-file`), lacks a column, or holds an invalid value.
         """
         columns = (features,) if isinstance(features, str) else features
         train, test, files = read_csv(path, test_path, label, columns, writer, sep)
@@ -93,12 +117,18 @@ class Dataset(contracts.Dataset):
     @classmethod
     @typed
     def from_npz(cls, path: str | Path, *, channels: Channels = "auto", **options: Any) -> "Dataset":
-        """Make a data set of an npz file with the arrays x and y, and possibly x_test, y_test and writer.
+        """Make a data set from an npz file with the arrays x and y, and possibly x_test, y_test and writer.
 
         Args:
-            path: The file. The names train.x, train.y, test.x, test.y and train.writer mean the same.
+            path: The file. The names train.x, train.y, test.x, test.y and train.writer are also valid.
             channels: As for `from_arrays`.
             **options: As for `from_arrays`.
+
+        Returns:
+            The data set.
+
+        Raises:
+            InputError: The file cannot be read (`unreadable-file`), lacks an array, or holds an invalid array.
         """
         train, test, files = read_npz(path, channels)
         return cls._of(train, test, options, files)
@@ -112,7 +142,7 @@ class Dataset(contracts.Dataset):
 
 
 def _columns(dataset: Any, title: str) -> tuple[np.ndarray, list[Any]]:
-    """The features and the labels of a torch data set."""
+    """Return the features and the labels of a torch data set."""
     features: list[np.ndarray] = []
     labels: list[Any] = []
     for row, item in enumerate(_items(dataset, title)):
@@ -140,7 +170,7 @@ def _items(dataset: Any, title: str) -> Iterator[Any]:
 
 
 def _as_array(x: Any) -> np.ndarray:
-    """The features of an item: an array, a tensor, or an image of Pillow as (c, h, w)."""
+    """Return the features of an item as an array: an array, a tensor, or an image of Pillow as (c, h, w)."""
     if isinstance(x, Tensor):
         return x.detach().cpu().numpy()
     if hasattr(x, "getbands"):

@@ -21,7 +21,15 @@ dataset = Registry("data set", "data")
 def hold_out(data: Dataset, share: float, seed: int) -> Dataset:
     """Replace the test split by a share of the training data, which is removed from the training split.
 
-    Thresholds, learning rates and the like are tuned on this validation split, never on test data.
+    Thresholds, learning rates and other settings are tuned on this validation split, never on test data.
+
+    Args:
+        data: The data set.
+        share: Share of the training samples, in (0, 1).
+        seed: Seed of the experiment.
+
+    Returns:
+        The data set with the validation split as its test split.
     """
     order = generator(seed, "validation").permutation(len(data.train.y))
     count = max(1, round(share * len(order)))
@@ -30,9 +38,13 @@ def hold_out(data: Dataset, share: float, seed: int) -> Dataset:
 
 @dataset("digits")
 def digits() -> Dataset:
-    """Handwritten digits of scikit-learn: 1,797 grey images of 8 x 8, ten classes; a fifth is test data.
+    """Handwritten digits of scikit-learn: 1,797 grey images of 8 x 8 in ten classes.
 
-    x: (1437, 1, 8, 8) and (360, 1, 8, 8), with grey values 0 ... 16 (Alpaydin and Kaynak, 1998).
+    The training split has 1,437 images, the test split 360, with grey values 0 ... 16 (Alpaydin and Kaynak, 1998). It
+    needs no download.
+
+    Returns:
+        The data set.
 
     >>> data = digits()
     >>> tuple(data.train.x.shape), tuple(data.test.x.shape), data.classes
@@ -56,9 +68,22 @@ def synthetic(
     writers: int = 10,
     seed: int = 0,
 ) -> Dataset:
-    """Gaussian clusters, one per class, with an offset per writer; a fifth as many test samples.
+    """Gaussian clusters, one per class, with an offset per writer.
 
-    x = centre of the class + 0.3 offset of the writer + spread z, all standard normal: (samples, *shape).
+        x = centre of the class + 0.3 offset of the writer + spread z
+
+    The centres, offsets and z are standard normal. There are a fifth as many test samples.
+
+    Args:
+        samples: Number of training samples.
+        classes: Number of classes, at least 2.
+        shape: Shape of a sample, (channels, height, width).
+        spread: Standard deviation within a cluster.
+        writers: Number of writers.
+        seed: Seed of the samples.
+
+    Returns:
+        The data set.
 
     >>> data = synthetic(samples=20, classes=3, shape=(1, 2, 2))
     >>> tuple(data.train.x.shape), data.train.y.unique().tolist()
@@ -88,9 +113,19 @@ def synthetic(
 
 @dataset("cifar10")
 def cifar10(train: int | None = None, test: int | None = None) -> Dataset:
-    """CIFAR-10: 50,000 + 10,000 colour images of 32 x 32, ten classes; `train` and `test` limit the number of samples.
+    """CIFAR-10: 50,000 training and 10,000 test images of 32 x 32 in colour, ten classes.
 
-    x: (50000, 3, 32, 32) uint8 (Krizhevsky, 2009). Needs the data file, or the hub to download it.
+    Stored as uint8, (m, 3, 32, 32) (Krizhevsky, 2009). It needs the data file, or the hub to download it.
+
+    Args:
+        train: Number of training samples; by default all.
+        test: Number of test samples; by default all.
+
+    Returns:
+        The data set.
+
+    Raises:
+        InputError: The data file is damaged (`corrupt-data`) or cannot be downloaded.
 
     >>> str(dataset.one("cifar10(train=10)"))
     'cifar10(train=10)'
@@ -100,9 +135,19 @@ def cifar10(train: int | None = None, test: int | None = None) -> Dataset:
 
 @dataset("cifar100")
 def cifar100(train: int | None = None, test: int | None = None) -> Dataset:
-    """CIFAR-100: 50,000 + 10,000 colour images of 32 x 32, a hundred classes.
+    """CIFAR-100: 50,000 training and 10,000 test images of 32 x 32 in colour, a hundred classes.
 
-    x: (50000, 3, 32, 32) uint8 (Krizhevsky, 2009); otherwise as cifar10.
+    Stored as uint8, (m, 3, 32, 32) (Krizhevsky, 2009). It needs the data file, or the hub to download it.
+
+    Args:
+        train: Number of training samples; by default all.
+        test: Number of test samples; by default all.
+
+    Returns:
+        The data set.
+
+    Raises:
+        InputError: The data file is damaged (`corrupt-data`) or cannot be downloaded.
 
     >>> str(dataset.one("cifar100(test=100)"))
     'cifar100(test=100)'
@@ -112,9 +157,20 @@ def cifar100(train: int | None = None, test: int | None = None) -> Dataset:
 
 @dataset("femnist")
 def femnist(train: int | None = None, test: int | None = None) -> Dataset:
-    """FEMNIST: digits and letters by 3,597 writers, grey images of 28 x 28, 62 classes, with the writer of each image.
+    """FEMNIST: digits and letters by 3,597 writers, grey images of 28 x 28 in 62 classes.
 
-    x: (m, 1, 28, 28) uint8, black on white; writer: (m,) (Caldas et al., 2018); otherwise as cifar10.
+    Stored as uint8, (m, 1, 28, 28), black on white, with the writer of each image (Caldas et al., 2018). It needs the
+    data file, or the hub to download it.
+
+    Args:
+        train: Number of training samples; by default all.
+        test: Number of test samples; by default all.
+
+    Returns:
+        The data set.
+
+    Raises:
+        InputError: The data file is damaged (`corrupt-data`) or cannot be downloaded.
 
     >>> str(dataset.one("femnist(1000, 100)"))
     'femnist(train=1000, test=100)'
@@ -133,11 +189,27 @@ def hf(
     test: int | None = None,
     mode: Mode | None = None,
 ) -> Dataset:
-    """Any image set of the hub, or a local folder in its format; `image`, `label` and `writer` name its columns.
+    """Any image set of the Hugging Face hub, or a local folder in its format.
 
-    x: (m, c, h, w), uint8 or, for 16-bit, 32-bit and float images, float32. All images have one size and one kind and
-    are normalised by the mean and the standard deviation of each channel. `mode` converts 8-bit images to grey ("L") or
-    to colour ("RGB").
+    Stored as (m, c, h, w), uint8, or float32 for 16-bit, 32-bit and float images. All images must have one size and one
+    kind. They are normalised by the mean and the standard deviation of each channel.
+
+    Args:
+        name: Name of the set on the hub, such as "user/birds", or path of a local folder.
+        image: Column of the images.
+        label: Column of the labels.
+        writer: Column of the author of each image.
+        config: Configuration of the set on the hub.
+        train: Number of training samples; by default all.
+        test: Number of test samples; by default all.
+        mode: Conversion of 8-bit images: "L" to grey or "RGB" to colour; by default none.
+
+    Returns:
+        The data set.
+
+    Raises:
+        InputError: A column is missing (`unknown-column`), an image cannot be used (`unusable-image`, `mixed-images`),
+            or the set cannot be downloaded.
 
     >>> str(dataset.one("hf('user/birds', label=species)"))
     "hf(name='user/birds', label=species)"
@@ -162,9 +234,30 @@ def csv(
     mean: float | tuple[float, ...] | None = None,
     std: float | tuple[float, ...] | None = None,
 ) -> Dataset:
-    """A CSV file of numbers with a column of labels; `test` of each class is held out unless `test_path` is given.
+    """A CSV file of numbers with a column of labels, as `sa.Dataset.from_csv`.
 
-    x: (m, f) float32, all columns but `label` and `writer`, or those in `features`; as `sa.Dataset.from_csv`.
+    Stored as float32, (m, f).
+
+    Args:
+        path: The file, with a line of column names.
+        label: Column of the labels.
+        test_path: A file with test samples.
+        features: Columns of the features; by default all but `label` and `writer`.
+        writer: Column of the author of each sample.
+        sep: The character between two columns.
+        test: Share of each class that is held out as test data if there is no `test_path`.
+        seed: Seed of the held-out samples.
+        classes: Number of classes of labels from 0, or the labels in order; by default the sorted labels of the file.
+        mean: Subtracted from the features: a number, or one per column; by default the mean of the training samples.
+        std: Divides the features: a number, or one per column; by default the standard deviation of the training
+            samples.
+
+    Returns:
+        The data set.
+
+    Raises:
+        InputError: A file cannot be read (`unreadable-file`), lacks a column (`unknown-column`), or holds an invalid
+            value (`invalid-feature`, `missing-label`, ...).
 
     >>> str(dataset.one("csv('iris.csv', label=species)"))
     "csv(path='iris.csv', label=species)"
@@ -185,9 +278,25 @@ def npz(
     mean: float | tuple[float, ...] | None = None,
     std: float | tuple[float, ...] | None = None,
 ) -> Dataset:
-    """Arrays x and y of a numpy file, and possibly x_test, y_test and writer: tables, images or token ids.
+    """Arrays of a numpy file, as `sa.Dataset.from_npz`: tables, images or token ids.
 
-    x: (m, ...); as `sa.Dataset.from_npz`.
+    Args:
+        path: The file, with the arrays x and y, and possibly x_test, y_test and writer.
+        channels: Axis of the channels of images: "first", "last", or "auto" to recognise it.
+        test: Share of each class that is held out as test data if there is no x_test.
+        seed: Seed of the held-out samples.
+        classes: Number of classes of labels from 0, or the labels in order; by default the sorted labels of y.
+        mean: Subtracted from the features: a number, or one per channel or column; by default the mean of the training
+            samples.
+        std: Divides the features: a number, or one per channel or column; by default the standard deviation of the
+            training samples.
+
+    Returns:
+        The data set.
+
+    Raises:
+        InputError: The file cannot be read (`unreadable-file`), lacks an array (`missing-array`), or holds an invalid
+            array.
 
     >>> str(dataset.one("npz('digits.npz', classes=10)"))
     "npz(path='digits.npz', classes=10)"
@@ -197,10 +306,16 @@ def npz(
 
 @dataset("remote")
 def remote() -> Dataset:
-    """Data of real clients, such as Flower's; the clients also define the model and the local training.
+    """Data that real clients keep, such as Flower's; the clients also define the model and the training.
 
     The settings `partition`, `model`, `local_epochs`, `batch_size` and `augment` are ignored. The data cannot be read
     here: use `stableair.flower`.
+
+    Returns:
+        Nothing, since it always raises the error.
+
+    Raises:
+        InputError: The data cannot be read here (`remote-data`).
 
     >>> str(dataset.one("remote"))
     'remote'

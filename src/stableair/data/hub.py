@@ -122,7 +122,17 @@ def _check_unchanged(source: Source, files: Manifest, contents: bool) -> None:
 
 
 def describe(name: str, source: Source | None, note: str = "", files: Manifest | None = None) -> Path:
-    """Write the description of an existing data file."""
+    """Write the description of an existing data file.
+
+    Args:
+        name: Name of the data file.
+        source: The set, if it is known.
+        note: A remark for the description.
+        files: Manifest of a local image folder.
+
+    Returns:
+        The file with the description.
+    """
     about: dict[str, Any] = {"sha256": sha256(file(name)), "source": source._asdict() if source else None}
     about |= {"note": note} if note else {}
     about["shapes"] = {key: list(t.shape) for key, t in sorted(_tensors(name).items())}
@@ -141,6 +151,10 @@ def prepare(name: str, source: Source, again: bool = False) -> Path:
 
     Returns:
         The data file.
+
+    Raises:
+        InputError: An existing file is damaged, or the set cannot be downloaded, used or written.
+        MissingExtraError: The packages of the extra `hub` are not installed.
     """
     described = description_file(name).exists()
     if file(name).exists() and not again and (described or not source.folder):

@@ -29,7 +29,7 @@ class Source(NamedTuple):
 
     @property
     def spec(self) -> str:
-        """The data set of an experiment with this source: hf("user/set", image="img")."""
+        """Spec of the data set with this source: hf("user/set", image="img")."""
         defaults = {"image": "image", "label": "label"}
         options = {key: value for key, value in self._asdict().items() if value not in (None, defaults.get(key))}
         repo, *others = (f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in options.items())
@@ -55,7 +55,7 @@ class Source(NamedTuple):
 
 
 class ImageSet(NamedTuple):
-    """A named set of the hub: its source, its images, and the model that the paper trains on it."""
+    """A named set of the hub: its source, its images, and the paper's model for it."""
 
     source: Source
     classes: int

@@ -1,6 +1,6 @@
 """Manifest of a local image folder: size, modification time and SHA-256 of each file.
 
-The data file of a local folder is made once. The manifest tells whether the folder has changed since.
+The data file of a local folder is made once. The manifest shows whether the folder has changed since then.
 """
 
 import hashlib

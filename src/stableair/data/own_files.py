@@ -1,4 +1,4 @@
-"""CSV and npz files with samples of a user's own."""
+"""CSV and npz files with samples."""
 
 import csv
 import hashlib
@@ -72,13 +72,17 @@ def _samples_of_rows(rows: Any, path: str | Path, chosen: list[str], special: li
 def read_npz(path: str | Path, channels: Channels = "auto") -> tuple[Samples, Samples | None, Files]:
     """Read an npz file with the arrays x and y, and possibly x_test, y_test and writer.
 
-    The names train.x, train.y, test.x, test.y and train.writer mean the same.
+    The names train.x, train.y, test.x, test.y and train.writer are also valid.
+
+    Args:
+        path: The file.
+        channels: Axis of the channels of images.
 
     Returns:
         The training samples, the test samples if the file has them, and the file.
 
     Raises:
-        InputError: The file cannot be read, lacks an array, or holds an invalid one.
+        InputError: The file cannot be read, lacks an array, or holds an invalid array.
     """
     content, file = _read(path)
     try:

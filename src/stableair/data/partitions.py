@@ -22,7 +22,21 @@ partition = Registry("partition", "partitions")
 
 
 def divide(rule: Partition, train: Split, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
-    """Apply a partition and check the result: every sample exactly once, no client empty."""
+    """Apply a partition and check the result: every sample exactly once, no client empty.
+
+    Args:
+        rule: The partition.
+        train: The training samples.
+        clients: Number of clients.
+        rng: Random numbers.
+
+    Returns:
+        The indices of each client's samples.
+
+    Raises:
+        InputError: There are fewer samples than clients (`out-of-range`), a client is empty (`empty-client`), or a
+            sample has no client or several (`invalid-partition`).
+    """
     if clients > len(train.y):
         text = f"clients must be at most the number of training samples, {len(train.y)}: got {clients}"
         raise InputError(text, code="out-of-range", name="clients", value=clients, high=len(train.y))
@@ -55,6 +69,9 @@ def labels(parts: list[np.ndarray], train: Split, classes: int) -> np.ndarray:
 def iid() -> Partition:
     """Random assignment of samples; client sizes differ by at most one.
 
+    Returns:
+        The partition, (train, clients, rng) -> indices of each client.
+
     >>> import torch
     >>> train = Split(torch.zeros(10, 1, 1, 1), torch.arange(10) % 2)
     >>> [len(part) for part in iid()(train, 4, np.random.default_rng(0))]
@@ -65,11 +82,18 @@ def iid() -> Partition:
 
 @partition("dirichlet")
 def dirichlet(beta: float) -> Partition:
-    """Each client draws its class mix from Dir(beta) (the paper's Dir = 0.3); sizes differ by at most one.
+    """Each client draws its class mix from Dir(beta); client sizes differ by at most one.
 
     Clients draw one sample at a time in random order: first a class from the client's mix q_n ~ Dir(beta), restricted
-    to the classes that still have samples, P(class c) = q_nc / sum of q_n over these, then a sample of that class
-    (Hsu, Qi and Brown, 2019).
+    to the classes that still have samples, then a sample of that class (Hsu, Qi and Brown, 2019):
+
+        P(class c) = q_nc / sum of q_n over the classes that still have samples
+
+    Args:
+        beta: Concentration, above 0; the paper's is 0.3. The smaller it is, the fewer classes a client has.
+
+    Returns:
+        The partition, (train, clients, rng) -> indices of each client.
 
     >>> import torch
     >>> train = Split(torch.zeros(600, 1, 1, 1), torch.arange(600) % 2)
@@ -135,9 +159,15 @@ def _by_class(train: Split, rng: np.random.Generator) -> list[list[int]]:
 
 @partition("dirichlet_by_class")
 def dirichlet_by_class(beta: float) -> Partition:
-    """Each class is divided among the clients by a draw from Dir(beta); sizes differ.
+    """Each class is divided among the clients by a draw from Dir(beta); client sizes differ.
 
-    Client n gets the share q_cn of class c, q_c ~ Dir(beta) (Yurochkin et al., 2019).
+        client n gets the share q_cn of class c,    q_c ~ Dir(beta)    (Yurochkin et al., 2019)
+
+    Args:
+        beta: Concentration, above 0. The smaller it is, the fewer clients share a class.
+
+    Returns:
+        The partition, (train, clients, rng) -> indices of each client.
 
     >>> import torch
     >>> train = Split(torch.zeros(600, 1, 1, 1), torch.arange(600) % 2)
@@ -168,6 +198,12 @@ def shards(k: int = 2) -> Partition:
 
     McMahan et al. (2017) use k = 2 and 100 clients.
 
+    Args:
+        k: Shards per client, at least 1.
+
+    Returns:
+        The partition, (train, clients, rng) -> indices of each client.
+
     >>> import torch
     >>> train = Split(torch.zeros(600, 1, 1, 1), torch.arange(600) % 2)
     >>> parts = shards(k=1)(train, 2, np.random.default_rng(0))
@@ -192,6 +228,11 @@ def shards(k: int = 2) -> Partition:
 def by_writer() -> Partition:
     """Random assignment of whole writers; the numbers of writers per client differ by at most one.
 
+    The data set must have writers, such as femnist.
+
+    Returns:
+        The partition, (train, clients, rng) -> indices of each client.
+
     >>> import torch
     >>> train = Split(torch.zeros(6, 1, 1, 1), torch.zeros(6).long(), writer=torch.tensor([3, 3, 5, 5, 5, 8]))
     >>> sorted(part.tolist() for part in by_writer()(train, 3, np.random.default_rng(0)))
@@ -215,7 +256,17 @@ def by_writer() -> Partition:
 
 @partition("flwr")
 def flwr(partitioner: str, **options: Any) -> Partition:
-    """A partitioner of flwr-datasets with its options: flwr(DirichletPartitioner, alpha=0.3).
+    """A partitioner of flwr-datasets, such as flwr(DirichletPartitioner, alpha=0.3).
+
+    It needs the extra `partitioners`.
+
+    Args:
+        partitioner: Name of its class in `flwr_datasets.partitioner`.
+        **options: Arguments of the class. By default num_partitions is the number of clients, partition_by is "label",
+            and the seed follows the experiment's.
+
+    Returns:
+        The partition, (train, clients, rng) -> indices of each client.
 
     >>> str(partition.one("flwr(DirichletPartitioner, alpha=0.3)"))
     'flwr(partitioner=DirichletPartitioner, alpha=0.3)'

@@ -280,14 +280,26 @@ def _clients_that_fit(sim: Simulation) -> int:
 @typed
 @isolated()
 def accelerate(sim: Simulation, choice: EngineChoice | None = None) -> Simulation:
-    """An equal simulation whose clients train side by side.
+    """Return an equivalent simulation that trains its clients with a fast engine.
+
+    The engine is checked against the reference before it is used. It computes the same updates up to rounding, and the
+    same batches, fading and noise. [Engines](../engine.md) describes the engines and their speed.
 
     Args:
-        sim: The simulation.
-        choice: The engine, its precision and the clients at a time; by default the fastest.
+        sim: A simulation from `build`.
+        choice: Engine, precision and number of clients to train together; None: the fastest engine for this model.
+
+    Returns:
+        The simulation with another trainer; `sim` stays unchanged.
 
     Raises:
-        InputError: The engine cannot compute this model, or not in this precision.
+        InputError: No fast engine can compute this model (`no-fast-engine`), the engine or its precision is unsupported
+            (`unsupported-precision`), or the trainer of `sim` is a plain function (`wrong-type`).
+
+    >>> import stableair as sa
+    >>> sim = sa.build(sa.Experiment(data="synthetic(samples=60)", model="mlp(width=4)", clients=3, device="cpu"))
+    >>> type(sa.accelerate(sim).train).__name__
+    'StackedTrainer'
     """
     work = reference_trainer(sim).work
     choice = choice or choose(sim, "fast")

@@ -186,11 +186,6 @@ class Worker:
             self.graphs[m] = graph
 
 
-def taps_dense(device: torch.device) -> bool:
-    """Whether dense layers are tapped: on a GPU it takes longer to store a gradient than to compute it."""
-    return device.type == "cuda"
-
-
 def _graph_size(m: int, n: int) -> int:
     """The smallest of n, 3/4 n, n/2, 3/8 n, ... that holds m clients: few graphs, and little padding."""
     sizes = [-(-n * share // 64) for share in (64, 48, 32, 24, 16, 12, 8, 6, 4, 3, 2, 1)]
@@ -250,8 +245,7 @@ class StackedWorker(Worker):
         p = {name: t.requires_grad_(name in self.learning) for name, t in p.items()}
         taps: list[Tap] = []
         y = self.work.data.train.y[index]
-        tapped = self.rule is None and taps_dense(self.device)  # a rule needs the gradients
-        loss = self._loss(p, buffers, x, y, weight, taps if tapped else None)
+        loss = self._loss(p, buffers, x, y, weight, None if self.rule else taps)  # a rule needs the gradients
         learned = [p[name] for name in self.learning]
         targets: list[Any] = [*learned, *(tap.output for tap in taps)]
         grads = torch.autograd.grad(loss.sum(), targets, allow_unused=True)  # None where the loss does not depend on it
@@ -265,7 +259,7 @@ class StackedWorker(Worker):
             moving = [(t, slope) for t, slope in zip(learned, slopes, strict=True) if slope is not None]
             torch._foreach_add_([t for t, _ in moving], [slope for _, slope in moving], alpha=-self.lr)
             for tap, dy in zip(taps, outputs, strict=True):
-                if dy is not None:
+                if dy is not None:  # one product: it takes longer to store the gradient than to compute it
                     weights = p[tap.weight]
                     weights.baddbmm_(dy.mT.to(weights.dtype), tap.x.to(weights.dtype), alpha=-self.lr)
         return loss.detach()

@@ -28,6 +28,8 @@ BASELINE_SETTINGS: dict[str, Any] = {
     "channel": "flat()",
     "fading": "rayleigh(mean=1)",
     "noise": "sas(alpha=1.5, tau=0.1)",
+    "bandwidth": 1e6,
+    "symbol_energy": 1.0,
     "receiver": "mac(C=1)",
     "server": "sgd()",
     "evaluate": "test",

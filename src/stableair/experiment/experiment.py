@@ -25,7 +25,7 @@ class Allowed(NamedTuple):
 
     Args:
         words: The allowed values in words.
-        check: (name, value) -> the value in the type of the setting; raises InputError if it is not allowed.
+        check: (name, value) -> the value in the type of the setting; raises InputError if the value is not allowed.
     """
 
     words: str
@@ -36,6 +36,7 @@ COUNT = Allowed("at least 1", lambda name, value: integer(name, value, 1, MAX_CO
 COUNT_OR_ZERO = Allowed("at least 0", lambda name, value: integer(name, value, 0, MAX_COUNT))
 ANY_INTEGER = Allowed("any integer", integer)
 RATE = Allowed("positive", lambda name, value: number(name, positive(name, value), *LR_RANGE))
+POSITIVE = Allowed("positive", positive)
 DECAY = Allowed("at least 0 and below 1", fraction)
 TRUE_OR_FALSE = Allowed("true or false", boolean)
 
@@ -66,23 +67,32 @@ def _named_settings_only(cls: type[T]) -> type[T]:
 class Experiment:
     """The settings of an experiment; the defaults are the paper's set-up on the embedded data.
 
-    The paper names neither a number of rounds nor a threshold: rounds=100 and C=1 are this project's choices.
+    An experiment is immutable; `with_` returns a modified copy. The paper names neither a number of rounds nor a
+    threshold: rounds=100 and C=1 are this project's choices.
 
-    Every setting is checked when the experiment is made: each spec is parsed, and each component except the data set
-    is built once, which checks its arguments. The parsed specs are kept, see `call` and `calls`.
+    The constructor checks every setting: it parses each spec, and builds each component except the data set once,
+    which checks the arguments. It keeps the parsed specs, see `call` and `calls`.
 
     Raises:
-        InputError: A setting is unknown or invalid.
+        InputError: A setting is unknown (`unknown-setting`) or its value is invalid (`wrong-type`, `out-of-range`,
+            `unknown-value`, ...).
+
+    >>> import stableair as sa
+    >>> experiment = sa.Experiment(clients=10, rounds=20, receiver="mac(C=0.5)")
+    >>> experiment
+    Experiment(clients=10, rounds=20, receiver='mac(C=0.5)')
+    >>> experiment.noise  # a default
+    'sas(alpha=1.5, tau=0.1)'
     """
 
     data: str = _setting("digits", "Data set.")
     partition: str = _setting("iid()", "How the training samples are divided among the clients.")
-    model: str = _setting("auto", "Model; auto: the model that the data set names.")
+    model: str = _setting("auto", "Model; auto: the default model of the data set.")
     clients: int = _setting(50, "Number of clients N.", COUNT)
     rounds: int = _setting(100, "Number of communication rounds K.", COUNT)
     seed: int = _setting(0, "Seed of all random streams.", ANY_INTEGER)
     local_epochs: int = _setting(5, "Local epochs E per round.", COUNT)
-    batch_size: int = _setting(10, "Samples in a local batch.", COUNT)
+    batch_size: int = _setting(10, "Samples per local batch.", COUNT)
     lr: float = _setting(0.03, "Learning rate eta of the clients.", RATE)
     lr_decay: str = _setting("constant()", "Schedule of the learning rate over the rounds.")
     local: str = _setting("sgd()", "Optimiser of the local training.")
@@ -91,16 +101,20 @@ class Experiment:
         "none", "Augmentation of local batches: random crop by up to 4 pixels and horizontal flip."
     )
     payload: Literal["gradient", "delta"] = _setting(
-        "gradient", "What a client transmits: (w_k - w_{k,n}) / lr of the round, or w_k - w_{k,n}."
+        "gradient", "Payload of a client: (w_k - w_{k,n}) / lr of the round, or w_k - w_{k,n}."
     )
-    blocks: Blocks = _setting("tensor", "Blocks on which an entry-wise receiver works.")  # noqa: RUF009
+    blocks: Blocks = _setting("tensor", "Blocks to which an entry-wise receiver is applied one by one.")  # noqa: RUF009
     participation: str = _setting("all()", "Clients that take part in a round.")
     power: str = _setting("none()", "Transmit power control of the clients.")
-    channel: str = _setting("flat()", "Channel, Eq. (3).")
-    fading: str = _setting("rayleigh(mean=1)", "Fading h_{n,k}.")
-    noise: str = _setting("sas(alpha=1.5, tau=0.1)", "Interference xi_k.")
+    channel: str = _setting("flat()", "Channel model, Eq. (3).")
+    fading: str = _setting("rayleigh(mean=1)", "Law of the fading h_{n,k}.")
+    noise: str = _setting("sas(alpha=1.5, tau=0.1)", "Law of the interference xi_k.")
+    bandwidth: float = _setting(1e6, "Bandwidth of the uplink in Hz, for the recorded time on the air.", POSITIVE)
+    symbol_energy: float = _setting(
+        1.0, "Energy in J of a transmitted symbol of modulus 1, for the recorded energy.", POSITIVE
+    )
     receiver: str = _setting("mac(C=1)", "Receiver, Eqs. (5)-(8); chain several with |.")
-    server: str = _setting("sgd()", "Server's step, Eq. (4).")
+    server: str = _setting("sgd()", "Server rule, Eq. (4).")
     evaluate: Literal["test", "validation"] = _setting(
         "test", "Data for the evaluation; validation: a held-out fifth of the training data."
     )
@@ -109,9 +123,13 @@ class Experiment:
     )
     norm_stats: NormStats = _setting("clients", "Batch norm statistics of the evaluation.")  # noqa: RUF009
     average: float = _setting(0.0, "Decay of the model average for the evaluation; 0: no average.", DECAY)
-    snr_blocks: Literal["none", "tensor", "layer"] = _setting("none", "Blocks for which the SNR is recorded too.")
+    snr_blocks: Literal["none", "tensor", "layer"] = _setting(
+        "none", "Blocks whose SNR is recorded in addition to the whole vector's."
+    )
     device: str = _setting("auto", "Device, such as cpu or cuda:0; auto: a GPU if there is one.")
-    engine: Literal["auto", "reference", "fast"] = _setting("auto", "Engine for the local training.")
+    engine: Literal["auto", "reference", "fast"] = _setting(
+        "auto", "Engine of the local training; auto: the fastest one for this model and device."
+    )
     precision: Literal["auto", Precision] = _setting("auto", "Precision of matrix products in the fast engine.")
     chunk: int = _setting(0, "Clients whose updates are in memory at once; 0: as many as fit.", COUNT_OR_ZERO)
 
@@ -153,7 +171,16 @@ class Experiment:
         return self.to_dict()  # parsed specs refer to factories, which may not be picklable: they are parsed again
 
     def calls(self, setting: str) -> tuple[Call, ...]:
-        """Return the parsed components of a setting: several for a chain, none for model="auto".
+        """Return the parsed components of a component setting.
+
+        Args:
+            setting: Name of a component setting, such as "receiver".
+
+        Returns:
+            One component; several for a chain of receivers; none for model="auto".
+
+        Raises:
+            InputError: There is no such component setting (`unknown-value`).
 
         >>> [call.name for call in Experiment(receiver="mac(C=1) | gnc(10)").calls("receiver")]
         ['mac', 'gnc']
@@ -161,7 +188,17 @@ class Experiment:
         return self._calls[choice("setting", setting, COMPONENT_SETTINGS)]
 
     def call(self, setting: str) -> Call:
-        """Return the parsed component of a setting that has exactly one; calling it builds the component.
+        """Return the parsed component of a component setting that has exactly one.
+
+        Args:
+            setting: Name of a component setting, such as "noise".
+
+        Returns:
+            The component, with its `name` and `arguments`. Calling it builds the component.
+
+        Raises:
+            InputError: There is no such component setting (`unknown-value`), or it has no or several components
+                (`not-one-component`).
 
         >>> Experiment().call("noise").arguments
         {'alpha': 1.5, 'tau': 0.1}
@@ -173,10 +210,19 @@ class Experiment:
         return calls[0]
 
     def with_(self, **settings: Any) -> "Experiment":
-        """Return a copy with other settings; a dotted key changes one argument of a component.
+        """Return a copy with other settings.
 
-        >>> Experiment().with_(clients=10, **{"noise.tau": 0.5}).noise
-        'sas(alpha=1.5, tau=0.5)'
+        Args:
+            **settings: New values by name. A dotted key changes one argument of a component, such as `"noise.tau"`.
+
+        Returns:
+            The modified copy; this experiment stays unchanged.
+
+        Raises:
+            InputError: A setting or an argument is unknown (`unknown-setting`, `unknown-argument`) or invalid.
+
+        >>> Experiment().with_(clients=10, **{"noise.tau": 0.5})
+        Experiment(clients=10, noise='sas(alpha=1.5, tau=0.5)')
         """
         plain = {key: value for key, value in settings.items() if "." not in key}
         check_known(plain)
@@ -195,51 +241,128 @@ class Experiment:
         return replace(self, **plain)
 
     def id(self) -> str:
-        """Return twelve hex digits that identify the experiment.
+        """Return twelve hexadecimal digits that identify the experiment.
 
-        Execution settings (rounds, device, engine, precision, chunk) do not change the id.
+        The id depends on all settings and all arguments of the components, defaults included. Only the execution
+        settings (rounds, device, engine, precision, chunk) do not change it.
+
+        >>> experiment = Experiment(receiver="mac(C=1)")
+        >>> experiment.id() == experiment.with_(rounds=5, device="cpu").id()
+        True
+        >>> experiment.id() == experiment.with_(**{"receiver.C": 2}).id()
+        False
         """
         return records.experiment_id(self.to_dict(), self._calls)
 
     @property
     def name(self) -> str:
-        """Default name of the run folder."""
+        """The default name of the run folder: data, receiver, seed and id."""
         return f"{self.call('data').title}-{self.calls('receiver')[0].title}-seed{self.seed}-{self.id()}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the settings by name."""
+        """Return all settings by name, defaults included; `Experiment(**settings)` is the inverse."""
         return asdict(self)
 
     def to_record(self) -> dict[str, Any]:
-        """Return the record that a run folder keeps: the settings, and every argument of every component."""
+        """Return the content of experiment.json.
+
+        A record holds all settings, and under "arguments" all arguments of every component. It still describes the same
+        experiment after a default has changed in a later version.
+
+        >>> Experiment().to_record()["arguments"]["receiver"]
+        [{'C': 1, 'gain': None, 'pilot': 0}]
+        """
         return records.to_record(self.to_dict(), self._calls)
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> "Experiment":
-        """Make the experiment of a record, of this version or an older one."""
+        """Return the experiment that a record of this version or an older one describes.
+
+        Args:
+            record: Content of experiment.json, as from `to_record`.
+
+        Returns:
+            The experiment; arguments whose default has changed since are written out.
+
+        Raises:
+            InputError: A setting is missing (`missing-setting`), unknown (`unknown-setting`) or of a wrong type
+                (`wrong-type`).
+
+        >>> experiment = Experiment(clients=10)
+        >>> Experiment.from_record(experiment.to_record()) == experiment
+        True
+        """
         return cls(**records.from_record(record))
 
     def to_json(self) -> str:
-        """Write the settings as JSON."""
+        """Return the settings as JSON; `from_json` reads it."""
         return records.to_json(self.to_dict())
 
     def to_toml(self) -> str:
-        """Write the settings as TOML."""
+        """Return the settings as TOML; `from_toml` and `stableair run FILE.toml` read it.
+
+        >>> print(Experiment(clients=10).to_toml().splitlines()[3])
+        clients = 10
+        """
         return records.to_toml(self.to_dict())
 
     @classmethod
     def from_json(cls, text: str) -> "Experiment":
-        """Make an experiment from JSON with any of its settings, or from a record."""
+        """Return an experiment from JSON.
+
+        Args:
+            text: An object with any of the settings, or a record.
+
+        Returns:
+            The experiment; settings that are left out have their defaults.
+
+        Raises:
+            InputError: The text is not JSON (`not-json`), or a setting is unknown or invalid.
+
+        >>> Experiment.from_json('{"clients": 10, "noise": {"tau": 0.3}}')
+        Experiment(clients=10, noise='sas(alpha=1.5, tau=0.3)')
+        """
         return cls().with_(**records.parse_json(text))
 
     @classmethod
     def from_toml(cls, text: str) -> "Experiment":
-        """Make an experiment from TOML with any of its settings."""
+        r"""Return an experiment from TOML.
+
+        Args:
+            text: Any of the settings; `noise.tau = 0.3` sets one argument of a component.
+
+        Returns:
+            The experiment; settings that are left out have their defaults.
+
+        Raises:
+            InputError: The text is not TOML (`not-toml`), or a setting is unknown or invalid.
+
+        >>> Experiment.from_toml("clients = 10\nnoise.tau = 0.3")
+        Experiment(clients=10, noise='sas(alpha=1.5, tau=0.3)')
+        """
         return cls().with_(**records.parse_toml(text))
 
     @classmethod
     def read(cls, path: str | Path) -> "Experiment":
-        """Make an experiment from a .toml or .json file with any of its settings."""
+        """Return the experiment of a file.
+
+        Args:
+            path: A .json file, read as in `from_json`; any other file is read as TOML, as in `from_toml`.
+
+        Returns:
+            The experiment; settings that are left out have their defaults.
+
+        Raises:
+            InputError: The file cannot be read (`unreadable-file`), is not JSON or TOML (`not-json`, `not-toml`), or a
+                setting is unknown or invalid.
+
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as folder:
+        ...     path = Path(folder, "ten.toml")
+        ...     size = path.write_text("clients = 10")
+        ...     print(Experiment.read(path))
+        Experiment(clients=10)
+        """
         text = records.read_text(path)
         try:
             return cls.from_json(text) if Path(path).suffix == ".json" else cls.from_toml(text)
@@ -257,6 +380,9 @@ SETTING_FIELDS = {each.name: each for each in fields(Experiment)}
 
 def allowed_values(setting: str) -> tuple[str, ...]:
     """Return the values that a setting may take; empty if they are not a fixed set.
+
+    Args:
+        setting: Name of a setting.
 
     >>> allowed_values("payload"), allowed_values("clients")
     (('gradient', 'delta'), ())

@@ -15,7 +15,13 @@ log = logging.getLogger("stableair")
 
 
 def from_words(words: list[str]) -> Experiment:
-    """Make an experiment from words: optionally a preset or a file first, then `key=value`.
+    """Return the experiment of the words of a command line.
+
+    Args:
+        words: Optionally a preset or a .toml or .json file first; then words of the form `key=value`.
+
+    Raises:
+        InputError: The first word is neither a preset nor a file (`unknown-preset`), or a setting is invalid.
 
     >>> from_words(["digits-noniid", "rounds=5", "noise.tau=0.3"]).noise
     'sas(alpha=1.5, tau=0.3)'
@@ -34,7 +40,11 @@ def from_words(words: list[str]) -> Experiment:
 
 
 def parse_overrides(words: list[str]) -> dict[str, Any]:
-    """Return the settings that words of the form `key=value` stand for; of a repeated key the last word counts."""
+    """Return the settings in words of the form `key=value`; of a repeated key, use the last word.
+
+    Raises:
+        InputError: A word has no equals sign (`not-a-setting`), or a value has a wrong type (`wrong-type`).
+    """
     settings: dict[str, Any] = {}
     for word in last_of_each(words):
         name, equals, text = word.partition("=")
@@ -46,7 +56,7 @@ def parse_overrides(words: list[str]) -> dict[str, Any]:
 
 
 def last_of_each(words: list[str]) -> list[str]:
-    """Return the words without each `key=value` that a later one with the same key replaces; log a note for each.
+    """Remove each `key=value` that a later word with the same key replaces, and log a note about it.
 
     >>> last_of_each(["digits", "rounds=5", "lr=0.1", "rounds=9"])
     ['digits', 'lr=0.1', 'rounds=9']

@@ -23,7 +23,7 @@ from stableair.validation import as_path, short_repr
 ARGUMENTS = "arguments"  # key of a record: every argument of every component
 OPTIONAL = (  # settings that the oldest records lack
     "participation", "power", "channel", "average", "snr_blocks",
-    "local", "lr_decay", "label_smoothing", "evaluate_clients",
+    "local", "lr_decay", "label_smoothing", "evaluate_clients", "bandwidth", "symbol_energy",
 )  # fmt: skip
 NOISE_ON = "noise_on", "mean"  # version 0.1.0 recorded the default of flat(noise_on=...) as a separate setting
 
@@ -36,10 +36,10 @@ Calls = Mapping[str, tuple[Call, ...]]  # the parsed components of each componen
 
 
 def experiment_id(settings: dict[str, Any], calls: Calls) -> str:
-    """Return twelve hex digits that identify an experiment.
+    """Return twelve hexadecimal digits that identify an experiment.
 
-    The id hashes the differences to the frozen baseline. A new setting or argument, at the value that means "as
-    before", does not change ids; a changed default does. Execution settings are ignored.
+    The id hashes the differences to the frozen baseline. A new setting or argument changes no id while it has the value
+    that keeps the earlier behaviour; a changed default changes ids. Execution settings are ignored.
     """
     plain = {key: value for key, value in settings.items() if key not in (*EXECUTION, *COMPONENT_SETTINGS)}
     different: dict[str, Any] = {key: v for key, v in plain.items() if not equal(v, BASELINE_SETTINGS.get(key))}
@@ -68,7 +68,7 @@ def _beyond_baseline(name: str, components: Components) -> list[Any]:
 
 
 def _hashed(value: Any, nested: Registry | None) -> Any:
-    """The form of an argument that is hashed: its text, or for a nested spec its differences to the baseline."""
+    """The form of an argument in the hash: its text, or for a nested spec its differences to the baseline."""
     if nested is None:
         return format_value(value)
     call = nested.one(value)
@@ -79,7 +79,7 @@ def _hashed(value: Any, nested: Registry | None) -> Any:
 
 
 def to_record(settings: dict[str, Any], calls: Calls) -> dict[str, Any]:
-    """Return the record of an experiment: its settings, and every argument of every component."""
+    """Return the record of an experiment: its settings, and all arguments of every component."""
     arguments = {name: [_to_json(call.full().arguments) for call in calls[name]] for name in COMPONENT_SETTINGS}
     return settings | {ARGUMENTS: arguments}
 
@@ -87,7 +87,10 @@ def to_record(settings: dict[str, Any], calls: Calls) -> dict[str, Any]:
 def from_record(record: Any) -> dict[str, Any]:
     """Return the settings of the experiment that a record describes.
 
-    Arguments whose default has changed since are written out; all other arguments keep their text.
+    Arguments whose default has changed since are written out; the text of all other arguments stays the same.
+
+    Raises:
+        InputError: The record is not a dict (`wrong-type`), or contradicts itself (`contradictory-record`).
     """
     if not isinstance(record, dict):
         raise InputError(
@@ -124,7 +127,9 @@ def settings_of_record(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def components_of_record(record: dict[str, Any]) -> dict[str, Components]:
-    """Return the components of a record by setting, with every argument: as recorded, else of the baseline.
+    """Return the components of a record by setting, with all their arguments.
+
+    Arguments that the record lacks have their baseline value.
 
     Raises:
         InputError: The recorded arguments contradict the settings (`contradictory-record`).
@@ -153,18 +158,18 @@ def _contradiction(name: str, settings: dict[str, Any]) -> InputError:
 
 
 def _components(name: str, text: str) -> Components:
-    """The components of a setting, with the arguments that its text gives."""
+    """The components of a setting, with the arguments in its text."""
     return [] if text == "auto" else parse_unchecked(name, text)
 
 
 def _to_json(arguments: Arguments) -> Arguments:
-    """Arguments as JSON can hold them: infinity is {"float": "inf"}."""
+    """Convert arguments to values that JSON can represent: infinity becomes {"float": "inf"}."""
     special = {k: v for k, v in arguments.items() if isinstance(v, float) and not math.isfinite(v)}
     return arguments | {key: {"float": str(value)} for key, value in special.items()}
 
 
 def _from_json(arguments: Arguments) -> Arguments:
-    """The inverse of `_to_json`; JSON lists are tuples."""
+    """Invert `_to_json`; JSON lists become tuples."""
 
     def convert(value: Any) -> Any:
         if isinstance(value, dict) and value.get("float") in ("inf", "-inf", "nan"):
@@ -183,7 +188,7 @@ def to_json(settings: dict[str, Any]) -> str:
 
 
 def to_toml(settings: dict[str, Any]) -> str:
-    """Write settings as TOML; flat settings have the same values in JSON."""
+    """Write settings as TOML; a single value has the same text in TOML and in JSON."""
     return "".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items())
 
 
@@ -232,11 +237,11 @@ def _parse(text: Any, loads: Callable[[str], Any], language: str) -> dict[str, A
 
 
 def flatten(table: Mapping[str, Any], *kept: str) -> dict[str, Any]:
-    """Return a table with dotted keys: in TOML, `noise.tau = 0.3` is a table "noise".
+    """Return a table with dotted keys: TOML reads `noise.tau = 0.3` as a table "noise".
 
     Args:
         table: The table.
-        kept: Keys whose tables stay as they are.
+        *kept: Keys whose tables stay as they are.
 
     >>> flatten({"noise": {"tau": 0.3}, "rounds": 5})
     {'noise.tau': 0.3, 'rounds': 5}
@@ -249,7 +254,7 @@ def flatten(table: Mapping[str, Any], *kept: str) -> dict[str, Any]:
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object; a key that occurs twice is refused."""
+    """Convert the pairs of a JSON object to a dict; refuse a key that occurs twice."""
     result: dict[str, Any] = {}
     for key, value in pairs:
         if key in result:

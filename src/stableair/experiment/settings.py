@@ -38,6 +38,9 @@ NESTED_COMPONENTS = {
 def registry(kind: str) -> Registry:
     """Return the registry of a component setting or of a nested component.
 
+    Args:
+        kind: Name of a component setting such as "noise", or of a nested component such as "basis".
+
     >>> registry("noise").one("sas(tau=0.2)").arguments
     {'tau': 0.2}
     """
@@ -49,6 +52,10 @@ def registry(kind: str) -> Registry:
 
 def check_known(settings: Mapping[str, Any], *others: str) -> None:
     """Refuse names that are neither a setting nor one of `others`.
+
+    Args:
+        settings: Values by name; the values are only used in the suggestion.
+        *others: Further allowed names.
 
     Raises:
         InputError: A name is unknown (`unknown-setting`).
@@ -63,7 +70,7 @@ def check_known(settings: Mapping[str, Any], *others: str) -> None:
 
 
 def dotted_keys(argument: str) -> list[str]:
-    """Return the dotted keys that set an argument of a component: of the default components, else of any.
+    """Return the dotted keys that set an argument of a default component, or else of any component.
 
     >>> dotted_keys("tau"), dotted_keys("max_norm"), dotted_keys("clients")
     (['noise.tau'], ['receiver.max_norm'], [])
@@ -75,7 +82,7 @@ def dotted_keys(argument: str) -> list[str]:
 
 
 def takes_argument(setting: str, text: Any, argument: str) -> bool:
-    """Whether a component of a spec takes an argument; arguments of the spec may be missing.
+    """Whether a component of a spec takes an argument. The spec may lack arguments.
 
     >>> takes_argument("receiver", "mac | sign", "C"), takes_argument("receiver", "none()", "C")
     (True, False)

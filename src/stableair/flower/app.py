@@ -38,14 +38,25 @@ def server_app(
     enough: int = 1,
     timeout: float = 3600.0,
 ) -> ServerApp:
-    """Return a ServerApp that runs an experiment.
+    """Return a ServerApp that runs an experiment over the air.
 
     Args:
-        experiment: The experiment. None: the run config holds its settings, and the `OPTIONS` instead of the arguments.
+        experiment: The experiment. None: the run config contains its settings, and also `folder`, `enough` and
+            `timeout`.
         folder: Run folder; None records nothing.
-        strategy: The strategy inside `OverTheAir`; None for FedAvg.
+        strategy: The strategy inside `OverTheAir`; None: FedAvg.
         enough: Minimum number of replies per round.
         timeout: Seconds to wait for nodes at the start, and for replies in each round.
+
+    Returns:
+        The app, for Flower's `run_simulation` or as the component `serverapp` of a pyproject.toml.
+
+    ```python
+    from flwr.simulation import run_simulation
+
+    experiment = sa.Experiment(clients=10, rounds=20)
+    run_simulation(server_app(experiment, "runs/x"), client_app(experiment), num_supernodes=10)
+    ```
     """
     app = ServerApp()
 
@@ -63,13 +74,17 @@ def server_app(
 
 
 def client_app(experiment: Experiment | None = None, mods: list[Mod] | None = None) -> ClientApp:
-    """Return a ClientApp that trains one client of an experiment.
+    """Return a ClientApp that trains one client of an experiment per node.
 
-    The client's number is the `partition-id` of the node: a simulation sets it, a SuperNode gets it by --node-config.
+    The number of the client is the `partition-id` of the node: a simulation sets it, a SuperNode gets it by
+    --node-config.
 
     Args:
-        experiment: The experiment. None: the run config holds its settings.
+        experiment: The experiment. None: the run config contains its settings.
         mods: Flower's mods, such as `limited`.
+
+    Returns:
+        The app, for Flower's `run_simulation` or as the component `clientapp` of a pyproject.toml.
     """
     app = ClientApp(mods=mods)
 
@@ -93,7 +108,7 @@ def client_app(experiment: Experiment | None = None, mods: list[Mod] | None = No
 
 
 def experiment_from_config(run_config: Mapping[str, Any]) -> Experiment:
-    """Return the experiment of a run config: every key but the `OPTIONS` is a setting."""
+    """Return the experiment of a run config: all keys except `OPTIONS` are settings."""
     return Experiment().with_(**{key: value for key, value in run_config.items() if key not in OPTIONS})
 
 

@@ -15,7 +15,13 @@ PAYLOAD = "payload"  # name of a reply's record with u_n and the moments of the 
 
 
 def layouts(arrays: ArrayRecord) -> tuple[Layout, Layout]:
-    """Return the layouts of the parameters and of the norm buffers of a state_dict; integer arrays are counters."""
+    """Return the layouts of the parameters and of the norm buffers of a state_dict.
+
+    Integer arrays are counters, which are in neither layout.
+
+    Raises:
+        InputError: There is no parameter.
+    """
     shapes = {name: array.shape for name, array in arrays.items() if np.dtype(array.dtype).kind == "f"}
     norms = [name for name in shapes if name.rpartition(".")[2] in NORM_BUFFERS]
     if len(shapes) == len(norms):
@@ -48,7 +54,10 @@ def flat(arrays: ArrayRecord, layout: Layout, dtype: torch.dtype = torch.float32
 
 
 def with_vectors(arrays: ArrayRecord, vectors: Iterable[tuple[Layout, Tensor]]) -> ArrayRecord:
-    """Return the arrays with the blocks of the vectors in place of those with the same names; dtypes stay."""
+    """Return the arrays with the blocks of the vectors in place of the arrays of the same names.
+
+    The dtypes stay.
+    """
     replaced = dict(arrays)
     for layout, v in vectors:
         for name, shape, block in zip(layout.names, layout.shapes, layout.split(v.cpu()), strict=True):

@@ -36,7 +36,7 @@ def common_metrics(records: dict[int, MetricRecord], k: int) -> dict[int, Metric
         if all(lengths[node].get(name, UNUSABLE) == n for name, n in used.items()):
             common[node] = MetricRecord({name: record[name] for name in used})
         else:
-            log(WARNING, "round %d: no metric of node %d is used: most nodes send others", k, node)
+            log(WARNING, "round %d: no metric of node %d is used: most nodes send other metrics", k, node)
     return common
 
 
@@ -71,13 +71,7 @@ def aggregate_metrics(aggregate: Aggregate, records: Iterable[MetricRecord], wei
 
 
 def evaluation_replies(messages: Iterable[Message], weight: str, k: int) -> list[Message]:
-    """Return the replies to an evaluation that a strategy can aggregate; log the other ones.
-
-    Args:
-        messages: The replies of the nodes.
-        weight: The metric that holds the number of samples.
-        k: The round, for the log.
-    """
+    """Return the replies to an evaluation that a strategy can aggregate; log the other replies."""
     valid = {}
     for message in messages:
         try:

@@ -11,15 +11,22 @@ from stableair.validation import positive
 
 
 def limited(norm: float | None = None, power: float | None = None) -> Mod:
-    """Clip a client's update to a maximum norm and a maximum mean power per entry.
+    """Return a Flower mod that limits the norm and the power of a client's update.
 
-    u (d,) becomes u min(1, norm / |u|, sqrt(power d) / |u|). If the client returns weights, u is their difference,
-    w_{k,n} - w_k; if it returns a payload, u is the payload. Norm buffers and non-finite updates stay unchanged; the
-    server drops non-finite updates.
+    The update u (d,) becomes u min(1, norm / |u|, sqrt(power d) / |u|). If the client returns weights, u is their
+    difference, w_{k,n} - w_k; if it returns a payload, u is the payload. Norm buffers and non-finite updates stay
+    unchanged; the server drops non-finite updates.
 
     Args:
         norm: Maximum norm; None for no limit.
         power: Maximum mean power per entry; None for no limit.
+
+    Raises:
+        InputError: A limit is not positive (`out-of-range`).
+
+    ```python
+    app = ClientApp(mods=[limited(norm=1.0, power=1e-4)])
+    ```
     """
     max_norm = math.inf if norm is None else positive("norm", norm)
     max_power = math.inf if power is None else positive("power", power)

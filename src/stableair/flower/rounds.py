@@ -22,7 +22,7 @@ Evaluate = Callable[[ModelState, ModelState | None], Metrics]
 
 
 def no_evaluation(model: ModelState, averaged: ModelState | None) -> Metrics:
-    """Evaluate nothing."""
+    """Return no metrics."""
     return {}
 
 

@@ -15,10 +15,12 @@ STRATEGY_MEMORY = "m_t", "v_t", "momentum_vector"  # the attributes that these s
 
 
 def check_uses_mean(strategy: Strategy) -> Strategy:
-    """Refuse a strategy that compares individual replies: over the air the server receives only their sum.
+    """Return a strategy that uses only the mean of the replies.
+
+    Over the air the server receives only the sum of the replies.
 
     Raises:
-        InputError: It is not a strategy (`wrong-type`), or needs individual replies (`needs-replies`).
+        InputError: The strategy compares individual replies.
     """
     if not isinstance(strategy, Strategy):
         text = f"OverTheAir wraps a strategy of flwr.serverapp.strategy: got {type(strategy).__name__}"
@@ -34,7 +36,10 @@ def check_uses_mean(strategy: Strategy) -> Strategy:
 
 
 def describe_strategy(strategy: Strategy) -> str:
-    """Return a strategy's class and the float attributes that FedAvg does not have: `FedAdam(beta_1=0.9, eta=0.1)`."""
+    """Return a strategy's class and its float attributes, such as `FedAdam(beta_1=0.9, eta=0.1)`.
+
+    Attributes that FedAvg also has are omitted.
+    """
     numbers = {name: value for name, value in vars(strategy).items() if isinstance(value, float)}
     names = sorted(numbers.keys() - {"fraction_train", "fraction_evaluate"})
     return f"{type(strategy).__name__}({', '.join(f'{name}={numbers[name]:g}' for name in names)})"

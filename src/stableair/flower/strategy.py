@@ -1,7 +1,8 @@
-"""A Flower strategy whose nodes transmit over the air: they are the clients of Algorithm 1, the strategy is the server.
+"""A Flower strategy whose nodes transmit over the air.
 
-Flower samples the nodes and collects their replies. `simulate` takes the replies as the uploads of a round, and the
-strategy gets the model that the channel and the receiver leave of them as its only reply.
+The nodes are the clients of Algorithm 1, and the strategy is its server. Flower samples the nodes and collects their
+replies. `simulate` uses the replies as the uploads of a round. The channel and the receiver compute one model from
+them, which the wrapped strategy gets as its only reply.
 """
 
 import time
@@ -51,21 +52,35 @@ Evaluation = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
 class OverTheAir(Strategy):
-    """A Flower strategy whose clients transmit over the air: OverTheAir(FedAvg(), noise="sas(tau=0.1)", lr=0.03).
+    """A Flower strategy whose clients transmit over the air to the strategy that it wraps.
 
-    The weights w_{k,n} (or payloads u_n) that the nodes return become Eq. (3): g = (1/N) sum_n h_n u_n + xi with
-    u_n = (w_k - w_{k,n}) / lr. They are summed in the order of the clients (most samples first, then by number), not
-    in the order of arrival. The receiver's g gives the model of Eq. (4), which the strategy gets as its only reply;
-    norm buffers use the side link. A reply that cannot be used is dropped, logged and listed in `left_out`.
+    The weights w_{k,n} (or payloads u_n) that the nodes return become Eq. (3): g = (1/N) sum_n h_n u_n + xi with u_n =
+    (w_k - w_{k,n}) / lr. They are summed in the order of the clients (most samples first, then by number), not in the
+    order of arrival. The receiver's g gives the model of Eq. (4), which the strategy gets as its only reply; norm
+    buffers use the noiseless side link. An unusable reply is dropped, logged and listed in `left_out`. [Deployment with
+    Flower](../flower.md) is the guide.
 
     Args:
-        strategy: A strategy that uses only the mean of the replies.
+        strategy: A strategy that uses only the mean of the replies: FedAvg, FedProx, FedAvgM, FedAdagrad, FedAdam,
+            FedYogi.
         experiment: Model, data and evaluation of the run. None: the clients hold the data and the model.
-        folder: Run folder. Every round is recorded there; the next start resumes after the last one.
+        folder: Run folder. Every round is recorded there; the next start continues after the last recorded round.
         clients: Number of clients. None: the number of nodes that are connected at the start.
         enough: Minimum number of replies. With fewer replies in a round, the model stays unchanged.
-        loss: The metric of the replies that holds the training loss.
-        settings: Settings of the `experiment`; without one, settings of the channel, the receiver and the server.
+        loss: Name of the metric of the replies that contains the training loss.
+        **settings: Settings of the `experiment`; without an experiment, settings of the channel, the receiver and the
+            server: `lr`, `lr_decay`, `payload`, `blocks`, `power`, `channel`, `fading`, `noise`, `receiver`, `server`,
+            `seed`.
+
+    Raises:
+        InputError: The strategy compares individual replies, a setting is unknown or invalid, or `participation` is set
+            (`unsupported-participation`).
+
+    ```python
+    strategy = OverTheAir(FedAvg(), noise="sas(tau=0.1)", receiver="mac(C=auto)", lr=0.03)
+    arrays = ArrayRecord(model.state_dict())
+    result = strategy.start(grid, initial_arrays=arrays, num_rounds=20)
+    ```
     """
 
     def __init__(
@@ -108,7 +123,26 @@ class OverTheAir(Strategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Evaluation | None = None,
     ) -> Result:
-        """Run Flower's loop over the rounds that the folder does not hold yet."""
+        """Run Flower's loop over the rounds that the folder does not contain yet.
+
+        Args:
+            grid: Flower's connection to the nodes.
+            initial_arrays: The initial model, such as its state_dict; None if the `experiment` has the model.
+            num_rounds: Number of rounds of the whole run.
+            timeout: Seconds to wait for nodes at the start, and for replies in each round.
+            train_config: Values that the strategy sends to the clients for training.
+            evaluate_config: Values that the strategy sends to the clients for evaluation.
+            evaluate_fn: (round, model) -> metrics of the model, evaluated on the server. They are recorded as
+                `test/...`.
+
+        Returns:
+            The final model, and the metrics by round.
+
+        Raises:
+            InputError: The initial model is missing (`missing-model`), too few nodes connect in time (`missing-nodes`),
+                no reply of the first round can be used, or the folder holds another run.
+            RunBusyError: Another process has locked the folder.
+        """
         with ExitStack() as stack:
             lock = stack.enter_context(locked(self.folder)) if self.folder else None
             min_nodes = int(getattr(self.strategy, "min_available_nodes", 1))
@@ -184,7 +218,7 @@ class OverTheAir(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Let the strategy sample nodes, and number the nodes that are connected."""
+        """Let the strategy sample nodes, and number the connected nodes; called by `start`."""
         if self.diverged:
             return []
         self.broadcast = arrays
@@ -198,7 +232,7 @@ class OverTheAir(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Run one round of Algorithm 1 with these replies."""
+        """Run one round of Algorithm 1 with these replies; called by `start`."""
         if self.diverged:
             return None, None
         k = self.first + server_round - 1
@@ -213,7 +247,7 @@ class OverTheAir(Strategy):
         if len(self.replies.used) < self.enough:
             log(WARNING, "round %d: fewer than %d replies can be used", k, self.enough)
         if row.get("diverged"):
-            log(WARNING, "round %d: the model is no longer finite; the run ends here", k)
+            log(WARNING, "round %d: the model is no longer finite; the run stops", k)
             self.diverged = True
             return None, None
         self.broadcast = self._array_record(state.model)
@@ -223,7 +257,7 @@ class OverTheAir(Strategy):
 
     @property
     def weight(self) -> str:
-        """The metric that holds a client's number of samples."""
+        """Name of the metric that contains a client's number of samples."""
         return str(getattr(self.strategy, "weighted_by_key", "num-examples"))
 
     def _apply_strategy(self, w: Tensor) -> Tensor:
@@ -267,7 +301,7 @@ class OverTheAir(Strategy):
         return ours | {name if "/" in name else f"test/{name}": value for name, value in numbers.items()}
 
     def _server_evaluation(self, server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
-        """Return Flower the evaluation of a completed round; evaluate the model before the first round."""
+        """The evaluation of a completed round for Flower; before the first round, evaluate the initial model."""
         if server_round:
             return None if self.diverged else self.evaluation
         return self.evaluate_fn(self.first, arrays) if self.evaluate_fn else None
@@ -275,13 +309,13 @@ class OverTheAir(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Let the strategy sample nodes for the evaluation."""
+        """Let the strategy sample nodes for the evaluation; called by `start`."""
         if self.diverged:
             return []
         return self.strategy.configure_evaluate(self.first + server_round, arrays, config, grid)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Let the strategy aggregate the metrics of the evaluation, as far as they are valid."""
+        """Let the strategy aggregate the valid metrics of the evaluation; called by `start`."""
         if self.diverged:
             return None
         valid = evaluation_replies(replies, self.weight, self.replies.k)

@@ -38,32 +38,41 @@ def figure(
 ) -> Picture:  # fmt: skip
     """Make a figure of the paper. `stableair figure` calls this function.
 
-    It writes the picture as NAME.png and NAME.pdf and its caption as NAME.txt.
-
-    Runs that are already in `out` are not computed again.
+    It writes the picture as NAME.png and NAME.pdf and its caption as NAME.txt. Runs that are already in `out` are not
+    computed again. With `smoke=True` or `published=True` it needs no GPU and no data.
 
     Args:
         name: "fig2", "fig3a" to "fig3f", "fig4a" to "fig4c", or "interval".
         out: Folder of the pictures and runs. Default: runs; runs/smoke with `smoke`; runs/published with `published`.
         smoke: Make a small version on the embedded digits, which takes about half a minute.
-        rounds: Communication rounds.
+        rounds: Number of communication rounds. None: the number of the figure.
         seeds: Number of seeds; two or more give a band.
-        settings: Settings of the experiments to change, such as {"clients": 10, "noise.tau": 0.2}.
-        thresholds: Thresholds to use instead of a search: {"MAC": 0.13, "GNC": 100}.
+        settings: Settings of the experiments to change, such as `{"clients": 10, "noise.tau": 0.2}`.
+        thresholds: Thresholds to use instead of a search: `{"MAC": 0.13, "GNC": 100}`.
         search_each: Search C for every curve of fig4a or fig4b, instead of once.
-        trials: Number of trials of each threshold search.
-        search_rounds: Rounds of each trial.
+        trials: Number of trials of each threshold search. None: 12, or 6 with `smoke`.
+        search_rounds: Rounds of each trial. None: 20, or `rounds` if it is smaller.
         published: Draw the runs that come with the package; compute nothing.
         overlay: With `published`: runs, or folders of runs, to draw over the published ones.
         metric: With `published`: metric to draw instead of the figure's, such as "test/accuracy_clients".
         style: Style of the picture, as for `sa.plot`.
         force: Whether to replace files that stableair has not made.
-        plugin_changed: What to do with results of a plug-in that has changed since: "refuse" raises an error, "keep"
-            uses them and records both versions, "recompute" restarts such runs.
+        plugin_changed: What to do with recorded rounds of a plug-in that has changed since: "refuse" raises an error,
+            "keep" uses them and records both versions, "recompute" restarts such runs.
         callbacks: Observers of the runs.
 
+    Returns:
+        The matplotlib figure.
+
     Raises:
-        InputError: The figure is unknown, or it cannot use one of the options.
+        InputError: The figure is unknown (`unknown-value`), or it cannot use one of the options (`unused-options`).
+
+    >>> from tempfile import TemporaryDirectory
+    >>> import stableair as sa
+    >>> with TemporaryDirectory() as folder:
+    ...     figure = sa.figure("fig3a", folder, published=True)
+    >>> figure.axes[0].get_xlabel(), figure.axes[0].get_ylabel()
+    ('communication round', 'test accuracy')
     """
     folder = as_path("out", default_folder(smoke, published) if out is None else out)
     run_options: dict[str, Any] = {
@@ -104,7 +113,7 @@ def _check_options(
 
 
 def default_folder(smoke: bool, published: bool) -> str:
-    """The folder of a figure if the user names none."""
+    """The folder of a figure if `out` is None."""
     return "runs/smoke" if smoke else "runs/published" if published else "runs"
 
 
@@ -239,8 +248,8 @@ def read_published(name: str) -> PublishedRuns:
 def overlay_runs(name: str, source: RunSource) -> tuple[Curves, list[str]]:
     """The user's runs that may be drawn over a figure.
 
-    A run needs the set-up of the figure or of one of its published curves; the receiver and the setting that the
-    figure varies are free.
+    A run must have the set-up of the figure or of one of its published curves, except for the receiver and the setting
+    that the figure varies.
 
     Returns:
         The runs by label, and a line for each run that is left out.

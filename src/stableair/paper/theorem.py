@@ -23,7 +23,7 @@ from stableair.vector import Layout, ModelState
 
 
 class Check(NamedTuple):
-    """One comparison of a measurement with both bounds of Theorem 1."""
+    """A measurement on a problem with known constants, and both forms of the bound of Theorem 1."""
 
     alpha: float
     tau: float
@@ -90,7 +90,9 @@ def check(
     alpha: float, tau: float, C: float, eta: float, *, d: int = 100, clients: int = 10, rounds: int = 400,
     repeats: int = 5, seed: int = 0,
 ) -> Check:  # fmt: skip
-    """Run Algorithm 1 with exact gradients on pseudo-Huber losses, L = G = 1, and compare with Theorem 1.
+    """Run Algorithm 1 with exact gradients on pseudo-Huber losses, and compare with Theorem 1.
+
+    The losses f_n(w) = sqrt(1 + |w - a_n|^2) - 1 have the constants L = G = 1.
 
     Args:
         alpha: Tail index of the interference.
@@ -98,10 +100,20 @@ def check(
         C: Threshold of MAC.
         eta: Step size.
         d: Number of entries.
-        clients: Number of clients; an odd number is rounded down.
+        clients: Number of clients, at least 2; an odd number is rounded down.
         rounds: Rounds of each repeat.
-        repeats: Independent repeats, for the standard error.
+        repeats: Number of independent repeats, at least 2, for the standard error.
         seed: Seed of the first repeat.
+
+    Returns:
+        The mean of |grad f(w_k)|^2 over rounds and repeats, its standard error, and the bounds.
+
+    Raises:
+        InputError: There are fewer than two clients or repeats (`out-of-range`).
+
+    >>> result = check(1.5, 0.01, 1.6, eta=0.1, d=10, rounds=20, repeats=2)
+    >>> result.measured < result.corrected
+    True
     """
     integer("clients", clients, 2)
     integer("repeats", repeats, 2)

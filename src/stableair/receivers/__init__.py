@@ -1,4 +1,4 @@
-"""Eqs. (5)-(8): what the server does to the sum it received."""
+"""Receivers, Eqs. (5)-(8): rules that the server applies to the received sum."""
 
 from stableair.receivers.compose import as_receiver, assemble, blockwise, chain
 from stableair.receivers.median import median

@@ -1,4 +1,4 @@
-"""Receivers made of receivers: chains, and rules that work on each block of the vector."""
+"""Compositions of receivers: chains, and receivers that work on each block of the vector."""
 
 import itertools
 from collections.abc import Callable, Iterable
@@ -15,11 +15,17 @@ from stableair.vector import Layout
 
 
 def as_receiver(rule: ReceiverLike) -> Rule:
-    """A receiver as a Rule.
+    """Convert a receiver to a `Rule`.
 
     Args:
-        rule: A Rule; an object with the methods `apply` and `init` of one; or a function (..., d) -> (..., d), which is
+        rule: A Rule; an object with its methods `apply` and `init`; or a function (..., d) -> (..., d), which is
             applied to each block.
+
+    Returns:
+        The rule.
+
+    Raises:
+        InputError: The argument is not a receiver (`wrong-type`).
 
     >>> import torch
     >>> as_receiver(torch.sign)(torch.tensor([3.0, -2.0])).tolist()
@@ -33,9 +39,16 @@ def as_receiver(rule: ReceiverLike) -> Rule:
 
 
 def chain(*rules: ReceiverLike) -> Rule:
-    """Rules one after the other: chain(a, b)(g) is b(a(g)); the spec is "a | b". A chain within a chain is flattened.
+    """Apply receivers one after the other: chain(a, b)(g) is b(a(g)), and its spec is "a | b".
 
-    The memory is a tuple with one entry per rule. All rules receive the same pilot.
+    A chain within a chain is flattened. The memory is a tuple with one entry per receiver. All receivers of a chain
+    have the same pilot.
+
+    Args:
+        *rules: Receivers, in the order in which they are applied.
+
+    Returns:
+        The chain, a receiver.
 
     >>> import torch
     >>> from stableair.receivers import clip, mac
@@ -65,7 +78,7 @@ def chain(*rules: ReceiverLike) -> Rule:
 
 
 def _numbered(every: Iterable[Metrics]) -> Metrics:
-    """The metrics of several rules; a name that is taken gets a number: C, C_2, ..."""
+    """Merge the metrics of several rules; a name that is taken gets a number: C, C_2, ..."""
     numbered: Metrics = {}
     for metrics in every:
         for name, value in metrics.items():
@@ -76,9 +89,16 @@ def _numbered(every: Iterable[Metrics]) -> Metrics:
 
 @typed
 def blockwise(rule: ReceiverLike, layout: Layout) -> Rule:
-    """A rule bound to the blocks of a layout (the paper: layer-wise).
+    """Bind a receiver to the blocks of a layout (in the paper: layer-wise).
 
-    A chain binds each of its rules; a rule that is bound already keeps its blocks.
+    The receivers of a chain are bound one by one. A receiver that is bound already keeps its blocks.
+
+    Args:
+        rule: The receiver.
+        layout: The blocks of the vector.
+
+    Returns:
+        A receiver that works on each block separately.
 
     >>> import torch
     >>> from stableair.receivers import mac
@@ -99,12 +119,15 @@ def blockwise(rule: ReceiverLike, layout: Layout) -> Rule:
 
 
 def assemble(calls: Iterable[Call], layout: Layout, blocks: str) -> Rule:
-    """The receiver of an experiment: each rule on the blocks that it asks for, otherwise on the experiment's.
+    """Make the receiver of an experiment: a chain of rules, each bound to the blocks that it works on.
 
     Args:
         calls: The parsed rules of "a | b".
         layout: The blocks of the model, one per tensor.
-        blocks: "tensor", "layer" or "model": the experiment's setting.
+        blocks: The experiment's setting: "tensor", "layer" or "model". The argument `blocks` of a rule has precedence.
+
+    Returns:
+        The receiver.
     """
     rules = []
     for call in calls:

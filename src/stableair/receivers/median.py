@@ -1,4 +1,4 @@
-"""Eq. (5): the vector median, the one in the project."""
+"""Eq. (5): the vector median."""
 
 import torch
 from torch import Tensor
@@ -8,7 +8,15 @@ from stableair.validation import short_repr
 
 
 def median(g: Tensor) -> Tensor:
-    """Eq. (5), the vector median: the median entry, the lower of the middle two for even d. (..., d) -> (..., 1).
+    """Median of the entries of a vector, Eq. (5).
+
+    For even d it is the lower of the two middle entries. If an entry is NaN, so is the median.
+
+    Args:
+        g: Real numbers, (..., d), with d at least 1.
+
+    Returns:
+        The medians, (..., 1).
 
     >>> median(torch.tensor([9.0, 1.0, 3.0, 2.0])).item()
     2.0

@@ -1,4 +1,4 @@
-"""Eqs. (5)-(8): rules that the server applies to the received sum. A rule is a pure function (..., d) -> (..., d)."""
+"""Receivers, Eqs. (5)-(8): rules that repair the received sum. A rule is a pure function (..., d) -> (..., d)."""
 
 import math
 from typing import Literal, get_args
@@ -25,15 +25,23 @@ MIN_PILOTS, MAX_PILOTS = 50, 1_000_000
 
 @receiver("mac")
 def mac(C: float | Literal["auto"], gain: bool | None = None, pilot: int = 0) -> ReceiverLike:
-    """Median anchored clipping (Alg. 1, Eqs. 6-8): pull each entry to within C of the median.
+    """Median anchored clipping (Alg. 1, Eqs. 6-8): clip each entry to within C of the median.
 
-    m = med(g); g_i -> m + clip(g_i - m, [-C, C]): (..., d) -> (..., d).
+        m = med(g),    g_i -> m + clip(g_i - m, [-C, C])
 
-    C="auto" estimates the interference from the received vector, or from `pilot` noise-only symbols per round (at least
-    50), and sets the threshold from the estimate. It shortens the step in rounds with unusually strong noise, and in
-    all rounds once the steps make no more progress. With gain=True (the default for "auto" only) the clipped part is
-    divided by its expected derivative, the share of unclipped entries ("auto": the share of the signal that passes), so
-    that the step does not depend on C.
+    C="auto" estimates the interference in every round, from the received vector or from pilots, and sets the threshold
+    from the estimate. It shortens the step in rounds with unusually strong interference, and in all rounds once the
+    steps make no more progress.
+
+    Args:
+        C: Clipping threshold, above 0; inf clips nothing, "auto" estimates the threshold.
+        gain: Whether to divide the clipped part by its expected derivative, so that the step does not depend on C: the
+            share of unclipped entries, or for "auto" the share of the signal that passes. By default only for "auto".
+        pilot: Noise-only symbols per round from which "auto" estimates the interference, at least 50; 0 for the
+            received vector itself.
+
+    Returns:
+        The receiver, (..., d) -> (..., d).
 
     >>> mac(1.0)(torch.tensor([0.0, 1.0, 90.0])).tolist()
     [0.0, 1.0, 2.0]
@@ -71,9 +79,15 @@ def _check_pilots(pilots: int, auto: bool) -> None:
 
 @receiver("clip")
 def clip(C: float) -> ReceiverLike:
-    """Clipping anchored at zero: pull each entry to within C of zero (MAC without its median).
+    """Clipping anchored at zero: clip each entry to within C of zero (MAC without its median).
 
-    g_i -> max(-C, min(g_i, C)) (Huber, 1964): (..., d) -> (..., d).
+        g_i -> max(-C, min(g_i, C))    (Huber, 1964)
+
+    Args:
+        C: Clipping threshold, above 0; inf clips nothing.
+
+    Returns:
+        The receiver, (..., d) -> (..., d).
 
     >>> clip(1.0)(torch.tensor([0.0, 1.0, 90.0])).tolist()
     [0.0, 1.0, 1.0]
@@ -86,10 +100,17 @@ def clip(C: float) -> ReceiverLike:
 def gnc(max_norm: float, blocks: Blocks = "model") -> ReceiverLike:
     """Gradient norm clipping: scale the vector down to a norm of at most max_norm.
 
-    g -> g min(1, max_norm / |g|) (Pascanu, Mikolov and Bengio, 2013): (..., d) -> (..., d).
+        g -> g min(1, max_norm / |g|)    (Pascanu, Mikolov and Bengio, 2013)
 
-    In an experiment it takes the whole vector, or with blocks="tensor" or "layer" each block on its own. With infinite
-    entries, the result is the limit for growing entries, not NaN: the direction of the infinite entries.
+    With infinite entries the result is the limit for growing entries, not NaN: the direction of the infinite entries.
+
+    Args:
+        max_norm: Largest norm of the result, above 0.
+        blocks: Blocks of an experiment's model that are scaled separately: each "tensor", each "layer", or the whole
+            "model" at once.
+
+    Returns:
+        The receiver, (..., d) -> (..., d).
 
     >>> gnc(1.0)(torch.tensor([3.0, 4.0])).tolist()
     [0.6000000238418579, 0.800000011920929]
@@ -110,9 +131,16 @@ def gnc(max_norm: float, blocks: Blocks = "model") -> ReceiverLike:
 
 @receiver("cauchy")
 def cauchy(K: float | Literal["auto"]) -> ReceiverLike:
-    """The score of the Cauchy law, x / (1 + (x / K)^2): entries far beyond K hardly count; K="auto" from the noise.
+    """Score function of the Cauchy law, x / (1 + (x / K)^2), which suppresses entries far beyond K.
 
-    g_i -> g_i / (1 + (g_i / K)^2), as in the myriad filter (Gonzalez and Arce, 2001): (..., d) -> (..., d).
+        g_i -> g_i / (1 + (g_i / K)^2)    (myriad filter; Gonzalez and Arce, 2001)
+
+    Args:
+        K: Scale, above 0; the result is largest for entries of size K. "auto" estimates K in every round from the
+            received vector.
+
+    Returns:
+        The receiver, (..., d) -> (..., d).
 
     >>> cauchy(1.0)(torch.tensor([0.0, 1.0, -2.0, math.inf])).tolist()
     [0.0, 0.5, -0.4000000059604645, 0.0]
@@ -127,7 +155,13 @@ def cauchy(K: float | Literal["auto"]) -> ReceiverLike:
 def blank(C: float) -> ReceiverLike:
     """Blanking: set each entry beyond C to zero.
 
-    g_i -> g_i where |g_i| <= C, else 0: (..., d) -> (..., d).
+        g_i -> g_i if |g_i| <= C, else 0
+
+    Args:
+        C: Blanking threshold, above 0.
+
+    Returns:
+        The receiver, (..., d) -> (..., d).
 
     >>> blank(1.0)(torch.tensor([0.5, 1.0, -90.0])).tolist()
     [0.5, 1.0, 0.0]
@@ -138,9 +172,15 @@ def blank(C: float) -> ReceiverLike:
 
 @receiver("sign")
 def sign(step: float) -> ReceiverLike:
-    """Keep the sign alone: every entry becomes -step, 0 or step.
+    """Keep only the sign of each entry: every entry becomes -step, 0 or step.
 
-    g_i -> step sign(g_i), as in signSGD (Bernstein et al., 2018): (..., d) -> (..., d).
+        g_i -> step sign(g_i)    (signSGD; Bernstein et al., 2018)
+
+    Args:
+        step: Size of the entries of the result, above 0.
+
+    Returns:
+        The receiver, (..., d) -> (..., d).
 
     >>> sign(0.5)(torch.tensor([0.0, 1.0, -90.0])).tolist()
     [0.0, 0.5, -0.5]
@@ -151,9 +191,15 @@ def sign(step: float) -> ReceiverLike:
 
 @receiver("quantile_clip")
 def quantile_clip(q: float) -> ReceiverLike:
-    """Clip at zero with the q-quantile of the entries' own magnitudes as threshold.
+    """Clipping anchored at zero with the q-quantile of the magnitudes of the entries as threshold.
 
-    g_i -> max(-C, min(g_i, C)) with C the floor(q d)-th smallest of |g_1|, ..., |g_d|: (..., d) -> (..., d).
+        g_i -> max(-C, min(g_i, C)),    C = the floor(q d)-th smallest of |g_1|, ..., |g_d|
+
+    Args:
+        q: Share of the entries that are not clipped, in [0, 1].
+
+    Returns:
+        The receiver, (..., d) -> (..., d).
 
     >>> quantile_clip(0.75)(torch.tensor([0.5, 1.0, -2.0, 90.0])).tolist()
     [0.5, 1.0, -2.0, 2.0]
@@ -170,9 +216,15 @@ def quantile_clip(q: float) -> ReceiverLike:
 
 @receiver("tanh_clip")
 def tanh_clip(C: float) -> ReceiverLike:
-    """Smooth clipping at zero: C tanh(g / C).
+    """Smooth clipping anchored at zero: C tanh(g / C).
 
-    g_i -> C tanh(g_i / C): (..., d) -> (..., d).
+        g_i -> C tanh(g_i / C)
+
+    Args:
+        C: Largest magnitude of the result, above 0.
+
+    Returns:
+        The receiver, (..., d) -> (..., d).
 
     >>> tanh_clip(2.0)(torch.tensor([0.0, -90.0, math.inf])).tolist()
     [0.0, -2.0, 2.0]
@@ -183,9 +235,12 @@ def tanh_clip(C: float) -> ReceiverLike:
 
 @receiver("none")
 def none() -> ReceiverLike:
-    """Take the received sum as it is.
+    """No repair: return the received sum unchanged.
 
-    g -> g: (..., d) -> (..., d).
+        g -> g
+
+    Returns:
+        The receiver, (..., d) -> (..., d).
 
     >>> none()(torch.tensor([0.0, 1.0, -90.0])).tolist()
     [0.0, 1.0, -90.0]

@@ -15,13 +15,18 @@ if TYPE_CHECKING:
 class Callback:
     """Observer of runs: override the methods that you need.
 
-    `run`, `sweep`, `search`, `compare` and `figure` take `callbacks`. The same object may observe many experiments, one
-    after the other. Under torchrun only rank 0 calls the callbacks. An exception in a callback stops the run; the
+    `run`, `sweep`, `search`, `compare` and `figure` accept `callbacks`. The same object may observe many experiments,
+    one after the other. Under torchrun only rank 0 calls the callbacks. An exception in a callback stops the run; the
     recorded rounds stay, and `resume=True` continues after them.
 
-    >>> class Accuracy(Callback):
+    >>> import stableair as sa
+    >>> class Senders(sa.Callback):
     ...     def round(self, experiment, row):
-    ...         print(row["round"], row["test/accuracy"])
+    ...         print(f"round {row['round']}: {row['channel/senders']} clients")
+    >>> experiment = sa.Experiment(data="synthetic(samples=60)", clients=3, rounds=2)
+    >>> run = sa.run(experiment, callbacks=[Senders()])
+    round 0: 3 clients
+    round 1: 3 clients
     """
 
     shows_progress = False  # whether it displays the rounds: then there is no progress bar by default
@@ -31,8 +36,8 @@ class Callback:
 
         Args:
             experiment: The experiment of the run.
-            engine: How the run is computed: engine, precision, chunk (clients trained together), why (the reason for
-                this choice) and ranks (number of processes).
+            engine: Description of the computation: `engine`, `precision`, `chunk` (clients trained together), `why`
+                (the reason for this choice) and `ranks` (number of processes).
         """
 
     def round(self, experiment: "Experiment", row: "Row") -> None:
@@ -79,5 +84,9 @@ class CallbackList(Callback):
 
 
 def is_main_process(rank: str = "RANK") -> bool:
-    """Whether this process reports to the user: rank 0 of torchrun, with rank="LOCAL_RANK" rank 0 of each machine."""
+    """Whether this process reports to the user.
+
+    Args:
+        rank: "RANK": true on rank 0 of torchrun; "LOCAL_RANK": true on the first rank of each machine.
+    """
     return "WORLD_SIZE" not in os.environ or os.environ.get(rank, "0") == "0"

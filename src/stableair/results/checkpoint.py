@@ -23,10 +23,10 @@ _TRAILER = re.compile(rb"\nsha256 ([0-9a-f]{64})\n\Z")
 
 
 class Checkpoint(NamedTuple):
-    """State from which the next round is computed."""
+    """A checkpoint of a run: the state from which the next round is computed."""
 
-    rounds: int  # completed rounds
-    state: State
+    rounds: int  # number of completed rounds
+    state: State  # the model and all memories after these rounds
 
 
 def read_checkpoint(folder: Path) -> Checkpoint | None:
@@ -55,7 +55,7 @@ def read_best(folder: Path | None) -> Checkpoint:
     """Read the best checkpoint of a run.
 
     Raises:
-        InputError: The run has none (`no-best`).
+        InputError: The run has no best checkpoint (`no-best`).
         CorruptRunError: The file is damaged.
     """
     if folder is None or not (folder / BEST).exists():

@@ -1,4 +1,4 @@
-"""Options of runs that observe them or stop them early. They are not part of an experiment: no id depends on them."""
+"""Options that observe or stop runs. They are not part of an experiment, so no id depends on them."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -23,12 +23,12 @@ BEST_METRIC = "best_metric"  # key of an environment
 
 
 class RunOptions(TypedDict, total=False):
-    """Options that `run`, `sweep`, `search` and `compare` share. They change how many rounds are computed, or nothing.
+    """Options that `run`, `sweep`, `search` and `compare` share.
 
-    None stands for the default of an option.
+    They never change the results of a round. None stands for the default of an option.
 
     Args:
-        stop: Stop a run when this holds, such as "test/accuracy > 0.9". A stopped run is finished: it is not computed
+        stop: Condition that stops a run, such as "test/accuracy > 0.9". A stopped run is finished: it is not computed
             again with the same options, and continues without them.
         patience: Stop a run when `monitor` has not improved for this many rounds.
         monitor: The metric of `patience` and `keep_best`; by default the accuracy. Lower is better for a loss.
@@ -36,6 +36,11 @@ class RunOptions(TypedDict, total=False):
         profile: Record the seconds of each step of a round (`seconds/training`, ...) and the peak memory.
         track: Trackers that log the rounds: "tensorboard", "wandb", "mlflow". One name or several.
         progress: Whether to show a progress bar. Default: on an interactive terminal and in a notebook.
+
+    >>> import stableair as sa
+    >>> experiment = sa.Experiment(data="synthetic(samples=60)", clients=3, rounds=9)
+    >>> len(sa.run(experiment, stop="test/accuracy >= 0", patience=5))
+    1
     """
 
     stop: str | None
@@ -104,19 +109,20 @@ class RunControl(NamedTuple):
         return self.may_stop and self.rule.is_met(rows)
 
     def record(self) -> dict[str, Any]:
-        """The entry of `environment.json` by which a stopped run counts as finished."""
+        """The entry of `environment.json` that marks a stopped run as finished."""
         return {"stopping": self.rule._asdict()} if self.may_stop else {}
 
     def record_stopped(self, folder: LockedFolder, rows: Sequence[Row]) -> None:
-        """Record the rule of a run that was begun without it and whose rounds already satisfy it."""
+        """Record the stopping rule of a run that was started without it and whose rounds already satisfy it."""
         environments = read_environments(folder.path)
         if self.stops(rows) and environments and environments[-1].get("stopping") != self.rule._asdict():
             folder.write(ENVIRONMENT, seal([*environments[:-1], environments[-1] | self.record()]))
 
     def best_metric(self, folder: LockedFolder | None, previous: ResumePoint) -> str:
-        """The metric whose best round is kept, if asked for now or when the run was started; "" if none is kept.
+        """The metric whose best round is kept; "" if no best round is kept.
 
-        Without a `monitor`, a resumed run keeps the metric of its earlier rounds.
+        A best round is kept if this call or the start of the run requested it. Without a `monitor`, a resumed run keeps
+        the metric of its earlier rounds.
         """
         if not (self.keep_best or (folder and (folder.path / BEST).exists())):
             return ""
@@ -172,7 +178,10 @@ def observing(
 
 
 def without_display(options: RunOptions) -> RunOptions:
-    """The options for the single runs of a sweep or a search: the trackers and the progress bar belong to the whole."""
+    """The options of a single run of a sweep or a search, without trackers and progress bar.
+
+    The sweep or search has them for all its runs.
+    """
     single: RunOptions = {**options, "progress": False}
     single.pop("track", None)
     return single

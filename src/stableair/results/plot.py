@@ -42,27 +42,37 @@ def plot(
 ) -> Figure:
     """Draw a metric of recorded runs. `stableair plot` calls this function.
 
-    Runs that differ only in the seed become one line with a band. Against an argument, a point is the mean over the
-    seeds of the mean over the last ten rounds of a run, at most half of them; its bar is the band. A run that diverged
-    counts as an accuracy of 0 and has no other metric. Runs without a number for the argument are horizontal lines.
+    Runs that differ only in the seed become one line with a band. With `x="round"`, the line is the mean over the seeds
+    in each round. Otherwise a point is the mean over the seeds of `Run.settled`, and its bar is the band; runs that
+    have no number for the argument become horizontal lines. A run that diverged has accuracy 0 there, and no other
+    metric.
 
     Args:
         runs: Runs, run folders, or folders that contain run folders.
-        metric: Name of a recorded metric.
+        metric: Name of a recorded metric, such as "test/accuracy" or "channel/snr_db".
         out: File to write; its extension sets the format. None: write no file.
         log: Whether the metric has a logarithmic axis.
         x: "round", or an argument that differs between the runs, such as "receiver.C" or "clients".
         band: "std": one standard deviation over the seeds; "sem": one standard error; "ci95": 95 % confidence interval.
-        style: "paper": a column of an IEEE journal, 3.5 inches wide, in 8 pt, without title and explanations; "dark":
-            for a dark page.
-        size: Width and height in inches. None: the style's, else matplotlib's `figure.figsize`.
+        style: "screen"; "paper": a column of an IEEE journal, 3.5 inches wide, in 8 pt, without title and explanations;
+            "dark": for a dark page.
+        size: Width and height in inches. None: the size of the style, or else matplotlib's `figure.figsize`.
         labels: Names of the lines, in the order of the legend.
         ax: Axes to draw into, instead of a new figure.
         force: Whether to replace a file that stableair has not made.
 
+    Returns:
+        The matplotlib figure.
+
     Raises:
-        InputError: No run can be read, no run has the metric, `x` does not differ between the runs, there are more or
-            fewer labels than lines, or `out` cannot be written.
+        InputError: No run can be read (`no-run`), no run has the metric (`unknown-metric`), the number of labels is
+            wrong (`label-count`), `x` does not differ between the runs, or `out` cannot be written (`cannot-write`).
+
+    >>> import stableair as sa
+    >>> base = sa.Experiment(data="synthetic(samples=60)", clients=3, rounds=2)
+    >>> figure = sa.plot([sa.run(base), sa.run(base.with_(receiver="none()"))])
+    >>> [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+    ['mac(C=1)', 'none()']
     """
     if out is not None:
         check_picture(out, force)
@@ -80,7 +90,7 @@ def plot(
 
 def _check_size(size: Sequence[float], ax: Axes | None) -> None:
     if ax is not None:
-        raise InputError("leave out size with ax: the axes have a figure", code="size-and-ax")
+        raise InputError("leave out size: the figure of ax has a size", code="size-and-ax")
     if len(size) != 2:
         raise InputError(f"size must be a width and a height: got {size}", code="wrong-type", name="size", value=size)
     for length in size:
@@ -101,7 +111,7 @@ def draw(
     """Draw runs that have recorded a metric; the arguments are those of `plot`.
 
     Args:
-        terse: Whether to leave out what a caption says: the number of seeds, and the meaning of the band.
+        terse: Whether to omit the number of seeds and the meaning of the band, for figures with a caption.
     """
     lines = None if x == "round" else by_argument(runs, x)
     groups = in_order(group(runs)) if lines is None else {}
@@ -156,7 +166,7 @@ def check_picture(path: str | Path, force: bool = False) -> Path:
     """Return a path at which a picture can be written, in the format of its extension.
 
     Raises:
-        InputError: Matplotlib cannot write this format; the path is a folder, a file of a run, or without `force` a
+        InputError: Matplotlib cannot write this format; or the path is a folder, a file of a run, or without `force` a
             file that stableair has not made.
     """
     path = as_path("the picture", path)
@@ -167,7 +177,7 @@ def check_picture(path: str | Path, force: bool = False) -> Path:
 
 
 def save(figure: Figure, path: str | Path, force: bool = False, dpi: int = DPI["screen"]) -> Path:
-    """Write a figure in the format of the path's extension, with TrueType fonts; missing folders are created.
+    """Write a figure in the format of the path's extension; missing folders are created.
 
     Raises:
         InputError: The format is unknown or the file cannot be written.

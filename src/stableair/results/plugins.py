@@ -64,7 +64,7 @@ def may_reuse(folder: Path, experiment: Experiment, environments: Environments, 
         reason = f"its source code is not available ({source['file']}), so it may have changed"
     raise InputError(
         f"{folder} holds results of the {component}: {reason}", code="plugin-changed", hint="plugin",
-        advice="plugin_changed='keep' uses these results, 'recompute' starts the run anew",
+        advice="plugin_changed='keep' uses these results, 'recompute' restarts the run",
         path=str(folder), file=source["file"], component=component,
     )  # fmt: skip
 

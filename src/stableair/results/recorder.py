@@ -44,9 +44,14 @@ log = logging.getLogger("stableair")
 
 @dataclass(frozen=True)
 class RunMetadata:
-    """Run metadata: experiment, environment, label counts."""
+    """Metadata of a run: experiment, environment and label counts.
 
-    experiment: Experiment
+    >>> import stableair as sa
+    >>> sa.RunMetadata(sa.Experiment(clients=3), {"device": "cpu"}).labels is None
+    True
+    """
+
+    experiment: Experiment  # the experiment of the run
     environment: dict[str, Any]  # of this process: see `results.environment`
     labels: list[list[int]] | None = None  # samples of each class at each client
     chunk: Callable[[], int | None] = lambda: None  # returns the current number of clients trained together
@@ -60,22 +65,39 @@ def recorded(
     resume: ResumePoint = NEW_RUN,
     checkpoint_every: int = 1,
 ) -> Generator[Round, None, None]:
-    """Record rounds in a folder and yield each one after it was recorded.
+    """Record rounds in a folder, and yield each round after it was recorded.
 
     Args:
         rounds: The rounds, from any source: `simulate`, or a Flower strategy.
         folder: Run folder, which is locked until the rounds end unless the caller has locked it; None records nothing.
         metadata: Experiment, environment and label counts, which are recorded with the rounds.
-        resume: Where the run continues: see `resume_point`.
+        resume: The point at which the run continues, from `resume_point`.
         checkpoint_every: Rounds between two checkpoints.
 
     Yields:
-        Each Round with its recorded row as metrics. If the model becomes non-finite or a memory NaN, the rounds end,
-        and the last row has the key "diverged". Close the iterator to make sure that everything is on the disk.
+        Each Round, with its recorded row as metrics. If the model becomes non-finite, or a memory contains NaN, the
+        rounds end, and the last row has the key "diverged". Close the iterator to make sure that all files are written.
 
     Raises:
+        InputError: The folder holds a run, and `resume` is not its resume point (`run-exists`).
         RunBusyError: Another process has locked the folder.
         ResourceError: The folder was deleted, moved or replaced (`folder-replaced`); nothing more is written.
+
+    >>> from contextlib import closing
+    >>> from tempfile import TemporaryDirectory
+    >>> import stableair as sa
+    >>> experiment = sa.Experiment(data="synthetic(samples=60)", clients=3, rounds=2)
+    >>> sim = sa.build(experiment)
+    >>> rounds = sa.simulate(sim, sim.start, rounds=2)
+    >>> metadata = sa.RunMetadata(experiment, {"device": "cpu"})
+    >>> with TemporaryDirectory() as folder:
+    ...     with closing(sa.recorded(rounds, folder, metadata)) as saved:
+    ...         for k, state, row in saved:
+    ...             print(k, row["channel/senders"])
+    ...     print(sa.load(folder)["channel/senders"])
+    0 3
+    1 3
+    [3, 3]
     """
     with ExitStack() as stack:
         if isinstance(folder, str | Path):
@@ -119,7 +141,7 @@ class _Recorder:
         self.clock = time.perf_counter()
 
     def _prepare(self, folder: LockedFolder, resume: ResumePoint) -> None:
-        """Write the files that do not change, and cut the rounds back to the last checkpoint."""
+        """Write the files that do not change, and discard the rounds after the last checkpoint."""
         if not resume.rows and not resume.replaces and (read_rounds(folder.path) or read_checkpoint(folder.path)):
             text = f"{folder.path} already holds a run; pass its resume_point"
             raise InputError(text, code="run-exists", hint="folder")
@@ -184,7 +206,7 @@ class _Recorder:
     def diverged(self, k: int, metrics: Iterable[str], parts: set[str]) -> Row:
         """Record that parts of the state diverged in round k; the metrics of this round are None."""
         for part in sorted(parts - {"model"}):
-            log.warning("round %d: the memory of the %s holds NaN; the run ends", k, part)
+            log.warning("round %d: the memory of the %s holds NaN; the run stops", k, part)
         self.flush()  # the last finite state first: this line ends the run
         self.wait()
         return self.add({"round": k} | dict.fromkeys(metrics) | {"round": k, "diverged": True})

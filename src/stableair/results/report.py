@@ -40,7 +40,7 @@ Figure = dict[str, Any]  # a plotly figure as JSON
 
 
 class Table(NamedTuple):
-    """A table of the page; numbers and texts that start like a number are aligned to the right."""
+    """A table of the page. Numbers, and texts that start with a number, are aligned to the right."""
 
     head: Sequence[str]
     rows: list[list[Any]]
@@ -51,6 +51,9 @@ def report(
 ) -> Path:
     """Write one self-contained HTML page about recorded runs. `stableair report` calls this function.
 
+    The page has curves, tables, a paired comparison over the seeds, and the settings and environments of the runs. It
+    needs no network and no server.
+
     Args:
         runs: Runs, run folders, or folders that contain run folders.
         out: HTML file to write.
@@ -60,7 +63,15 @@ def report(
         The path of the page.
 
     Raises:
-        InputError: No run can be read, no run has a complete round, or `out` cannot be written.
+        InputError: No run can be read (`no-run`), no run has a complete round (`no-rounds`), or `out` cannot be written
+            (`cannot-write`).
+
+    >>> from tempfile import TemporaryDirectory
+    >>> import stableair as sa
+    >>> run = sa.run(sa.Experiment(data="synthetic(samples=60)", clients=3, rounds=2))
+    >>> with TemporaryDirectory() as folder:
+    ...     sa.report(run, f"{folder}/report.html").name
+    'report.html'
     """
     check_page(out, force)
     every_run, left_out = runs_from(runs)

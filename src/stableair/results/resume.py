@@ -23,11 +23,14 @@ DAMAGED = "checkpoint.damaged.{}.pt"  # a damaged checkpoint is kept under this 
 
 
 class ResumePoint(NamedTuple):
-    """The recorded part of a run: its rows, its last checkpoint, and the environments that computed it."""
+    """The recorded part of a run: its rows, its last checkpoint, and the environments that computed it.
 
-    rows: list[Row]
-    checkpoint: Checkpoint | None
-    environments: Sequence[dict[str, Any]] = ()
+    An empty ResumePoint is a new run.
+    """
+
+    rows: list[Row]  # the recorded rounds
+    checkpoint: Checkpoint | None  # the last checkpoint
+    environments: Sequence[dict[str, Any]] = ()  # device, engine and versions, the last one last
     replaces: bool = False  # restart the run: the plug-ins of the recorded one have changed
 
     @property
@@ -42,6 +45,7 @@ class ResumePoint(NamedTuple):
 
     @property
     def diverged(self) -> bool:
+        """Whether the recorded run has diverged."""
         return bool(self.rows and self.rows[-1].get("diverged"))
 
 
@@ -52,11 +56,11 @@ NEW_RUN = ResumePoint([], None)
 def resume_point(
     folder: str | Path, experiment: Experiment, resume: bool, plugin_changed: PluginChange = "refuse"
 ) -> ResumePoint:
-    """Find the round at which to continue the run in `folder`.
+    """Find the round at which to continue the run in a folder.
 
     Args:
         folder: Run folder; may not exist yet.
-        experiment: The experiment to run. Must match the one recorded in the folder.
+        experiment: The experiment to run. It must match the one recorded in the folder.
         resume: Whether an existing run may be continued.
         plugin_changed: What to do if a plug-in of the experiment has changed since the last round: "refuse" raises an
             error, "keep" uses the recorded rounds, "recompute" discards them.
@@ -65,9 +69,18 @@ def resume_point(
         The completed rounds and the last checkpoint; empty for a new folder.
 
     Raises:
-        InputError: The folder holds a different experiment, a run and `resume` is false, or results of a plug-in that
-            has changed (`plugin-changed`).
+        InputError: The folder holds another experiment (`other-experiment`), or a run although `resume` is false
+            (`run-exists`), or results of a plug-in that has changed (`plugin-changed`).
         CorruptRunError: A file is damaged and cannot be restored from the previous checkpoint.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> import stableair as sa
+    >>> experiment = sa.Experiment(data="synthetic(samples=60)", clients=3, rounds=2)
+    >>> with TemporaryDirectory() as folder:
+    ...     run = sa.run(experiment, folder)
+    ...     point = sa.resume_point(folder, experiment, resume=True)
+    >>> point.rounds, point.diverged
+    (2, False)
     """
     folder = as_path("folder", folder)
     check_writable(folder)
@@ -110,8 +123,10 @@ def _refuse_other_objects(record: dict[str, Any], different: list[str], folder: 
     for setting, components in components_of_record(record).items():
         names = [arguments["name"] for name, arguments in components if name == OBJECT]
         if names and setting in different:
-            text = f"{folder} was computed with the {setting} {names[0]}, a Python object: it is another one now"
-            advice = f"give the same one: sa.run(..., {setting}=...), or choose another folder"
+            text = (
+                f"{folder} was computed with the {setting} {names[0]}, a Python object that has changed or is missing"
+            )
+            advice = f"pass the same object: sa.run(..., {setting}=...), or choose another folder"
             raise InputError(text, code="object-changed", advice=advice, name=setting)
 
 

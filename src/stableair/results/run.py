@@ -56,13 +56,24 @@ Row = dict[str, Any]  # the metrics of a round by name
 
 @dataclass(frozen=True)
 class Run:
-    """A recorded run: run["test/accuracy"] is the list of a metric's values, one per round."""
+    """A recorded run: run["test/accuracy"] is the list of a metric's values, one per round.
+
+    `len(run)` is the number of complete rounds. A notebook shows a run as a table with its accuracy curve.
+
+    Raises:
+        InputError: The metric was not recorded (`unknown-metric`).
+
+    >>> import stableair as sa
+    >>> run = sa.run(sa.Experiment(data="synthetic(samples=60)", clients=3, rounds=2))
+    >>> run["channel/senders"], len(run), run.settings["receiver"]
+    ([3, 3], 2, 'mac(C=1)')
+    """
 
     record: dict[str, Any]  # the content of experiment.json
-    rounds: list[Row]
-    folder: Path | None = None
+    rounds: list[Row]  # the metrics of each round by name
+    folder: Path | None = None  # the run folder; None for a run in memory
     final: "State | None" = None  # the state after the last completed round, if it is in memory
-    objects: Mapping[str, Given] = field(default_factory=dict, repr=False, compare=False)  # given to `sa.run`
+    objects: Mapping[str, Given] = field(default_factory=dict, repr=False, compare=False)  # of `sa.run`, by digest
 
     def __getitem__(self, metric: str) -> list[Any]:
         if self.rounds and (not isinstance(metric, str) or not any(metric in row for row in self.rounds)):
@@ -97,17 +108,21 @@ class Run:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """The settings of the experiment by name, as recorded."""
+        """All settings of the experiment by name, as recorded."""
         return settings_of_record(self.record)
 
     @property
     def experiment(self) -> Experiment:
-        """The experiment of the run."""
+        """The experiment of the run.
+
+        Raises:
+            InputError: The run uses a component that is not registered, such as that of a plug-in.
+        """
         return Experiment.from_record(self.record)
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """The seed, all other settings that affect the results, and all arguments of the components."""
+        """The seed and everything else that affects the results: equal for copies of the same run."""
         plain = {k: v for k, v in self.settings.items() if k not in (*EXECUTION, *COMPONENT_SETTINGS, "seed")}
         return self.settings["seed"], repr(sorted(plain.items())), repr(components_of_record(self.record))
 
@@ -117,7 +132,22 @@ class Run:
         return self.rounds[-1]["round"] if self.rounds and self.rounds[-1].get("diverged") else None
 
     def settled(self, metric: str) -> float:
-        """Mean of a metric over the last ten rounds, at most half of the run; 0 for a run that diverged."""
+        """Return the mean of a metric over the last ten rounds.
+
+        For a run with fewer than 20 rounds, it is the mean over the second half. Under interference the accuracy
+        fluctuates from round to round, so that the last value alone is a poor measure.
+
+        Args:
+            metric: Name of a recorded metric.
+
+        Returns:
+            The mean; 0 for a run that diverged or has no value in these rounds.
+
+        >>> import stableair as sa
+        >>> run = sa.run(sa.Experiment(data="synthetic(samples=60)", clients=3, rounds=4))
+        >>> run.settled("test/accuracy") == sum(run["test/accuracy"][-2:]) / 2
+        True
+        """
         return self.mean_of_last(metric, self.settled_rounds) or 0.0
 
     @property
@@ -126,21 +156,37 @@ class Run:
         return min(LAST, max(1, len(self) // 2))
 
     def mean_of_last(self, metric: str, rounds: int) -> float | None:
-        """Mean of a metric over some last rounds; None for a run that diverged or did not record it in these rounds."""
+        """Return the mean of a metric over the last rounds.
+
+        Args:
+            metric: Name of a recorded metric.
+            rounds: Number of rounds.
+
+        Returns:
+            The mean over the recorded values; None if there is none, or if the run diverged.
+        """
         last = [v for v in self[metric][-integer("rounds", rounds, least=1) :] if v is not None]
         return None if self.diverged is not None or not last else sum(last) / len(last)
 
     def fluctuation(self, metric: str) -> float | None:
-        """Standard deviation of a metric over the last ten rounds; None for a run that diverged or has one round."""
+        """Return the standard deviation of a metric over the last ten rounds.
+
+        Args:
+            metric: Name of a recorded metric.
+
+        Returns:
+            The sample standard deviation; None for fewer than two recorded values, or if the run diverged.
+        """
         last = [v for v in self[metric][-LAST:] if v is not None]
         return None if self.diverged is not None or len(last) < 2 else statistics.stdev(last)
 
     @property
     def state(self) -> "State":
-        """The state after the last complete round.
+        """The state after the last complete round: the model and all memories.
 
         Raises:
-            InputError: No round is complete.
+            InputError: No round is complete (`no-rounds`).
+            CorruptRunError: The checkpoint is damaged.
         """
         if self.final is not None:
             return self.final
@@ -152,16 +198,26 @@ class Run:
         return last.state
 
     def module(self, model: Any = None, data: Any = None) -> "nn.Module":
-        """The trained network, in evaluation mode on the CPU; the data set is read for the shape of its samples.
+        """Return the trained network, in evaluation mode on the CPU.
+
+        The data set is read for the shape of its samples.
 
         Args:
-            model: The model that was given to `sa.run` as a Python object, or another one of the same structure; only
-                for a run that is read from a folder.
+            model: For a run that was read from a folder: the Python object that was given to `sa.run`, or another model
+                of the same structure.
             data: Likewise the data set.
 
+        Returns:
+            The network with the parameters and buffers after the last complete round.
+
         Raises:
-            InputError: No round is complete, a Python object is needed (`object-needed`), or the model has another
-                number of entries (`wrong-model`).
+            InputError: No round is complete (`no-rounds`), a Python object is needed (`object-needed`), or the model
+                has another number of entries (`wrong-model`).
+
+        >>> import stableair as sa
+        >>> experiment = sa.Experiment(data="synthetic(samples=60)", model="mlp(width=4)", clients=3, rounds=1)
+        >>> sum(p.numel() for p in sa.run(experiment).module().parameters())
+        310
         """
         from stableair import vector
         from stableair.builder import network
@@ -174,15 +230,20 @@ class Run:
         return module.eval()
 
     def state_dict(self, model: Any = None, data: Any = None) -> "dict[str, Tensor]":
-        """The parameters and buffers of the trained network by name; the arguments are those of `module`."""
+        """Return the parameters and buffers of the trained network by name.
+
+        Args:
+            model: As for `module`.
+            data: As for `module`.
+        """
         return self.module(model, data).state_dict()
 
     @property
     def best(self) -> "Checkpoint":
-        """The state after the best round and the number of rounds until then, of a run with `keep_best`.
+        """The checkpoint after the best round of a run with `keep_best`: `state` and `rounds`.
 
         Raises:
-            InputError: The run has no best checkpoint.
+            InputError: The run has no best checkpoint (`no-best`).
             CorruptRunError: The file is damaged.
         """
         from stableair.results.checkpoint import read_best
@@ -191,7 +252,7 @@ class Run:
 
     @property
     def stopped(self) -> bool:
-        """Whether a recorded run has stopped early by its stopping rule."""
+        """Whether the recorded run was stopped early by `stop` or `patience`."""
         last = self.environments[-1] if self.environments else {}
         is_shorter = len(self) < self.settings["rounds"]
         return is_shorter and "stopping" in last and StoppingRule(**last["stopping"]).is_met(self.rounds)
@@ -214,11 +275,14 @@ class Run:
 
     @property
     def environments(self) -> list[dict[str, Any]]:
-        """The environments that computed the rounds: device, engine and versions."""
+        """The environments that computed the rounds: device, engine, versions, checksums of the data.
+
+        A run has several environments if it was resumed. The list is empty for a run in memory.
+        """
         return read_environments(self.folder) if self.folder and (self.folder / ENVIRONMENT).exists() else []
 
     def to_pandas(self) -> Any:
-        """The rounds as a pandas DataFrame."""
+        """Return the rounds as a pandas DataFrame, with a row per round and a column per metric."""
         import pandas
 
         return pandas.DataFrame([{k: v for k, v in row.items() if k != "diverged"} for row in self.rounds])
@@ -233,6 +297,16 @@ class Run:
 
         Returns:
             The matplotlib axes.
+
+        Raises:
+            InputError: The metric was not recorded (`unknown-metric`), or no round is complete (`no-rounds`).
+
+        >>> import stableair as sa
+        >>> from matplotlib.figure import Figure
+        >>> run = sa.run(sa.Experiment(data="synthetic(samples=60)", clients=3, rounds=2))
+        >>> axes = run.plot("train/loss", ax=Figure().subplots(), label="MAC")
+        >>> axes.lines[0].get_xdata().tolist()  # pictures start at round 1
+        [1, 2]
         """
         from matplotlib.axes import Axes
 
@@ -258,7 +332,15 @@ class Run:
 
 
 class Sweep(list[Run]):
-    """Several runs, such as those of a sweep in the order of its plan."""
+    """A list of runs, such as the runs of a sweep in the order of its plan.
+
+    A notebook shows it as a table with one row per setting.
+
+    >>> import stableair as sa
+    >>> experiment = sa.Experiment(data="synthetic(samples=60)", clients=3, rounds=2)
+    >>> sa.Sweep([sa.run(experiment), sa.run(experiment.with_(seed=1))])
+    Sweep(2 runs, 1 setting)
+    """
 
     def __repr__(self) -> str:
         diverged = sum(run.diverged is not None for run in self)
@@ -278,15 +360,26 @@ class Sweep(list[Run]):
 
 
 def load(folder: str | Path) -> Run | Sweep:
-    """Read a run folder, or all runs below a folder; `load(run_folder).to_pandas()` returns a DataFrame.
+    """Read a run folder, or all runs below a folder.
+
+    Args:
+        folder: A run folder, or a folder that contains run folders at any depth.
 
     Returns:
-        The run of a run folder. For any other folder a list of the runs below it, each once; a run that cannot be read
-        is left out with a warning.
+        The run of a run folder; for any other folder a list of the runs below it. A run that was copied is in the list
+        once. A run that cannot be read is left out with a warning.
 
     Raises:
-        InputError: There is no run in the folder or below it.
+        InputError: There is no run in the folder or below it (`no-run`), or no such folder (`no-folder`).
         CorruptRunError: A file of the run in a run folder is damaged.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> import stableair as sa
+    >>> experiment = sa.Experiment(data="synthetic(samples=60)", clients=3, rounds=2)
+    >>> with TemporaryDirectory() as folder:
+    ...     run = sa.run(experiment, f"{folder}/mac")
+    ...     print(len(sa.load(f"{folder}/mac")), sa.load(folder))
+    2 Sweep(1 run, 1 setting)
     """
     folder = as_path("folder", folder)
     if (folder / EXPERIMENT).exists():
@@ -467,7 +560,10 @@ def log_left_out(lines: Iterable[str]) -> None:
 
 
 def snrs(runs: Iterable[Run], rounds: int | None = None) -> list[float]:
-    """The SNR in dB of all rounds of some runs, or of their first `rounds`; rounds without interference have none."""
+    """The SNR in dB of each round of some runs, or of their first `rounds`.
+
+    Rounds without interference are omitted.
+    """
     return [db for run in runs for row in run.rounds[:rounds] if (db := row.get("channel/snr_db")) is not None]
 
 
@@ -498,7 +594,11 @@ def with_metric(runs: list[Run], metric: str) -> tuple[list[Run], list[Run]]:
 
 
 def group(runs: list[Run]) -> dict[str, list[Run]]:
-    """Group runs that differ only in the seed; each label names the settings that differ between groups."""
+    """Group runs that differ only in the seed.
+
+    Returns:
+        The runs of each group by its label, which names the settings that differ between the groups.
+    """
     groups: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:
         groups.setdefault(run.identity[1:], []).append(run)
@@ -515,7 +615,10 @@ def group(runs: list[Run]) -> dict[str, list[Run]]:
 
 
 def _label(settings: dict[str, Any], keys: list[str]) -> str:
-    """The values of some settings as a label; an ideal run is called "ideal", or by its channel if that is not flat."""
+    """The label of a group: the values of some settings.
+
+    An ideal run is called "ideal", or has the name of its channel if the channel is not flat.
+    """
     words = []
     if _is_ideal(settings):
         channel, power = (None if _same(settings[key], value) else settings[key] for key, value in PLAIN.items())

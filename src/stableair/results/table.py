@@ -31,20 +31,35 @@ def table(
 ) -> DataFrame:
     """Return recorded runs as a pandas DataFrame. `stableair export` writes it to a file.
 
-    The index is the run folder. There is a column for each argument that has several values among the runs, named as
-    on the command line: `receiver` (the component), `receiver.C`, `noise.tau`, `seed`. Then follow, per run, `rounds`
-    (the number of complete rounds) and `diverged`, or, per round, `round` (from 0); and a column for each metric. Runs
-    with results of an earlier version of a plug-in add a column `earlier_version`.
+    The index is the run folder. The columns are:
+
+    - each argument that has several values among the runs, named as on the command line: `receiver` (the component),
+      `receiver.C`, `noise.tau`, `seed`;
+    - per run: `rounds` (the number of complete rounds) and `diverged`; per round: `round` (zero-based);
+    - `earlier_version`, if a run contains results of an earlier version of a plug-in;
+    - each metric.
 
     Args:
         runs: Runs, run folders, or folders that contain run folders.
         per: Content of a row: "run" or "round".
-        metrics: Metrics to show. None: all that a run recorded.
+        metrics: Metrics to show. None: all recorded metrics.
         last: Per run: number of last rounds over which a metric is averaged; 1 is the last value. A run that diverged
             has no metrics.
 
+    Returns:
+        The table.
+
     Raises:
-        InputError: No run can be read, no run has a complete round, or no run has one of the metrics.
+        InputError: No run can be read (`no-run`), no run has a complete round (`no-rounds`), or no run has one of the
+            metrics (`unknown-metric`).
+
+    >>> import stableair as sa
+    >>> base = sa.Experiment(data="synthetic(samples=60)", clients=3, rounds=2)
+    >>> runs = [sa.run(base.with_(receiver=receiver)) for receiver in ("mac(C=1)", "none()")]
+    >>> print(sa.table(runs, metrics=["channel/senders"]).to_string(index=False))
+    receiver  rounds  diverged  channel/senders
+         mac       2     False              3.0
+        none       2     False              3.0
     """
     integer("last", last, least=1)
     every_run, left_out = runs_from(runs)
@@ -110,18 +125,30 @@ def export(
 
     Args:
         runs: Runs, run folders, or folders that contain run folders.
-        out: File to write: .csv, .parquet (needs the extra "parquet") or .tex (booktabs, without the run folders).
-        per: Content of a row, as for `table`.
-        metrics: Metrics to show, as for `table`.
-        last: Number of last rounds, as for `table`.
+        out: File to write: .csv, .parquet (requires the extra "parquet") or .tex (booktabs, without the run folders).
+        per: Content of a row: "run" or "round".
+        metrics: Metrics to show. None: all recorded metrics.
+        last: Per run: number of last rounds over which a metric is averaged; 1 is the last value.
         force: Whether to replace a file that stableair has not made.
 
     Returns:
         The path of the table.
 
     Raises:
-        InputError: The format is unknown, the file cannot be written, or the runs cannot be read.
-        MissingExtraError: .parquet without pyarrow.
+        InputError: The format is unknown (`unknown-format`), the file cannot be written (`cannot-write`), or the runs
+            cannot be read, as for `table`.
+        MissingExtraError: pyarrow is not installed, and the file is .parquet.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> import stableair as sa
+    >>> run = sa.run(sa.Experiment(data="synthetic(samples=60)", clients=3, rounds=2))
+    >>> with TemporaryDirectory() as folder:
+    ...     path = sa.export(run, f"{folder}/rounds.csv", per="round", metrics=["channel/senders"])
+    ...     print(path.read_text())
+    run folder,round,channel/senders
+    ,0,3
+    ,1,3
+    <BLANKLINE>
     """
     path = check_table(out, force)
     return write_table(table(runs, per, metrics=metrics, last=last), path, force)
@@ -131,9 +158,9 @@ def check_table(path: str | Path, force: bool = False) -> Path:
     """Return a path at which a table can be written, in the format of its extension.
 
     Raises:
-        InputError: The format is unknown; the path is a folder, a file of a run, or without `force` a file that
+        InputError: The format is unknown; or the path is a folder, a file of a run, or without `force` a file that
             stableair has not made.
-        MissingExtraError: .parquet without pyarrow.
+        MissingExtraError: pyarrow is not installed, and the file is .parquet.
     """
     path = as_path("the table", path)
     if path.suffix not in FORMATS:

@@ -19,12 +19,13 @@ Metrics = dict[str, float]
 
 
 class Tracker(Callback):
-    """Send the metrics of every round to a tracking service; subclasses open, log and close its run.
+    """Send the metrics of every round to a tracking service.
 
-    If the service fails, a warning is logged and the run continues without it.
+    If the service fails, a warning is logged and the run continues without it. Subclasses open, log and close a run of
+    the service.
 
     Args:
-        folder: Where a tracker writes its files. The same folder and experiment continue the same tracked run.
+        folder: Folder for the files of the tracker. The same folder and experiment continue the same tracked run.
 
     Raises:
         MissingExtraError: The package of the service is not installed.
@@ -47,19 +48,22 @@ class Tracker(Callback):
         raise NotImplementedError
 
     def start(self, experiment: Experiment, engine: dict[str, Any]) -> None:
+        """Open the tracked run."""
         self.close()  # an exception may have stopped the previous run
         self.active = True
         self._attempt(lambda: self._open(experiment))
 
     def round(self, experiment: Experiment, row: Row) -> None:
+        """Log the metrics of a round."""
         metrics = {key: float(v) for key, v in row.items() if v is not None and key not in ("round", "diverged")}
         self._attempt(lambda: self._log(metrics, row["round"]))
 
     def end(self, experiment: Experiment, outcome: Run | StableairError) -> None:
+        """Close the tracked run."""
         self.close()
 
     def close(self) -> None:
-        """Close the tracked run, if there is one."""
+        """Close the tracked run, if one is open."""
         self._attempt(self._close)
         self.active = False
 
@@ -74,13 +78,26 @@ class Tracker(Callback):
             log.warning("tracker %s failed: %s; the run continues without it", self.name, reason)
 
     def _identity(self, experiment: Experiment) -> str:
-        """An id shared by a run and its continuation; the same experiment in another folder has a different id."""
+        """An id shared by a run and its continuation; the same experiment in another folder has another id."""
         digest = hashlib.blake2b(str(self.folder.resolve()).encode(), digest_size=4).hexdigest()
         return f"{experiment.name}-{digest}"
 
 
 class TensorBoard(Tracker):
-    """Write TensorBoard files to `folder`/tensorboard, one subfolder per experiment."""
+    """Callback that writes TensorBoard files to `folder`/tensorboard, in one subfolder per experiment.
+
+    `track="tensorboard"` does the same. [Trackers](../observe.md#trackers) describes the extras to install.
+
+    Args:
+        folder: Folder of the files, usually the folder of the runs.
+
+    Raises:
+        MissingExtraError: The package tensorboard is not installed.
+
+    ```python
+    sa.run(experiment, "runs/x", callbacks=[sa.TensorBoard("runs")])
+    ```
+    """
 
     name = "tensorboard"
 
@@ -100,7 +117,18 @@ class TensorBoard(Tracker):
 
 
 class WandB(Tracker):
-    """Log to the Weights & Biases project "stableair"."""
+    """Callback that logs to the Weights & Biases project "stableair"; `track="wandb"` does the same.
+
+    Args:
+        folder: Folder for local files. The same folder and experiment continue the same tracked run.
+
+    Raises:
+        MissingExtraError: The package wandb is not installed.
+
+    ```python
+    sa.run(experiment, "runs/x", callbacks=[sa.WandB("runs")])
+    ```
+    """
 
     name = "wandb"
 
@@ -120,7 +148,18 @@ class WandB(Tracker):
 
 
 class MLflow(Tracker):
-    """Log to the MLflow experiment "stableair"."""
+    """Callback that logs to the MLflow experiment "stableair"; `track="mlflow"` does the same.
+
+    Args:
+        folder: Folder of the runs. The same folder and experiment continue the same tracked run.
+
+    Raises:
+        MissingExtraError: The package mlflow is not installed.
+
+    ```python
+    sa.run(experiment, "runs/x", callbacks=[sa.MLflow("runs")])
+    ```
+    """
 
     name = "mlflow"
 
@@ -149,7 +188,7 @@ TRACKERS: dict[str, type[Tracker]] = {one.name: one for one in (TensorBoard, Wan
 
 
 def tracker(name: str, folder: str | Path) -> Tracker:
-    """The tracker of this name.
+    """Return the tracker of a name.
 
     Raises:
         InputError: There is no tracker of this name.

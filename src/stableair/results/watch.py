@@ -1,4 +1,4 @@
-"""The report about runs that are going on, served on this machine only; the page reloads when a run has advanced."""
+"""A local web server with the report about some runs; the page reloads after each new round."""
 
 import hashlib
 import html
@@ -29,7 +29,7 @@ WAITING = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>s
 
 
 class RunPage:
-    """The report about some folders of runs, rendered again only when a run has advanced.
+    """The report about some folders of runs, rendered again only after a run has a new round.
 
     Args:
         folders: Run folders, or folders that contain run folders; more runs may appear in them.
@@ -72,18 +72,27 @@ class RunPage:
 
 @typed
 def watch(folders: str | Path | Sequence[str | Path], port: int = 8000) -> ThreadingHTTPServer:
-    """Open a server of the report about some runs, on this machine only. `stableair watch` serves it until Ctrl-C.
+    """Create a local web server with the report about some runs. `stableair watch` runs it.
+
+    The page in the browser reloads whenever a run has a new round. The server accepts connections from this machine
+    only.
 
     Args:
         folders: Run folders, or folders that contain run folders; or one such folder.
         port: Port of the server; 0 for a free one.
 
     Returns:
-        The server: `serve_forever()` answers requests, `server_port` is the port.
+        The server. `serve_forever()` answers requests, `server_port` is the port, `server_close()` frees it.
 
     Raises:
-        InputError: A folder does not exist, or the port is invalid.
+        InputError: A folder does not exist (`no-folder`), or the port is invalid.
         ResourceError: Another program uses the port (`port-busy`).
+
+    >>> from tempfile import TemporaryDirectory
+    >>> import stableair as sa
+    >>> with TemporaryDirectory() as folder, sa.watch(folder, port=0) as server:
+    ...     print(server.server_address[0])
+    127.0.0.1
     """
     integer("port", port, 0, 65535)
     paths = [as_path("folder", folder) for folder in ([folders] if isinstance(folders, str | Path) else folders)]

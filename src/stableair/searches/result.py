@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 
 class Trial(NamedTuple):
-    """One candidate: its settings, its score and its number of rounds over all seeds."""
+    """One candidate of a search: its settings, its score and its number of rounds over all seeds."""
 
-    values: dict[str, Any]
-    score: float
-    rounds: int
+    values: dict[str, Any]  # value of each searched setting
+    score: float  # validation accuracy, mean over the seeds of `Run.settled`
+    rounds: int  # computed rounds, summed over the seeds
     stopped: bool = False  # whether it was stopped before its last round because of a low score
     failed: str = ""  # the error that stopped it
 
@@ -30,12 +30,23 @@ class Trial(NamedTuple):
 
 
 class Result(NamedTuple):
-    """The trials of a search; `best` is the experiment with the best values, evaluated on the test split again."""
+    """The trials of a search, the best experiment and a plot.
 
-    base: Experiment
-    spaces: dict[str, Space]
-    trials: list[Trial]
-    folder: Path | None = None
+    >>> from tempfile import TemporaryDirectory
+    >>> import stableair as sa
+    >>> base = sa.Experiment(data="synthetic(samples=60)", clients=3, rounds=1)
+    >>> with TemporaryDirectory() as folder:
+    ...     result = sa.search(base, {"local_epochs": "1,2"}, folder)
+    >>> sorted(trial.values["local_epochs"] for trial in result.trials)
+    [1, 2]
+    >>> result.best.local_epochs == result.winner.values["local_epochs"]
+    True
+    """
+
+    base: Experiment  # evaluated on the test split
+    spaces: dict[str, Space]  # the space of each searched setting
+    trials: list[Trial]  # in the order in which they were run
+    folder: Path | None = None  # folder of the runs and of search.json
 
     @property
     def winner(self) -> Trial:
@@ -44,7 +55,7 @@ class Result(NamedTuple):
 
     @property
     def at_boundary(self) -> list[str]:
-        """The searched settings whose best value is near an end of its range: better values may lie beyond."""
+        """The searched settings whose best value is near an end of its range: better values may lie outside."""
         return [
             key for key, one in self.spaces.items()
             if isinstance(one, Range) and not one.at(0.05) < self.winner.values[key] < one.at(0.95)
@@ -52,13 +63,21 @@ class Result(NamedTuple):
 
     @property
     def best(self) -> Experiment:
-        """The experiment with the values of the winner."""
+        """The experiment with the best values, evaluated on the test split again."""
         return self.base.with_(**self.winner.values)
 
     def plot(self, out: str | Path | None = None, *, force: bool = False) -> "Figure":
-        """Draw the score of every trial over each setting, and write the picture to `out`.
+        """Draw the score of every trial over each searched setting.
 
-        A file that stableair has not made is replaced only with `force`.
+        Args:
+            out: File to write; its extension sets the format. None: write no file.
+            force: Whether to replace a file that stableair has not made.
+
+        Returns:
+            The matplotlib figure.
+
+        Raises:
+            InputError: The file cannot be written.
         """
         from stableair.results.plot import check_picture, save
 
@@ -71,7 +90,10 @@ class Result(NamedTuple):
 
 
 def draw(result: Result) -> "Figure":
-    """Plot the score of every trial over each searched setting; markers of trials stopped early are hollow."""
+    """Draw the score of every trial over each searched setting.
+
+    Trials that were stopped early have hollow markers.
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(max(6.4, 4.2 * len(result.spaces)), 4.2), layout="constrained")

@@ -15,21 +15,25 @@ RESOLUTION = 100  # least number of values that rounding leaves in a range; a na
 
 
 class Range(NamedTuple):
-    """The numbers from low to high; log: evenly spaced by ratio, int: whole numbers only."""
+    """A search space of numbers from low to high.
 
-    low: float
-    high: float
-    log: bool = False
-    int: bool = False
+    >>> str(Range(0.01, 10, log=True))  # the same range as a text
+    '0.01:10:log'
+    """
+
+    low: float  # lowest value
+    high: float  # highest value
+    log: bool = False  # whether values are evenly spaced by ratio; low is then above 0
+    int: bool = False  # whether only whole numbers are allowed
 
     def suggest(self, trial: Any, key: str) -> float:
-        """Return the value of an Optuna trial: a whole number, or a number rounded within the range."""
+        """Return the value for an Optuna trial: a whole number, or a number rounded within the range."""
         if self.int:
             return trial.suggest_int(key, int(self.low), int(self.high), log=self.log)
         return self.rounded(trial.suggest_float(key, self.low, self.high, log=self.log))
 
     def rounded(self, value: float) -> float:
-        """Return a value rounded to `DIGITS` digits, or to more in a narrow range, but never beyond the ends.
+        """Return a value rounded to three significant digits, or to more in a narrow range, within the range.
 
         >>> Range(0.01, 10, log=True).rounded(0.123456), Range(0.9991, 0.9999).rounded(0.999123456)
         (0.123, 0.999123)
@@ -43,7 +47,11 @@ class Range(NamedTuple):
         return self._inside(float(f"{value:.{min(digits, 17)}g}"))
 
     def at(self, share: float) -> float:
-        """Return the value at a share of the way from low to high."""
+        """Return the value at a fraction of the way from low to high.
+
+        >>> Range(0.01, 1, log=True).at(0.5), Range(1, 9, int=True).at(0.5)
+        (0.1, 5)
+        """
         low, high = self.low, self.high
         value = low ** (1 - share) * high**share if self.log else low + share * (high - low)
         return self._inside(round(value) if self.int else value)
@@ -62,16 +70,20 @@ class Range(NamedTuple):
 
 
 class OneOf(NamedTuple):
-    """One of several values."""
+    """A search space of several values.
 
-    values: tuple[Any, ...]
+    >>> str(OneOf(("adam()", "sgd()")))
+    'adam(),sgd()'
+    """
+
+    values: tuple[Any, ...]  # the values to try
 
     def suggest(self, trial: Any, key: str) -> Any:
-        """Return the value of an Optuna trial."""
+        """Return the value for an Optuna trial."""
         return trial.suggest_categorical(key, self.values)
 
     def at(self, share: float) -> Any:
-        """Return the value at a share of the way from the first to the last."""
+        """Return the value at a fraction of the way from the first to the last value."""
         return self.values[min(int(share * len(self.values)), len(self.values) - 1)]
 
     def ends(self) -> tuple[Any, ...]:
@@ -86,10 +98,17 @@ Space = Range | OneOf
 
 
 def space(key: str, text: str) -> Space | None:
-    """Parse `0.01:10:log`, `1:9:int` or `a,b,c`; None if the text is a plain value.
+    """Parse the text of a search space; None if the text is a plain value.
+
+    Args:
+        key: The searched setting, such as "receiver.C".
+        text: `0.01:10:log`, `1:9:int` or `a,b,c`.
 
     Raises:
         InputError: The text has a colon but is not a range (`invalid-range`).
+
+    >>> space("receiver.C", "0.01:10:log"), space("local_epochs", "1,2"), space("lr", "0.1")
+    (Range(low=0.01, high=10.0, log=True, int=False), OneOf(values=(1, 2)), None)
     """
     if TYPES.get(key) is str and not re.fullmatch(r"[\w,]+", text):
         return None  # such as device=cuda:0
@@ -107,10 +126,13 @@ def space(key: str, text: str) -> Space | None:
 
 
 def parse_spaces(base: Experiment, spaces: Mapping[str, Space | str]) -> dict[str, Space]:
-    """Return the space of each searched setting. Where the base takes whole numbers, a range has the option int.
+    """Return the space of each searched setting.
+
+    A range has the option int if the setting or argument takes whole numbers.
 
     Raises:
-        InputError: A space is invalid, or its setting cannot be searched.
+        InputError: A space is invalid (`invalid-range`, `one-value`, `empty-space`), its setting cannot be searched
+            (`not-searchable`), or there is no space (`nothing-to-search`).
     """
     parsed = {key: _as_space(base, key, one) for key, one in spaces.items()}
     if fixed := [key for key in parsed if key in ("evaluate", "seed", *EXECUTION)]:
@@ -123,11 +145,11 @@ def parse_spaces(base: Experiment, spaces: Mapping[str, Space | str]) -> dict[st
 
 def _as_space(base: Experiment, key: str, value: Space | str) -> Space:
     if not isinstance(key, str) or not isinstance(value, str | Range | OneOf):
-        text = f"{short_repr(key)} must be searched in a range or in values: got {short_repr(value)}"
+        text = f"{short_repr(key)} must be a range or a list of values: got {short_repr(value)}"
         raise InputError(text, code="wrong-type", name=key, value=value)
     parsed = space(key, value) if isinstance(value, str) else value
     if parsed is None:
-        text = f"{key}={value} is one value: write a range such as 0.01:10:log, or values with commas"
+        text = f"{key}={value} is a single value: write a range such as 0.01:10:log, or values separated by commas"
         raise InputError(text, code="one-value", name=key)
     if isinstance(parsed, Range):
         return _checked(key, parsed._replace(int=parsed.int or _takes_whole_numbers(base, key)))

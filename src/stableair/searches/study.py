@@ -35,7 +35,7 @@ MAX_CHECKS = 16  # trials at the ends of the spaces that are built before the fi
 
 
 class _Call(NamedTuple):
-    """What the trials of a search share."""
+    """Values that the trials of a search share."""
 
     folder: Path
     plugin_changed: PluginChange
@@ -55,25 +55,41 @@ def search(
     callbacks: Sequence[Callback] = (),
     **options: Unpack[RunOptions],
 ) -> Result:
-    """Search settings of an experiment on a validation split; the function of the command `stableair search`.
+    """Search settings of an experiment on a validation split. `stableair search` calls this function.
 
-    The first half of the trials is spread evenly over the spaces, the second half is sampled by Optuna near good
-    values. A trial that is in the worst quarter after a third of its rounds is stopped. The same search with the same
-    folder continues where it was stopped; a finished one is not computed again.
+    The search never evaluates on the test data. The first half of the trials is spread evenly over the spaces, the
+    second half is sampled by Optuna near good values. A trial in the worst quarter after a third of its rounds is
+    stopped. The same search with the same folder continues where it was stopped; a finished search is not computed
+    again.
 
     Args:
         base: The experiment. A trial runs for `base.rounds` rounds.
-        spaces: The space of each searched setting, such as {"receiver.C": "0.01:10:log", "local_epochs": "1,2,5"}.
-        folder: Where the runs and search.json go; by default a folder in runs named after the experiment.
-        trials: Number of values to try.
+        spaces: The space of each searched setting, such as `{"receiver.C": "0.01:10:log", "local_epochs": "1,2,5"}`.
+        folder: Folder of the runs and of search.json. Default: a subfolder of runs with the name of the experiment.
+        trials: Number of trials: of values, or combinations of values, to run.
         seeds: Number of seeds per trial: base.seed, base.seed + 1, ...
-        plugin_changed: What to do with results of a plug-in that has changed since: "refuse" raises an error, "keep"
-            uses them and records both versions, "recompute" starts such runs anew.
-        callbacks: Observers of the runs of all trials. `end` of a trial that was stopped early has its rounds so far.
-        options: `stop`, `patience`, `monitor`, `keep_best`, `profile`, `track`, `progress`: see `RunOptions`.
+        plugin_changed: What to do with recorded rounds of a plug-in that has changed since: "refuse" raises an error,
+            "keep" uses them and records both versions, "recompute" restarts such runs.
+        callbacks: Observers of the runs of all trials. For a trial that was stopped early, `end` gets the run up to
+            then.
+        **options: `stop`, `patience`, `monitor`, `keep_best`, `profile`, `track`, `progress`: see `RunOptions`.
 
     Returns:
-        All trials and the best experiment.
+        All trials, and the experiment with the best values.
+
+    Raises:
+        InputError: A space is invalid, its setting cannot be searched (`not-searchable`), the folder holds another
+            search, or every trial failed (`every-trial-failed`).
+
+    >>> from tempfile import TemporaryDirectory
+    >>> import stableair as sa
+    >>> base = sa.Experiment(data="synthetic(samples=60)", clients=3, rounds=2)
+    >>> with TemporaryDirectory() as folder:
+    ...     result = sa.search(base, {"receiver.C": "0.1:10:log"}, folder, trials=3)
+    >>> len(result.trials), result.best.evaluate
+    (3, 'test')
+    >>> 0.1 <= result.best.call("receiver").arguments["C"] <= 10
+    True
     """
     integer("trials", trials, 1)
     integer("seeds", seeds, 1)
@@ -95,7 +111,7 @@ def search(
     result = Result(base.with_(evaluate="test"), parsed, finished, folder)
     _write(folder, header, result)
     for key in result.at_boundary:
-        log.warning("the best %s is at the end of %s; better values may lie beyond", key, parsed[key])
+        log.warning("the best %s is at an end of the range %s; better values may lie outside", key, parsed[key])
     return result
 
 

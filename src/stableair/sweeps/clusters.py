@@ -37,6 +37,7 @@ class RequeuedJob(Job):
     """A job that is queued again when its SLURM time limit is reached, and continues from the checkpoints."""
 
     def checkpoint(self) -> Any:
+        """Return the job to submit again; submitit calls this method at the time limit."""
         return require("submitit.helpers", extra="slurm").DelayedSubmission(self)
 
 
@@ -49,23 +50,35 @@ def submit(
     plugin_changed: PluginChange = "refuse",
     **run_options: Unpack[RunOptions],
 ) -> str:
-    """Submit an array of SLURM jobs that sweep a plan together.
+    """Submit SLURM jobs that compute a sweep together. `stableair sweep --slurm` calls this function.
+
+    The jobs are one array. Each job computes the next experiment that is neither finished nor locked. A job that
+    reaches its time limit is queued again and continues from its checkpoints. [Sweeps](../sweeps.md#slurm) has the
+    details.
 
     Args:
         plan: As for `sweep`.
-        folder: Where the run folders are; the logs of SLURM go to its subfolder slurm.
+        folder: Folder of the run folders, on a disk that all machines share; SLURM's logs are in its subfolder slurm.
         jobs: Number of jobs.
-        options: Options of SLURM, such as {"partition": "gpu", "time": 120, "gpus_per_node": 1, "cpus_per_task": 4}.
-        plugin_changed: What to do with results of a plug-in that has changed since: "refuse" raises an error, "keep"
-            uses them and records both versions, "recompute" starts such runs anew.
-        run_options: `stop`, `patience`, `monitor`, `keep_best`, `profile`, `track`: see `RunOptions`.
+        options: Options of SLURM, such as `{"partition": "gpu", "time": 120, "gpus_per_node": 1}`. The time limit is in
+            minutes; default: 60.
+        plugin_changed: What to do with recorded rounds of a plug-in that has changed since: "refuse" raises an error,
+            "keep" uses them and records both versions, "recompute" restarts such runs.
+        **run_options: `stop`, `patience`, `monitor`, `keep_best`, `profile`, `track`: see `RunOptions`.
 
     Returns:
-        The id of the array.
+        The id of the job array.
 
     Raises:
+        InputError: The plan or an option is invalid (`slurm-options`).
         MissingExtraError: submitit is not installed.
-        ResourceError: SLURM is not available or rejects the jobs.
+        ResourceError: SLURM is not available, rejects the jobs (`slurm`) or does not answer (`slurm-timeout`).
+
+    ```python
+    plan = {"receiver": ["mac(C=1)", "none()"], "seeds": 5}
+    slurm = {"partition": "gpu", "gpus_per_node": 1}
+    job = sa.submit(plan, "runs/sweep", jobs=4, options=slurm)
+    ```
     """
     submitit = require("submitit", extra="slurm")
     experiments, folder = expand_plan(plan), as_path("folder", folder)

@@ -33,6 +33,10 @@ MAX_EXPERIMENTS = 10_000  # larger plans are refused
 def over_seeds(experiment: Experiment, count: int) -> list[Experiment]:
     """Return `count` copies of an experiment, with the seeds seed, seed + 1, ...
 
+    Args:
+        experiment: The experiment with the first seed.
+        count: Number of copies, at least 1.
+
     >>> [one.seed for one in over_seeds(Experiment(seed=3), 2)]
     [3, 4]
     """
@@ -46,7 +50,7 @@ def expand_plan(plan: "Plan | str | Path | Iterable[Experiment]") -> list[Experi
         plan: Settings of which any may be a list, a .toml file with such settings, or a list of experiments.
 
     Raises:
-        InputError: The plan is invalid.
+        InputError: The plan is invalid, empty (`empty-plan`) or too large (`plan-too-large`).
 
     >>> [one.noise for one in expand_plan({"clients": 9, "noise": ["none()", "gaussian(std=1)"]})]
     ['none()', 'gaussian(std=1)']
@@ -103,7 +107,7 @@ def _experiments(plan: Plan) -> list[Experiment]:
 def _applicable(point: dict[str, Any], axes: dict[str, list[Any]]) -> dict[str, Any]:
     """Return a combination of values without the arguments that only other components of the plan take.
 
-    In receiver=mac,none receiver.C=1 the threshold belongs to mac alone.
+    In receiver=mac,none receiver.C=1, only mac gets the threshold.
     """
 
     def is_for_others(key: str) -> bool:
@@ -152,11 +156,14 @@ def read_plan(path: str | Path) -> dict[str, Any]:
 
 
 def parse_plan(words: list[str], alternative: str = "") -> dict[str, Any]:
-    """Parse the words of a command line: optionally a preset or the file of a plan, then key=value,value,...
+    """Parse the words of a command line: optionally a preset or the file of a plan, then `key=value,...`
 
     Args:
         words: The words.
-        alternative: What else the command accepts as first word, for the error message.
+        alternative: Another kind of first word that the command accepts, for the error message.
+
+    Raises:
+        InputError: The first word is neither a preset nor a file (`unknown-preset`), or a setting is invalid.
 
     >>> parse_plan(["digits", "receiver=mac(C=1),gnc(10)", "noise.tau=0.1,0.5", "rounds=3"])
     {'preset': 'digits', 'receiver': ['mac(C=1)', 'gnc(10)'], 'noise.tau': [0.1, 0.5], 'rounds': 3}

@@ -48,31 +48,42 @@ def sweep(
     callbacks: Sequence[Callback] = (),
     **options: Unpack[RunOptions],
 ) -> Sweep:
-    """Run all experiments of a plan, each in its own subfolder; the function of the command `stableair sweep`.
+    """Run all experiments of a plan, each in a subfolder. `stableair sweep` calls this function.
 
-    Other processes may sweep the same folder, on this or another machine: they share the work. If an experiment fails,
-    the others are computed first.
+    Other processes may compute the same plan in the same folder, on this or another machine: they share the work. If an
+    experiment fails, the others are computed before the error is raised. A finished run is not computed again.
 
     Args:
-        plan: Settings of which any may be a list, such as {"receiver": ["mac(C=1)", "none()"], "seeds": 3}; or a .toml
-            file with such a plan; or experiments.
-        folder: Where the run folders are.
+        plan: Settings of which any may be a list, such as `{"receiver": ["mac(C=1)", "none()"], "seeds": 3}`; or a
+            .toml file with such a plan; or experiments.
+        folder: Folder of the run folders.
         parallel: Number of processes on this machine.
         ray: Address HOST:PORT of a Ray cluster, or "auto", to run each experiment as a task there. All machines of the
             cluster must share the folder.
         cpus: CPUs of each Ray task.
         gpus: GPUs of each Ray task; 0.5 lets two tasks share a GPU.
-        plugin_changed: What to do with results of a plug-in that has changed since: "refuse" raises an error, "keep"
-            uses them and records both versions, "recompute" starts such runs anew.
+        plugin_changed: What to do with recorded rounds of a plug-in that has changed since: "refuse" raises an error,
+            "keep" uses them and records both versions, "recompute" restarts such runs.
         callbacks: Observers. `start` and `round` are called for the experiments that this process computes, `end` for
-            all of them.
-        options: `stop`, `patience`, `monitor`, `keep_best`, `profile`, `track`, `progress`: see `RunOptions`.
+            all experiments.
+        **options: `stop`, `patience`, `monitor`, `keep_best`, `profile`, `track`, `progress`: see `RunOptions`.
 
     Returns:
-        The runs in the order of the plan, without their models: a list.
+        The runs in the order of the plan, without their models. `load` reads a run with its model.
 
     Raises:
-        StableairError: An experiment failed.
+        InputError: The plan is invalid.
+        StableairError: An experiment failed; the class is the class of the first error.
+        MissingExtraError: `ray` is given and Ray is not installed.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> import stableair as sa
+    >>> small = {"data": "synthetic(samples=60)", "clients": 3, "rounds": 2}
+    >>> plan = {**small, "receiver": ["mac(C=1)", "none()"], "seeds": 2}
+    >>> with TemporaryDirectory() as folder:
+    ...     runs = sa.sweep(plan, folder)
+    >>> [(run.settings["receiver"], run.settings["seed"]) for run in runs]
+    [('mac(C=1)', 0), ('mac(C=1)', 1), ('none()', 0), ('none()', 1)]
     """
     experiments, folder = expand_plan(plan), as_path("folder", folder)
     integer("parallel", parallel, 1, 1000)
@@ -93,7 +104,7 @@ def sweep(
 
 
 def _check_ray(ray: str, parallel: int) -> None:
-    """Refuse an address of a wrong type, and worker processes beside Ray's tasks."""
+    """Refuse an address of a wrong type, and worker processes in addition to Ray's tasks."""
     if not isinstance(ray, str):
         text = f"ray must be the address of a Ray cluster, HOST:PORT or auto: got {short_repr(ray)}"
         raise InputError(text, code="wrong-type", name="ray", value=ray)
@@ -122,7 +133,7 @@ def _run_here(
 
 @contextmanager
 def _workers(number: int, experiments: list[Experiment], job: Job) -> Iterator[None]:
-    """Start worker processes beside this one and divide the threads and GPUs of the machine among all of them."""
+    """Start worker processes, and divide the threads and GPUs of the machine among them and this process."""
     if not number:
         yield
         return
@@ -160,7 +171,10 @@ def _worker(environment: dict[str, str]) -> Any:
 
 
 def assign_gpu(number: int, experiments: list[Experiment]) -> dict[str, str]:
-    """Environment that gives a worker process one GPU; empty with a single GPU, or if an experiment names a device."""
+    """Return the environment variable that gives a worker process one GPU.
+
+    It is empty with a single GPU, or if an experiment names a device.
+    """
     gpus = torch.cuda.device_count()
     if gpus < 2 or any(one.device not in ("auto", "cuda") for one in experiments):
         return {}
@@ -184,7 +198,10 @@ def _stop_workers(processes: list[Any]) -> None:
 
 
 def _stop_at_end_of(stdin: Any) -> None:
-    """Stop this worker when its standard input closes: the process that started it has exited or is done."""
+    """Stop this worker when its standard input closes.
+
+    The process that started it has then exited, or needs the worker no longer.
+    """
     stdin.read()
     os.kill(os.getpid(), signal.SIGTERM)
 

@@ -48,12 +48,13 @@ class Job(NamedTuple):
         plugin_changed: PluginChange = "refuse",
         options: RunOptions | None = None,
     ) -> Self:
+        """Return the job for some experiments, with the plug-ins and the data folder of this process."""
         settings = [one.to_dict() for one in experiments]
         hidden: RunOptions = {**(options or {}), "progress": False}  # the output of a worker is not shown
         return cls(settings, str(folder.absolute()), list(PLUGINS), str(hub.folder()), plugin_changed, hidden)
 
     def experiments(self) -> list[Experiment]:
-        """The experiments, after setting the data folder and loading the plug-ins of the process that created it."""
+        """Return the experiments; set the data folder and load the plug-ins before."""
         os.environ[hub.VARIABLE] = self.data
         for file in self.plugins:
             if file not in PLUGINS:
@@ -75,12 +76,12 @@ def run_unlocked(
     plugin_changed: PluginChange = "refuse",
     options: RunOptions | None = None,
 ) -> Iterator[tuple[Experiment, Outcome]]:
-    """Run the experiments that no other process has locked, then poll the locked ones until all are finished.
+    """Run the experiments that no other process has locked, then poll the others until all are finished.
 
-    The trackers and the progress bar of the options are for the caller: see `observing`.
+    The caller displays the trackers and the progress bar of the options: see `observing`.
 
     Yields:
-        Each experiment with its outcome, in the order in which they finish, whichever process computed them.
+        Each experiment with its outcome, in the order in which they finish. Any process may have computed it.
     """
     remaining, single = list(experiments), without_display(options or {})
     while remaining:
@@ -103,7 +104,7 @@ def run_unlocked(
 
 
 def trim(finished: Run, experiment: Experiment) -> Run:
-    """The run without rounds beyond those of the experiment, and without its model, which its folder holds."""
+    """The run without rounds beyond the rounds of the experiment, and without its model."""
     return replace(finished, rounds=finished.rounds[: experiment.rounds], final=None)
 
 
@@ -111,7 +112,7 @@ def collect_runs(experiments: list[Experiment], outcomes: dict[str, Outcome]) ->
     """The runs in the order of the experiments.
 
     Raises:
-        StableairError: An experiment failed; the class is that of the first error.
+        StableairError: An experiment failed; the class is the class of the first error.
     """
     failed = {name: outcome for name, outcome in outcomes.items() if isinstance(outcome, StableairError)}
     if failed:
@@ -122,7 +123,7 @@ def collect_runs(experiments: list[Experiment], outcomes: dict[str, Outcome]) ->
 
 
 class ExperimentProgress(NamedTuple):
-    """Progress of an experiment."""
+    """Progress of an experiment in a sweep."""
 
     experiment: Experiment
     rounds: int = 0  # recorded rounds
@@ -132,6 +133,7 @@ class ExperimentProgress(NamedTuple):
 
     @property
     def finished(self) -> bool:
+        """Whether no further round will be computed."""
         return self.rounds >= self.experiment.rounds or bool(self.row.get("diverged")) or self.stopped
 
 

@@ -7,9 +7,14 @@ CROP = 4  # largest shift of a crop, in pixels
 
 
 def crop_flip(x: Tensor, moves: Tensor) -> Tensor:
-    """Images after random crop and flip: x (..., c, h, w), moves (..., 3) -> as x.
+    """Shift and mirror images.
 
-    A move is (rows down, columns right, 1 to mirror). Pixels from outside the image are black (0).
+    Args:
+        x: Images, (..., c, h, w).
+        moves: One move per image, (..., 3): rows down, columns right, and 1 to mirror.
+
+    Returns:
+        The moved images, of the shape of x. Pixels from outside the image are black (0).
     """
     h, w = x.shape[-2:]
     down, right, mirrored = moves.unbind(-1)

@@ -1,6 +1,7 @@
-"""Optimisers of the clients' local training: how a client's parameters change in one local step.
+"""Optimisers of the clients' local training.
 
-The memory of a rule starts anew in every round at every client. The learning rate is the experiment's, see `lr_decay`.
+The memory of a rule starts anew in every round at every client. The learning rate is a setting of the experiment, see
+`lr_decay`.
 """
 
 from dataclasses import dataclass
@@ -25,10 +26,22 @@ Momenta = dict[str, Tensor]  # of SGD: "velocity", and "start" for the proximal 
 def sgd(
     momentum: float = 0, weight_decay: float = 0, nesterov: bool = False, clip: float | None = None
 ) -> LocalRuleLike:
-    """SGD, in each step w - lr g; with momentum, weight decay and clipping as in torch.optim.SGD.
+    """SGD, by default without momentum, weight decay and clipping; arguments as in torch.optim.SGD.
 
-    g = min(1, clip / (norm(grad) + 1e-6)) grad + weight_decay w, v = momentum v + g from v = 0, and w - lr v, or with
-    nesterov=true w - lr (g + momentum v): (d,), (d,) -> (d,). `clip` is the max_norm of torch.nn.utils.clip_grad_norm_.
+        g = min(1, clip / (norm(grad) + 1e-6)) grad + weight_decay w,    v = momentum v + g,
+        w -> w - lr v,    with nesterov=True w - lr (g + momentum v)
+
+    Args:
+        momentum: Factor of the last velocity v, in [0, 1).
+        weight_decay: Factor of w in the gradient.
+        nesterov: Whether to use Nesterov's momentum.
+        clip: Largest norm of the gradient, the max_norm of torch.nn.utils.clip_grad_norm_; by default not limited.
+
+    Returns:
+        The local rule, with steps (w (d,), gradient (d,), memory, lr) -> (w (d,), memory).
+
+    Raises:
+        InputError: `nesterov` is true without momentum (`nesterov-without-momentum`).
 
     >>> rule, w, g = sgd(momentum=0.5), Tensor([1.0]), Tensor([1.0])
     >>> w, memory = rule.step(w, g, rule.init(w), 0.5)
@@ -46,10 +59,24 @@ def fedprox(
     nesterov: bool = False,
     clip: float | None = None,
 ) -> LocalRuleLike:
-    """FedProx (Li et al., 2020): SGD that is drawn back to the round's start, gradient + mu (w - w_k).
+    """FedProx (Li et al., 2020): SGD with a proximal term that keeps w near the start of the round.
 
-    The steps of `sgd` on the loss plus mu/2 norm(w - w_k)^2. `clip` acts on the gradient of the loss alone, before the
-    proximal term and the weight decay are added: (d,), (d,) -> (d,). mu = 0 is `sgd`.
+        SGD on the loss plus mu / 2 norm(w - w_k)^2
+
+    `clip` acts on the gradient of the loss, before the proximal term and the weight decay are added.
+
+    Args:
+        mu: Weight of the proximal term, at least 0; 0 is `sgd`.
+        momentum: Factor of the last velocity, in [0, 1).
+        weight_decay: Factor of w in the gradient.
+        nesterov: Whether to use Nesterov's momentum.
+        clip: Largest norm of the gradient of the loss; by default not limited.
+
+    Returns:
+        The local rule, with steps (w (d,), gradient (d,), memory, lr) -> (w (d,), memory).
+
+    Raises:
+        InputError: `nesterov` is true without momentum (`nesterov-without-momentum`).
 
     >>> rule, start = fedprox(mu=0.5), Tensor([1.0])
     >>> rule.step(Tensor([3.0]), Tensor([0.0]), rule.init(start), 1.0)[0].item()  # 3 - 0.5 (3 - 1)
@@ -60,10 +87,21 @@ def fedprox(
 
 @local("adam")
 def adam(b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8, weight_decay: float = 0) -> LocalRuleLike:
-    """Adam (Kingma and Ba, 2015), as torch.optim.Adam; choose a smaller lr than for SGD, such as lr=0.001.
+    """Adam (Kingma and Ba, 2015), as torch.optim.Adam.
 
-    g = grad + weight_decay w, m = b1 m + (1 - b1) g and v = b2 v + (1 - b2) g^2 from m = v = 0, and in step t
-    w - lr m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps): (d,), (d,) -> (d,).
+        g = grad + weight_decay w,    m = b1 m + (1 - b1) g,    v = b2 v + (1 - b2) g^2,
+        w -> w - lr m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps)    in step t
+
+    It needs a smaller learning rate than SGD, such as lr=0.001.
+
+    Args:
+        b1: Factor of the last m, in [0, 1).
+        b2: Factor of the last v, in [0, 1).
+        eps: Number that is added to the denominator, above 0.
+        weight_decay: Factor of w in the gradient.
+
+    Returns:
+        The local rule, with steps (w (d,), gradient (d,), memory, lr) -> (w (d,), memory).
 
     >>> rule, w = adam(), Tensor([1.0, 1.0])
     >>> rule.step(w, Tensor([5.0, -0.1]), rule.init(w), 0.5)[0].round(decimals=4).tolist()  # a first step of length lr
@@ -76,7 +114,16 @@ def adam(b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8, weight_decay: fl
 def adamw(b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8, weight_decay: float = 0.01) -> LocalRuleLike:
     """Adam with decoupled weight decay (Loshchilov and Hutter, 2019), as torch.optim.AdamW.
 
-    The step of `adam` from (1 - lr weight_decay) w, with g = grad: (d,), (d,) -> (d,).
+        the step of `adam` with g = grad, from (1 - lr weight_decay) w
+
+    Args:
+        b1: Factor of the last m, in [0, 1).
+        b2: Factor of the last v, in [0, 1).
+        eps: Number that is added to the denominator, above 0.
+        weight_decay: Weight decay per unit of the learning rate.
+
+    Returns:
+        The local rule, with steps (w (d,), gradient (d,), memory, lr) -> (w (d,), memory).
 
     >>> rule, w = adamw(weight_decay=0.5), Tensor([1.0])
     >>> rule.step(w, Tensor([0.0]), rule.init(w), 0.5)[0].item()
@@ -86,11 +133,21 @@ def adamw(b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8, weight_decay: f
 
 
 def as_local_rule(rule: LocalRuleLike) -> LocalRule:
-    """An optimiser as a LocalRule.
+    """Convert an optimiser to a `LocalRule`.
 
     Args:
-        rule: A LocalRule; an object with the methods `step` and `init` of one; or a function
-            (w, g, memory, lr) -> (w, memory), whose memory before the first step is ().
+        rule: A LocalRule; an object with its methods `step` and `init`; or a function (w, g, memory, lr) -> (w,
+            memory), whose memory before the first step is ().
+
+    Returns:
+        The rule.
+
+    Raises:
+        InputError: The argument is not a local rule (`wrong-type`).
+
+    >>> rule = as_local_rule(lambda w, g, memory, lr: (w - lr * g, memory))
+    >>> rule.step(Tensor([1.0]), Tensor([2.0]), (), 0.5)[0].item()
+    0.0
     """
     return as_rule("local", rule, LocalRule, LocalRule)
 
@@ -100,8 +157,8 @@ class LocalSteps:
 
     Args:
         rule: The optimiser.
-        module: The model, for the parameters that are trained: the others stay as they are.
-        w: The parameters of the client (d,), which every call changes in place.
+        module: The model, which defines the trained parameters; the others do not change.
+        w: Parameters of the client, (d,); every call changes them in place.
         lr: Learning rate of the round.
     """
 
@@ -128,7 +185,7 @@ class LocalSteps:
 
 
 def _checked_step(result: object, before: Tensor) -> tuple[Tensor, Memory]:
-    """The results of a local step, if they are parameters like those before and a memory."""
+    """Check that a local step returned parameters like the old ones and a memory, and return them."""
     if not isinstance(result, tuple) or len(result) != 2:
         text = f"the step of the local rule must return the new parameters and its memory: got {short_repr(result)}"
         raise InputError(text, code="wrong-type", setting="local")

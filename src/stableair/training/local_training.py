@@ -18,15 +18,15 @@ from stableair.vector import Layout, ModelState, buffers
 
 
 def payload_scale(payload: str, lr: float) -> float:
-    """The factor from a difference of weights to the payload: 1 / eta_k, or 1 for "delta"."""
+    """Return the factor from a difference of weights to the payload: 1 / eta_k, or 1 for "delta"."""
     return 1 / lr if payload == "gradient" else 1.0
 
 
 @dataclass(frozen=True)
 class LocalTraining:
-    """The clients' computation in a round, independent of the engine: E epochs of minibatches of their samples.
+    """The clients' computation in a round, independent of the engine: E epochs of minibatches.
 
-    The payload is the accumulated gradient (w_k - w_{k,n}) / eta_k, or with "delta" the plain difference w_k - w_{k,n}.
+    The payload is the accumulated gradient (w_k - w_{k,n}) / eta_k, or with "delta" the difference w_k - w_{k,n}.
     """
 
     module: nn.Module
@@ -48,11 +48,11 @@ class LocalTraining:
         return self.rule == PLAIN_SGD and not self.label_smoothing
 
     def lr_in_round(self, k: int) -> float:
-        """The learning rate eta_k."""
+        """Learning rate eta_k of round k."""
         return self.lr * share_in_round(self.lr_share, k)
 
     def scale(self, k: int) -> float:
-        """The factor from a difference of weights to the payload in round k."""
+        """Factor from a difference of weights to the payload in round k."""
         return payload_scale(self.payload, self.lr_in_round(k))
 
     @cached_property
@@ -62,17 +62,17 @@ class LocalTraining:
 
     @cached_property
     def largest_batch(self) -> int:
-        """The samples in the largest batch of any client."""
+        """Number of samples in the largest batch of any client."""
         return min(self.batch_size, max(self.sizes))
 
     @cached_property
     def smallest_batch(self) -> int:
-        """The samples in the smallest batch of any client."""
+        """Number of samples in the smallest batch of any client."""
         return min(size % self.batch_size or min(size, self.batch_size) for size in self.sizes)
 
     @cached_property
     def norms(self) -> Layout:
-        """The blocks of the norm buffers."""
+        """Layout of the norm buffers."""
         return buffers(self.module)
 
     def steps(self, client: int) -> int:
@@ -86,11 +86,11 @@ class LocalTraining:
         return first_bits(sources, math.prod(shape[1:])).view(shape)
 
     def orders(self, k: int, clients: Sequence[int]) -> Tensor:
-        """The batch order of clients with m samples each in round k: (N, E, m)."""
+        """Draw the batch order of clients with m samples each in round k: (N, E, m)."""
         return self._bits("batches", k, clients).sort(stable=True).indices
 
     def moves(self, k: int, clients: Sequence[int]) -> Tensor | None:
-        """The random shifts and flips of these samples (N, E, m, 3); None without augmentation."""
+        """Draw the shifts and flips of these samples: (N, E, m, 3); None without augmentation."""
         if self.augment == "none":
             return None
         bits = self._bits("augment", k, clients, each=3).unflatten(-1, (-1, 3))
@@ -110,5 +110,5 @@ class Trainer(Protocol):
     chunk: int  # clients whose updates are in memory at once: an N x d matrix need never exist
 
     def __call__(self, state: ModelState, k: int, clients: Tensor) -> Iterator[Upload]:
-        """Train these clients from w_k in round k; yields their uploads chunk by chunk, in the order of `clients`."""
+        """Train these clients from w_k in round k; yield their uploads chunk by chunk, in the order of `clients`."""
         ...

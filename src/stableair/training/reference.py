@@ -24,13 +24,13 @@ SMALL = 1_000_000  # entries; below, one thread is faster than two
 
 @dataclass(frozen=True)
 class Reference:
-    """The plain trainer: one client after the other. Every other trainer is tested against it."""
+    """The reference trainer: one client after the other. Every other trainer is tested against it."""
 
     work: LocalTraining
     chunk: int = CHUNK
 
     def client(self, state: ModelState, k: int, n: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Train client n from w_k: its payload, its norm buffers and its mean loss."""
+        """Train client n from w_k; return its payload, its norm buffers and its mean loss."""
         work = self.work
         images, y, _ = work.data.train.take(work.parts[n])
         local = ModelState(state.w.clone(), state.stats.clone())
@@ -54,7 +54,7 @@ class Reference:
         return (state.w - local.w).mul_(work.scale(k)), local.stats, torch.stack(losses).mean()
 
     def train(self, state: ModelState, k: int, clients: Tensor) -> Upload:
-        """The uploads of some clients in round k."""
+        """Train some clients in round k, and return their uploads."""
         work = self.work
         with threads_for(len(state.w)), restored_generators(state.w.device), float32_matmul():
             work.module.train()
@@ -77,7 +77,7 @@ class Reference:
 
 
 def cannot_train(k: int, client: int, error: Exception) -> InputError:
-    """The error for a client whose batches the model refuses, such as one value per channel for a batch norm."""
+    """Make the error for a client whose batches the model refuses, such as one value per channel for a batch norm."""
     text = f"round {k}: client {client} cannot train: {str(error).strip().partition(chr(10))[0]}"
     return InputError(text, code="client-cannot-train", round=k, client=client)
 
@@ -132,7 +132,7 @@ def threads_for(entries: int) -> Iterator[None]:
 
 @contextmanager
 def threads(number: int | None) -> Iterator[None]:
-    """Set the number of threads; None leaves it. In large models it changes the last bits of a sum."""
+    """Set the number of threads; None leaves it. In large models the number changes the last bits of a sum."""
     before = torch.get_num_threads()
     torch.set_num_threads(number or before)
     try:
