@@ -90,7 +90,7 @@ def test_a_peer_that_fails_is_named(tmp_path, monkeypatch):
     assert "no such thing" in str(error.value)
 
 
-def test_scaling_says_what_was_chosen():
+def test_scaling_prints_the_chosen_engine():
     text = bench.scaling((2, 3), {"logistic()": (1, 2, 2)}, 1, lambda line: None)
     assert "commit " in text.splitlines()[0]
     assert all(float(line.split(" | ")[-1].split()[0]) > 0 for line in text.splitlines()[4:]), "memory"

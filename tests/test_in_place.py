@@ -107,7 +107,7 @@ def test_a_power_rule_that_changes_its_input_is_refused(tiny, registries, changi
     assert refused(tiny.with_(power="hasty()")).setting == "power"
 
 
-def test_a_noise_that_reuses_its_tensor_is_refused_where_that_matters(tiny, registries):
+def test_a_noise_that_reuses_its_tensor_is_refused_if_it_changes_a_draw(tiny, registries):
     """The pilot would overwrite the interference of the payloads."""
 
     @sa.noise("hasty")

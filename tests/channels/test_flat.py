@@ -72,7 +72,7 @@ def test_another_noise_leaves_the_fading_as_it_is(channel):
     assert torch.equal(quiet.draw(5, torch.arange(5), 100, 1, 2).h, channel.draw(5, torch.arange(5), 100, 1, 2).h)
 
 
-def test_infinite_noise_is_legal_and_nan_is_not(channel):
+def test_infinite_noise_is_accepted_and_nan_is_refused(channel):
     chunks, clients, h = uploads(torch.ones(2, 3)), torch.arange(2), torch.ones(2, dtype=torch.float64)
     loud = FlatDraw(0, clients, h, torch.tensor([0.0, math.inf, 0.0]))
     assert channel.superpose(chunks, loud).g.tolist() == [1, math.inf, 1]
@@ -113,7 +113,7 @@ def test_mean_and_power_exclude_each_other():
         ({"noise": lambda d, s: None}, "wrong-shape"),
     ],
 )
-def test_a_component_is_held_to_its_contract(channel, parts, code):
+def test_a_component_that_breaks_its_contract_is_refused(channel, parts, code):
     with pytest.raises(InputError) as error:
         replace(channel, **parts).draw(5, torch.arange(5), 10, 0, 0)
     assert (error.value.code, error.value.setting) == (code, *parts)
@@ -214,7 +214,7 @@ def test_the_mean_is_over_the_clients_that_sent(channel):
     assert (got.senders, got.divisor) == (2, 2)
 
 
-def test_what_a_client_meets_does_not_depend_on_who_else_takes_part(channel):
+def test_fading_and_batches_do_not_depend_on_other_clients(channel):
     everybody = channel.draw(6, torch.arange(6), 10, seed=1, k=2)
     some = channel.draw(6, torch.tensor([4, 1]), 10, seed=1, k=2)
     assert torch.equal(some.h, everybody.h[[4, 1]])
@@ -280,7 +280,7 @@ def test_slices_summed_apart_and_assembled_are_the_whole_sum(fades):
     assert all(one.max_norm == total.max_norm and one.senders == 4 for one in apart)
 
 
-def test_a_noise_with_memory_walks_from_round_zero(registries):
+def test_a_noise_with_memory_starts_its_recursion_in_round_zero(registries):
     """A plug-in whose noise of round k depends on all rounds before: pure in (seed, k), so that it can be resumed."""
 
     @noise("walk")
@@ -315,7 +315,7 @@ def test_a_power_rule_changes_gains_interference_and_pilots():
 
 
 @pytest.mark.parametrize("hook", ["gain", "noise"])
-def test_a_power_rule_is_held_to_its_contract(hook):
+def test_a_power_rule_that_breaks_its_contract_is_refused(hook):
     wrong = type("Wrong", (Power,), {hook: lambda self, *_: torch.ones(1)})()
     channel = Flat(fading.one("unit()")(), noise.one("none()")(), wrong)
     with pytest.raises(InputError) as error:
@@ -330,7 +330,7 @@ def test_a_chunk_without_clients_changes_nothing(channel):
     assert torch.equal(with_it.g, channel.superpose(uploads(update), draw).g)
 
 
-def test_a_power_that_is_none_is_one_line(tiny, registries):
+def test_an_invalid_power_is_one_line(tiny, registries):
     power("loud")(lambda: 3)
     with pytest.raises(InputError) as error:  # with its file and line
         build(tiny.with_(power="loud()"))

@@ -38,7 +38,7 @@ def test_under_a_limit_the_sum_scales_as_the_payloads_and_nothing_else():
 
 
 @pytest.mark.parametrize("rule", ["limit(P=1e30)", "inversion(P=1e30, threshold=0.1)"])
-def test_power_without_bound_is_noiseless(rule):
+def test_unlimited_power_is_noiseless(rule):
     update = torch.randn(6, 30)
     loud, silent = (received(over(rule, "rayleigh()", xi), update)[0] for xi in ("sas(tau=3)", "none()"))
     torch.testing.assert_close(loud.g, silent.g)
@@ -82,7 +82,7 @@ def test_inversion_is_its_formula():
 
 
 @pytest.mark.parametrize("t", [0.01, 0.3, 2.0])
-def test_what_inversion_takes_is_known_for_rayleigh_fading(t):
+def test_the_power_of_inversion_is_exact_for_rayleigh_fading(t):
     """In closed form, by the mean of 10^6 draws, and for both ways to say how strong the fading is."""
     known = {"rayleigh(power=1)": special.exp1(t), "rayleigh()": math.pi / 4 * special.exp1(math.pi * t / 4)}
     for spec, expected in known.items():
@@ -118,7 +118,7 @@ def test_an_estimate_of_another_law_than_the_channel_is_averaged_over():
         ("inversion(P=1, threshold=0, csi=0.6)", "two_to_three()"),
     ],
 )
-def test_inverting_every_channel_is_refused_where_it_takes_power_without_bound(tiny, registries, rule, fades):
+def test_inversion_without_a_threshold_is_refused_if_its_power_is_unbounded(tiny, registries, rule, fades):
     fading("two_to_three")(lambda: two_to_three)
     with pytest.raises(InputError) as error:
         build(tiny.with_(power=rule, fading=fades, channel="flat(noise_on=sum)"))
@@ -142,7 +142,7 @@ two_to_three = FadingLaw(lambda n, source: 2 + source.uniform(n), support=(2.0, 
         (1, "at_least_two()"),
     ],
 )
-def test_inverting_every_channel_is_allowed_where_it_does_not(registries, csi, fades):
+def test_inversion_without_a_threshold_is_allowed_if_its_power_is_bounded(registries, csi, fades):
     fading("two_to_three")(lambda: two_to_three)
     fading("at_least_two")(lambda: replace(two_to_three, support=(2.0, math.inf)))
     channel = over(f"inversion(P=1, threshold=0, csi={csi})", fades)
@@ -166,7 +166,7 @@ def test_the_power_to_invert_an_estimate_of_a_constant_is_its_integral_over_the_
 
 
 @pytest.mark.parametrize(("csi", "t"), [(0.9, 0.2), (0.5, 0.5), (0, 1.0), (1, 0.3)])
-def test_who_knows_its_channel_by_csi_is_heard_with_csi(csi, t):
+def test_an_imperfect_channel_estimate_reduces_the_gain_to_csi(csi, t):
     n = 100_000
     active, found = gains(f"inversion(P=1, threshold={t}, csi={csi})", n=n)
     assert abs(len(active) / n - math.exp(-t)) < SIGMAS * math.sqrt(math.exp(-t) * (1 - math.exp(-t)) / n)
@@ -182,7 +182,7 @@ def test_who_knows_its_channel_by_csi_is_heard_with_csi(csi, t):
 
 
 @pytest.mark.parametrize("phase", [0.3, 1.5, 4.0])
-def test_a_phase_error_costs_what_it_says(phase):
+def test_a_phase_error_costs_the_documented_gain(phase):
     law = math.sin(phase) / phase, math.exp(-(phase**2) / 2)
     for phase_law, factor in zip(("uniform", "gaussian"), law, strict=True):
         for csi in (1, 0.8):
@@ -190,7 +190,7 @@ def test_a_phase_error_costs_what_it_says(phase):
             assert_mean(gains(rule)[1], csi * factor)
 
 
-def test_a_carrier_offset_turns_from_entry_to_entry():
+def test_a_carrier_offset_rotates_each_entry_further():
     """Each client by itself: its first entry as without it, and then Re(c exp(2 pi j eps i))."""
     rule, d = "inversion(P=1, threshold=0.1, csi=0.8, phase=1, cfo={})", 50
     still, turned = (entry_gains(over(rule.format(cfo), "rayleigh()", "none()"), 20, d) for cfo in (0, 0.02))
@@ -219,7 +219,7 @@ def test_far_along_a_long_vector_a_carrier_still_turns_exactly():
     np.testing.assert_allclose(found.numpy(), 2 * np.cos(0.3 + np.pi / 2 * i), atol=1e-7)
 
 
-def test_a_gain_does_not_depend_on_who_else_takes_part_nor_on_the_other_impairments():
+def test_a_gain_depends_neither_on_other_clients_nor_on_other_impairments():
     n = 30
     channel = over("inversion(P=1, threshold=0.2, csi=0.9, phase=0.5)", "rayleigh()", "none()")
     everybody = channel.draw(n, torch.arange(n), 5, seed=0, k=3).gains
@@ -230,7 +230,7 @@ def test_a_gain_does_not_depend_on_who_else_takes_part_nor_on_the_other_impairme
     torch.testing.assert_close(unsure, sure, rtol=0, atol=0.1)  # the phases are the same
 
 
-def test_everybody_silenced_is_an_empty_round(tiny, caplog):
+def test_a_round_in_which_no_client_is_received_is_empty(tiny, caplog):
     e = tiny.with_(power="inversion(P=1, threshold=100)", channel="flat(noise_on=sum)", receiver="mac(C=auto)")
     result = run(e.with_(rounds=2))
     assert [record.args for record in caplog.records if record.name == "stableair"] == [(0,), (1,)], "one note a round"
@@ -239,7 +239,7 @@ def test_everybody_silenced_is_an_empty_round(tiny, caplog):
 
 
 @pytest.mark.parametrize("rule", ["limit(P=1)", "inversion(P=1, threshold=100)"])
-def test_infinite_interference_beside_nothing_sent_is_none(rule):
+def test_infinite_interference_without_a_signal_gives_zero(rule):
     channel, clients = over(rule, "rayleigh()"), torch.arange(3)
     draw = channel.draw(3, clients, 4, 0, 0)._replace(xi=torch.tensor([math.inf, -math.inf, 1.0, 0.0]))
     nothing = Upload(clients, torch.zeros(3, 4), torch.zeros(3, 0), torch.zeros(3))
