@@ -7,9 +7,7 @@ a separate tolerance: a multiple of the rounding error that bfloat16 causes in t
 """
 
 import copy
-import gc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -137,9 +135,8 @@ def checked_program(make: Callable[[nn.Module], Program], work: LocalTraining) -
             raise Unsupported("its code takes different paths each time it is traced")
         return other
 
-    with freed_memory():
-        for missing in (0, 1):
-            _check(make_equal, work, missing)
+    for missing in (0, 1):
+        _check(make_equal, work, missing)
     return program
 
 
@@ -206,23 +203,11 @@ def check_kernels(work: LocalTraining, program: Stacked, by_kernels: Stacked, re
         Unsupported: The kernels are further from the stacked program than bfloat16 explains.
     """
     precision = "bf16" if work.parts[0].is_cuda else "fp32"  # Triton's interpreter has no bfloat16
-    with freed_memory():
-        for missing in (0, 1):
-            trial = Trial(work, torch.float32, missing)
-            exact = trial.by_program(program)
-            rounded = distances(trial.by_program(program, precision), exact)
-            deviations = distances(trial.by_program(by_kernels, precision, resnet), exact)
-            for distance, rounding in zip(deviations, rounded, strict=True):
-                if not distance <= KERNEL_FACTOR * rounding + KERNEL_TOLERANCE:
-                    raise Unsupported(f"its results differ by {distance:.2g}, and bf16 explains {rounding:.2g}")
-
-
-@contextmanager
-def freed_memory() -> Iterator[None]:
-    """Return the GPU memory of a trial to the device: the next step measures the free memory."""
-    try:
-        yield
-    finally:
-        if torch.cuda.is_available() and torch.cuda.is_initialized():
-            gc.collect()
-            torch.cuda.empty_cache()
+    for missing in (0, 1):
+        trial = Trial(work, torch.float32, missing)
+        exact = trial.by_program(program)
+        rounded = distances(trial.by_program(program, precision), exact)
+        deviations = distances(trial.by_program(by_kernels, precision, resnet), exact)
+        for distance, rounding in zip(deviations, rounded, strict=True):
+            if not distance <= KERNEL_FACTOR * rounding + KERNEL_TOLERANCE:
+                raise Unsupported(f"its results differ by {distance:.2g}, and bf16 explains {rounding:.2g}")
