@@ -117,6 +117,7 @@ class FadingLaw:
     mean_inverse_square: Callable[[float], float] | None = None  # t -> E[1/h^2; h^2 >= t]; inf where it diverges
     complex_gaussian: bool = False  # whether h with a uniform phase is complex Gaussian
     block_length: int | None = None  # entries of the vector that share one amplitude; None: all of them
+    mean_square: float | None = None  # E h^2
 
     def __call__(self, n: int, source: Generator) -> Tensor:
         return self.draw(n, source)
@@ -196,6 +197,10 @@ class Modulation(Protocol):
     @property
     def taps(self) -> int:
         """Propagation paths per client, one sample apart."""
+
+    @property
+    def oversampling(self) -> int:
+        """Samples per unit of time. The scale of the interference is given for one sample per unit of time."""
 
     def blocks(self, entries: int) -> int:
         """Number of blocks that carry `entries` real entries."""

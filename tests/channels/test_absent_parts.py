@@ -28,6 +28,8 @@ def test_an_absent_noise_is_zero_on_an_analog_channel(tiny, spec):
     [
         {"noise": "gaussian(std=0.1)"},
         {"noise": "student_t(df=3)"},
+        {"noise": "field(density=0.1)"},
+        {"noise": "markov(good='none()', bad='sas(tau=3)', p=0.01)"},  # most of its rounds have no noise
         {"noise": "none()", "fading": "rayleigh()"},
         {"noise": "none()", "power": "limit(P=1)"},
     ],

@@ -54,7 +54,12 @@ class Waveform:
     r(t) = sum_n a_n exp(2 pi j eps_n t) x_n(t - delta_n) + z(t) and computes y_i = sum_t conj(phi_i(t)) r(t). Its real
     and imaginary parts are the entries of the sum: g = (1/N) sum_n h_n u_n + xi if a_n = h_n, delta_n = eps_n = 0. xi
     is the output of the matched filters for z, which is isotropic stable with the alpha and tau of the noise; the scale
-    of xi is tau (sum_t |phi_i(t)|^alpha)^(1/alpha). The sum is complex128; a client's signal is computed in pieces.
+    of xi is tau_s (sum_t |phi_i(t)|^alpha)^(1/alpha). The sum is complex128; a client's signal is computed in pieces.
+
+    The noise sets the density of the interference: its scale is tau at the output of a filter of unit energy that lasts
+    one unit of time. A basis with s samples per unit of time samples the same field with filters of unit energy and
+    length 1/s. A sample then has the scale tau_s = tau s^(1/2 - 1/alpha), and the scale of xi tends to
+    tau (int |phi_i(t)|^alpha dt)^(1/alpha) for large s. tau_s is tau for alpha = 2 or s = 1.
 
     With M antennas, y_m = sum_n a_mn u_n + z_m, the server knows only H_m = sum_n a_mn and computes
     sum_m conj(H_m) y_m / (M N s^2), s^2 = E|a|^2. This is equivalent to one antenna, client gains
@@ -62,7 +67,7 @@ class Waveform:
 
     Args:
         fading: Amplitudes of the clients; one amplitude per client and round.
-        noise: Interference per sample; must be stable, Gaussian or absent.
+        noise: Interference per unit of time; must be stable, Gaussian or absent.
         pilots: Noise-only symbols per round.
         norms: Layout of the norm buffers on the side link.
         divisor: Divisor of the sum; None for the number of senders.
@@ -180,13 +185,16 @@ class Waveform:
 
     @cached_property
     def mean_square(self) -> float:
-        """E h^2 of the fading, the average of a million draws."""
+        """E h^2 of the fading: in closed form if there is one, else the average of a million draws."""
+        if isinstance(self.fading, FadingLaw) and self.fading.mean_square is not None:
+            return self.fading.mean_square
         return self.fading(DRAWS, generator(0, "mean square", 0)).square().mean().item()
 
     def _filtered_noise(self, entries: int, source: Generator, scale: float) -> Tensor:
         """Output of the matched filters for isotropic stable noise: (entries,) float32."""
         assert isinstance(self.noise, Stable)
-        alpha, tau = self.noise.alpha, self.noise.tau * scale
+        alpha = self.noise.alpha
+        tau = self.noise.tau * scale * self.basis.oversampling ** (1 / 2 - 1 / alpha)
         windows = self._windows(entries, source.device)
         z = (stable.isotropic(last - first, alpha, tau, source.ahead(4 * first)) for first, last in windows)
         return self._demodulate(z, entries).float()
