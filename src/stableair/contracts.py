@@ -3,6 +3,7 @@
 data -> partition -> participation -> local training -> transmit power -> channel -> receiver -> server -> evaluation
 """
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -118,6 +119,7 @@ class FadingLaw:
     complex_gaussian: bool = False  # whether h with a uniform phase is complex Gaussian
     block_length: int | None = None  # entries of the vector that share one amplitude; None: all of them
     mean_square: float | None = None  # E h^2
+    support: tuple[float, float] = 0.0, math.inf  # smallest and largest amplitude
 
     def __call__(self, n: int, source: Generator) -> Tensor:
         return self.draw(n, source)

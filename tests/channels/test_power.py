@@ -11,12 +11,13 @@ from scipy import special, stats
 from helpers.channels import SIGMAS, assert_mean, entry_gains, over, received, transmissions
 from stableair.algorithm import simulate
 from stableair.builder import build
-from stableair.channels.power import mean_inverse_square, rotating_gain
+from stableair.channels.power import estimate, mean_inverse_square, rotating_gain
 from stableair.channels.registries import channel as channels
 from stableair.channels.registries import fading, noise, power
-from stableair.contracts import Upload
+from stableair.contracts import FadingLaw, Upload
 from stableair.errors import InputError
 from stableair.runner import run
+from stableair.streams import generator
 
 
 def test_limit_is_its_formula():
@@ -99,7 +100,9 @@ def test_other_closed_forms_agree_with_draws(spec, t):
 
 def test_an_estimate_of_another_law_than_the_channel_is_averaged_over():
     """Without fading h_hat is csi + sqrt(1 - csi^2) e on a circle, and the mean of 1/h_hat^2 is 1 / |2 csi^2 - 1|."""
-    assert mean_inverse_square(fading.one("unit()")(), 1e-3, csi=0.95) == pytest.approx(1 / (2 * 0.95**2 - 1), rel=0.01)
+    assert mean_inverse_square(fading.one("unit()")().draw, 1e-3, csi=0.95) == pytest.approx(
+        1 / (2 * 0.95**2 - 1), rel=0.01
+    )
     same = mean_inverse_square(fading.one("rayleigh(power=1)")().draw, 0.2, csi=0.6)
     assert same == pytest.approx(special.exp1(0.2), rel=0.01)
 
@@ -112,18 +115,55 @@ def test_an_estimate_of_another_law_than_the_channel_is_averaged_over():
         ("inversion(P=1, threshold=0)", "nakagami(m=1)"),
         ("inversion(P=1, threshold=0)", "ar(a=0.5)"),
         ("inversion(P=1, threshold=0)", "block(rounds=2)"),
-        ("inversion(P=1, threshold=0, csi=0.9)", "unit()"),
+        ("inversion(P=1, threshold=0, csi=0.9)", "nakagami(m=2)"),  # csi h and the error can cancel
+        ("inversion(P=1, threshold=0, csi=0.6)", "two_to_three()"),
     ],
 )
-def test_inverting_every_channel_is_refused_where_it_takes_power_without_bound(tiny, rule, fades):
+def test_inverting_every_channel_is_refused_where_it_takes_power_without_bound(tiny, registries, rule, fades):
+    fading("two_to_three")(lambda: two_to_three)
     with pytest.raises(InputError) as error:
         build(tiny.with_(power=rule, fading=fades, channel="flat(noise_on=sum)"))
     assert error.value.code == "unbounded-power"
 
 
-@pytest.mark.parametrize("fades", ["unit()", "nakagami(m=2)", "block(of='nakagami(m=2)', rounds=3)"])
-def test_inverting_every_channel_is_allowed_where_it_does_not(fades):
-    assert len(received(over("inversion(P=1, threshold=0)", fades), torch.ones(9, 5))[1].transmissions) == 9
+two_to_three = FadingLaw(lambda n, source: 2 + source.uniform(n), support=(2.0, 3.0))
+
+
+@pytest.mark.parametrize(
+    ("csi", "fades"),
+    [
+        (1, "unit()"),
+        (0.9, "unit()"),
+        (0.1, "ar(a=0.5, of='unit()')"),
+        (1, "nakagami(m=2)"),
+        (0, "nakagami(m=2)"),
+        (1, "block(of='nakagami(m=2)', rounds=3)"),
+        (0.9, "two_to_three()"),
+        (0.2, "two_to_three()"),
+        (1, "at_least_two()"),
+    ],
+)
+def test_inverting_every_channel_is_allowed_where_it_does_not(registries, csi, fades):
+    fading("two_to_three")(lambda: two_to_three)
+    fading("at_least_two")(lambda: replace(two_to_three, support=(2.0, math.inf)))
+    channel = over(f"inversion(P=1, threshold=0, csi={csi})", fades)
+    assert len(received(channel, torch.ones(9, 5))[1].transmissions) == 9
+    h, errors, phases = (generator(7, name, 0) for name in "hep")
+    square = estimate(channel.fading.draw(10**5, h), channel.fading, csi, errors, phases).abs().square()
+    assert channel.power.mean_inverse_square == pytest.approx((1 / square).mean().item(), rel=0.02)
+
+
+@pytest.mark.parametrize("csi", [0, 0.3, 0.5**0.5, 0.9, 1])
+@pytest.mark.parametrize("t", [0.0, 0.1, 0.5, 1.0, 1.5, 2.1])
+def test_the_power_to_invert_an_estimate_of_a_constant_is_its_integral_over_the_phase(csi, t):
+    error = math.sqrt(1 - csi * csi)
+    phases = (np.arange(10**6) + 0.5) * math.pi / 10**6
+    square = np.abs(csi + error * np.exp(1j * phases)) ** 2
+    if t or abs(csi - error) > 1e-9:
+        expected = (1 / square[square >= t - 1e-12]).sum() / 10**6
+        assert mean_inverse_square(fading.one("unit()")(), t, csi) == pytest.approx(expected, rel=1e-5, abs=1e-9)
+    else:
+        assert mean_inverse_square(fading.one("unit()")(), t, csi) > 1e7
 
 
 @pytest.mark.parametrize(("csi", "t"), [(0.9, 0.2), (0.5, 0.5), (0, 1.0), (1, 0.3)])

@@ -110,7 +110,7 @@ def unit() -> Fading:
     def draw(n: int, source: Generator) -> Tensor:
         return torch.ones(n, dtype=torch.float64, device=source.device)
 
-    return FadingLaw(draw, mean_inverse_square=lambda t: float(t <= 1), mean_square=1.0)
+    return FadingLaw(draw, mean_square=1.0, support=(1.0, 1.0))
 
 
 @fading("block", specs={"of": fading})
@@ -175,6 +175,9 @@ def ar(a: float, of: str = "rayleigh()") -> Fading:
     return replace(law, draw=lambda n, source: law(n, GaussMarkov(source, a)))
 
 
+CHUNK = 1 << 20  # random numbers of all rounds that are computed at a time, to bound the memory
+
+
 class GaussMarkov(Generator):
     """A stream whose normal numbers are a Gauss-Markov process over the rounds: x_k = a x_{k-1} + sqrt(1 - a^2) z_k.
 
@@ -194,10 +197,11 @@ class GaussMarkov(Generator):
         self.position = stop
         total = torch.zeros(math.prod(shape), dtype=torch.float64)
         rounds = torch.tensor(list(self.weights))
-        for chunk in rounds.split(max((1 << 20) // stop, 1)):  # bounds the memory
+        for chunk in rounds.split(max(CHUNK // stop, 1)):
             bits = first_bits([self.at(j) for j in chunk.tolist()], stop)[:, start:]
             weights = torch.tensor([self.weights[j] for j in chunk.tolist()], dtype=torch.float64)
-            total += (weights[:, None] * box_muller(open_unit(bits).unflatten(-1, (-1, 2)))).sum(0)
+            terms = weights[:, None] * box_muller(open_unit(bits).unflatten(-1, (-1, 2)))
+            total = sum(terms, total)  # in this order for any shape: torch.sum depends on the shape in the last bit
         return total.reshape(shape).to(self.device)
 
     def uniform(self, *shape: int) -> Tensor:

@@ -163,8 +163,8 @@ class Inversion(Power):
         mean = mean_inverse_square(fading, self.threshold, self.csi)
         if math.isinf(mean):
             text = (
-                f"inversion: threshold must be positive, such as 0.1: got {self.threshold:g}, and inverting the "
-                "weakest channels of this fading takes unbounded power"
+                f"inversion: threshold must be positive, such as 0.1: got {self.threshold:g}, and the estimate of a "
+                "channel can be arbitrarily small with this fading, so that its inversion takes unbounded power"
             )
             raise InputError(text, code="unbounded-power", name="threshold", value=self.threshold)
         return replace(self, fading=fading, mean_inverse_square=mean)
@@ -203,20 +203,51 @@ def estimate(h: Tensor, fading: Fading, csi: float, errors: Generator, phases: G
 def mean_inverse_square(fading: Fading, threshold: float, csi: float = 1.0) -> float:
     """E[1/h_hat^2; h_hat^2 >= threshold]: in closed form if there is one, else the mean of 10^6 draws.
 
-    Without a closed form, a threshold of 0 is treated as divergent.
+    Args:
+        fading: Law of h and of the error e.
+        threshold: Smallest power gain at which a client transmits.
+        csi: Weight of h in h_hat, see `estimate`.
+
+    Returns:
+        The mean. It is infinite for a threshold of 0 if |h_hat| can be arbitrarily small, because the density of h_hat
+        at 0 is positive then. |h_hat| has a positive lower bound if the supports of csi h and sqrt(1 - csi^2) e do not
+        overlap. Without a declared support, an amplitude can be arbitrarily small.
 
     >>> from stableair.channels.fading import rayleigh
     >>> round(mean_inverse_square(rayleigh(power=1), threshold=0.1), 6)  # E_1(0.1)
     1.822924
     """
-    if isinstance(fading, FadingLaw) and fading.mean_inverse_square and (fading.complex_gaussian or csi == 1):
-        return fading.mean_inverse_square(threshold)
-    if threshold <= 0:
+    law = fading if isinstance(fading, FadingLaw) else FadingLaw(fading)
+    if law.mean_inverse_square and (law.complex_gaussian or csi in (0, 1)):
+        return law.mean_inverse_square(threshold)
+    low, high = law.support
+    error = math.sqrt(1 - csi * csi)
+    if low == high:
+        return constant_mean_inverse_square(csi * low, error * low, threshold)
+    smallest = max(a * low - (b * high if b else 0.0) for a, b in ((csi, error), (error, csi)))  # value of |h_hat|
+    if threshold <= 0 and smallest <= 0:
         return math.inf
     h, errors, phases = (generator(0, f"inversion {what}", 0) for what in ("h", "csi", "csi phase"))
     amplitudes = fading(DRAWS, h).to(torch.float64, copy=True)  # a fading may reuse the tensor that it returned
     square = estimate(amplitudes, fading, csi, errors, phases).abs() ** 2
     return ((square >= threshold) / square).mean().item()
+
+
+def constant_mean_inverse_square(a: float, b: float, threshold: float) -> float:
+    """E[1/r^2; r^2 >= threshold] with r = |a + b exp(j phi)|, phi uniform: the estimate of a constant amplitude.
+
+    With r^2 = (a + b)^2 - 4 a b sin(phi / 2)^2 and T = tan(phi_t / 2), r(phi_t)^2 = threshold, the mean is
+    2 arctan(T |a - b| / (a + b)) / (pi |a^2 - b^2|).
+
+    >>> round(constant_mean_inverse_square(2.0, 1.0, threshold=0), 9)  # 1 / |a^2 - b^2|
+    0.333333333
+    """
+    smallest, largest = (a - b) ** 2, (a + b) ** 2
+    if threshold > largest:
+        return 0.0
+    limit = math.sqrt((largest - threshold) / (threshold - smallest)) if threshold > smallest else math.inf
+    ratio = abs(a - b) / (a + b)
+    return 2 / math.pi / largest * (math.atan(ratio * limit) / ratio if ratio else limit)
 
 
 def rotating_gain(gain: complex, cfo: float, d: int, device: torch.device) -> Tensor:
