@@ -355,7 +355,7 @@ def test_a_custom_basis_must_return_a_basis(registries):
     [
         ({"noise": "student_t(df=3)"}, "unsupported-noise"),
         ({"fading": "block(of='rayleigh()', entries=3)"}, "unsupported-fading"),
-        ({"power": "limit(P=1)"}, "unused-setting"),
+        ({"power": "limit(P=1)"}, "noise-not-on-sum"),
     ],
 )
 def test_unsupported_parts_are_refused(tiny, settings, code):
