@@ -308,8 +308,9 @@ def _clients_that_fit(sim: Simulation) -> int:
 def accelerate(sim: Simulation, choice: EngineChoice | None = None) -> Simulation:
     """Return an equivalent simulation that trains its clients with a fast engine.
 
-    The engine is checked against the reference before it is used. It computes the same updates up to rounding, and the
-    same batches, fading and noise. [Engines](../engine.md) describes the engines and their speed.
+    The engine is checked against the reference before it is used. It computes the same updates up to the rounding of
+    its precision, and uses the same batches, fading and noise. [Engines and performance](../engine.md) describes the
+    engines.
 
     Args:
         sim: A simulation from `build`.
