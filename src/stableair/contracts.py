@@ -145,9 +145,10 @@ class FadingLaw:
 
 @dataclass(frozen=True)
 class NoiseLaw:
-    """An interference with complex samples in time, for the waveform channel; called like any other noise.
+    """An interference with complex samples in time, for the waveform channel.
 
-    The samples are isotropic. With one sample per unit of time, their real parts have the law of the entries.
+    It is called like any other noise. The samples are isotropic. With one sample per unit of time, their real parts
+    have the law of the entries.
 
     Args:
         draw: Real entries of a round, (d, source) -> (d,).
@@ -229,7 +230,15 @@ class PowerRule(Protocol):
         """Effective gain of a client with amplitude h: (m,) -> (m,)."""
 
     def noise_scale(self, max_norm: float, d: int) -> float:
-        """1 / sqrt(p_k), the scale of the interference relative to payloads of d entries and norms up to max_norm."""
+        """Scale of the interference relative to the payloads, 1 / sqrt(p_k).
+
+        Args:
+            max_norm: Largest norm of a payload in the round.
+            d: Number of entries of a payload.
+
+        Returns:
+            The factor by which the interference is multiplied.
+        """
 
 
 class Modulation(Protocol):
@@ -369,7 +378,10 @@ class Reduction(Protocol):
     """Distribution of the sum over the clients: each process sums one slice of the payloads."""
 
     def slice(self, d: int) -> slice:
-        """Entries of a vector of length d that this process sums, from an even entry on: complex symbols stay whole."""
+        """Return the entries of a vector of length d that this process sums.
+
+        The slice starts at an even entry, so that both entries of a complex symbol stay in one process.
+        """
 
     def assemble(self, *parts: Tensor, d: int) -> tuple[Tensor, ...]:
         """Assemble vectors of length d from the slices of all processes."""
