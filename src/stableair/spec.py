@@ -198,7 +198,7 @@ class Registry:
 
     Args:
         kind: Name of the kind in error messages, such as "receiver".
-        plural: Name under which `stableair components` lists them, such as "receivers".
+        plural: Plural of the kind, such as "receivers".
 
     >>> from stableair import receiver
     >>> [str(call) for call in receiver.parse("gnc(2) | mac(C=1)")]
