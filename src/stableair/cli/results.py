@@ -18,7 +18,12 @@ def plot(
     metric: Annotated[str, typer.Option(help="Metric to draw, by its name in rounds.jsonl.")] = "test/accuracy",
     log: Annotated[bool, typer.Option("--log", help="Use a logarithmic axis for the metric.")] = False,
     x: Annotated[
-        str, typer.Option("--x", help="Horizontal axis: round, or an argument that differs, such as receiver.C.")
+        str,
+        typer.Option(
+            "--x",
+            help="Horizontal axis: round; a resource (symbols, airtime, energy, bits); or an argument that differs, "
+            "such as receiver.C.",
+        ),
     ] = "round",
     band: Annotated[
         str,
@@ -36,7 +41,7 @@ def plot(
     ] = None,
     force: Force = False,
 ) -> None:
-    """Draw a metric of runs against the rounds or an argument; runs that differ only in the seed become one line."""
+    """Draw a metric against rounds, a resource or an argument; runs that differ only in the seed become one line."""
     sa.plot(
         folders, metric, out, log, x=x, band=literal_option("--band", band, Band),
         style=plot_style(style), size=_lengths(size),
@@ -61,10 +66,32 @@ def export(
         list[str] | None, typer.Option(help="Metric to show; may be repeated (default: all).", show_default=False)
     ] = None,
     last: Annotated[int, typer.Option(min=1, help="Per run: number of last rounds that are averaged.")] = 1,
+    at: Annotated[
+        list[str] | None,
+        typer.Option(metavar="RESOURCE=BUDGET", help="Only the rounds within a budget, such as energy=1e6."),
+    ] = None,
     force: Force = False,
 ) -> None:
     """Write runs as a table, with a column for each argument that differs and for each metric."""
-    print(sa.export(folders, out, literal_option("--per", per, TableRow), metrics=metric, last=last, force=force))
+    print(
+        sa.export(
+            folders,
+            out,
+            literal_option("--per", per, TableRow),
+            metrics=metric,
+            last=last,
+            at=_budgets(at),
+            force=force,
+        )
+    )
+
+
+def _budgets(words: list[str] | None) -> Any:
+    """The values of --at; `sa.export` checks them."""
+    from stableair.experiment import parse_overrides
+    from stableair.spec import literal
+
+    return {name: literal(text) for name, text in parse_overrides(words or []).items()}
 
 
 def report(

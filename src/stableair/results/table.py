@@ -12,6 +12,7 @@ from stableair.optional import require
 from stableair.results.arguments import arguments, differing, ordered
 from stableair.results.outputs import GENERATOR, check_output
 from stableair.results.plugins import mixed_components
+from stableair.results.resources import RESOURCES
 from stableair.results.run import Run, log_left_out, runs_from, with_metric
 from stableair.validation import as_path, integer, texts, typed
 
@@ -28,23 +29,27 @@ def table(
     *,
     metrics: list[str] | tuple[str, ...] | None = None,
     last: int = 1,
+    at: dict[str, float] | None = None,
 ) -> DataFrame:
     """Return recorded runs as a pandas DataFrame. `stableair export` writes it to a file.
 
     The index is the run folder. There is a column for each argument that has several values among the runs, named as
     on the command line: `receiver` (the component), `receiver.C`, `noise.tau`, `seed`. Then follow, per run, `rounds`
-    (the number of complete rounds) and `diverged`, or, per round, `round` (from 0); and a column for each metric. Runs
-    with results of an earlier version of a plug-in add a column `earlier_version`.
+    (the number of complete rounds) and `diverged`, or, per round, `round` (from 0); a column for each metric; and the
+    totals of the resources after these rounds: `symbols`, `airtime` (s), `energy` (J, mean over the clients) and
+    `bits`. Runs with results of an earlier version of a plug-in add a column `earlier_version`.
 
     Args:
         runs: Runs, run folders, or folders that contain run folders.
         per: Content of a row: "run" or "round".
-        metrics: Metrics to show. None: all that a run recorded.
+        metrics: Metrics and resources to show. None: all that a run recorded.
         last: Per run: number of last rounds over which a metric is averaged; 1 is the last value. A run that diverged
             has no metrics.
+        at: A resource and its budget, such as {"energy": 1e6}: only the rounds until the budget is used up.
 
     Raises:
-        InputError: No run can be read, no run has a complete round, or no run has one of the metrics.
+        InputError: No run can be read, no run has a complete round, no run has one of the metrics, or the budget is
+            smaller than the first round of a run.
     """
     integer("last", last, least=1)
     every_run, left_out = runs_from(runs)
@@ -55,9 +60,12 @@ def table(
     for metric in texts("metrics", metrics or ()):
         shown, others = with_metric(shown, metric)
         without += [f"{run.folder} has no {metric}" for run in others]
+    for resource, budget in (at or {}).items():
+        shown = [run.within(resource, budget) for run in shown]
     log_left_out([*left_out, *without])
     recorded = dict.fromkeys(name for run in shown for name in run.rounds[-1] if name not in NO_METRICS)
-    names = list(recorded if metrics is None else metrics)
+    used = [name for name in RESOURCES if any(run.has(name) for run in shown)]
+    names = [*recorded, *used] if metrics is None else list(metrics)
     columns = differing(shown)
     rows = [
         row for run in ordered(shown) for row in (_run_rows if per == "run" else _round_rows)(run, columns, names, last)
@@ -73,12 +81,19 @@ def _frame(rows: list[dict[str, Any]], metrics: list[str]) -> DataFrame:
 
 
 def _run_rows(run: Run, columns: Iterable[str], metrics: Iterable[str], last: int) -> list[dict[str, Any]]:
-    values = {name: run.mean_of_last(name, last) if name in run.rounds[-1] else None for name in metrics}
+    values = {name: _run_value(run, name, last) for name in metrics}
     return [
         _first_cells(run, columns)
         | {"rounds": len(run), "diverged": run.diverged is not None, **_earlier_version(run)}
         | values
     ]
+
+
+def _run_value(run: Run, name: str, last: int) -> float | None:
+    """The mean of a metric over the last rounds, or the total of a resource; None if the run did not record it."""
+    if not run.has(name):
+        return None
+    return run[name][-1] if name in RESOURCES else run.mean_of_last(name, last)
 
 
 def _earlier_version(run: Run) -> dict[str, bool]:
@@ -88,7 +103,11 @@ def _earlier_version(run: Run) -> dict[str, bool]:
 
 def _round_rows(run: Run, columns: Iterable[str], metrics: Iterable[str], last: int) -> list[dict[str, Any]]:
     first = _first_cells(run, columns)
-    return [first | {"round": row["round"]} | {name: row.get(name) for name in metrics} for row in run.rounds]
+    used = {name: run[name] for name in metrics if name in RESOURCES and run.has(name)}
+    return [
+        first | {"round": row["round"]} | {name: used[name][k] if name in used else row.get(name) for name in metrics}
+        for k, row in enumerate(run.rounds)
+    ]
 
 
 def _first_cells(run: Run, columns: Iterable[str]) -> dict[str, Any]:
@@ -104,6 +123,7 @@ def export(
     *,
     metrics: list[str] | tuple[str, ...] | None = None,
     last: int = 1,
+    at: dict[str, float] | None = None,
     force: bool = False,
 ) -> Path:
     """Write recorded runs as a table. `stableair export` calls this function.
@@ -114,6 +134,7 @@ def export(
         per: Content of a row, as for `table`.
         metrics: Metrics to show, as for `table`.
         last: Number of last rounds, as for `table`.
+        at: A resource and its budget, as for `table`.
         force: Whether to replace a file that stableair has not made.
 
     Returns:
@@ -124,7 +145,7 @@ def export(
         MissingExtraError: .parquet without pyarrow.
     """
     path = check_table(out, force)
-    return write_table(table(runs, per, metrics=metrics, last=last), path, force)
+    return write_table(table(runs, per, metrics=metrics, last=last, at=at), path, force)
 
 
 def check_table(path: str | Path, force: bool = False) -> Path:
