@@ -214,7 +214,8 @@ class Comparison(NamedTuple):
         if self.budget:
             notes.insert(0, f"{self.budget} for every run: it ends after its last round within this budget")
         if any(pair.p is not None for pair in pairs):
-            correction = f"Holm's correction over the {pluralize(most, 'pair')} of a channel"
+            family = "of the table" if self.budget else "of a channel"
+            correction = f"Holm's correction over the {pluralize(most, 'pair')} {family}"
             notes.append(f"p: paired t-test with {correction}; * below {SIGNIFICANCE}")
         if any(pair.seeds < MIN_SEEDS for pair in pairs):
             notes.append(
@@ -393,7 +394,7 @@ def comparison(
     for channel, groups in sorted(_by_channel(complete, one_table=bool(equal)).items()):
         unsorted = [Line(name, each, [run.settled(metric) for run in each]) for name, each in groups.items()]
         lines[channel] = sorted(unsorted, key=lambda line: (-line.accuracy, line.receiver))
-        pairs[channel] = compare_groups(groups, metric)
+        pairs[channel] = compare_groups(groups, metric, equal_rounds=not equal)
     return Comparison(lines, pairs, common)
 
 

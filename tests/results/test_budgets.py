@@ -1,5 +1,6 @@
 """Comparisons at equal symbols, time on the air, energy or bits."""
 
+import numpy as np
 import pytest
 
 import stableair as sa
@@ -7,6 +8,7 @@ from helpers.errors import refused
 from stableair.comparisons import comparison
 from stableair.results.budgets import Budget, at_equal
 from stableair.results.run import Run
+from stableair.results.statistics import holm, p_value
 from test_comparisons import TINY
 
 DIGITAL = {"fading": "unit()", "noise": "none()", "channel": "digital()", "receiver": "none()"}
@@ -80,9 +82,23 @@ def test_all_channels_share_a_table_with_rounds_and_resources():
     assert head.split() == ["accuracy", "behind", "95", "%", "interval", "seeds", "rounds", "energy", "seconds"]
     assert first.split()[-4:] == ["2", "1", "3", "1.0"]
     assert "4 J per client for every run" in str(found)
+    assert found.pairs[name][0].difference == pytest.approx(0.6 - 0.35), "over the rounds of each run"
     assert found.to_pandas()[["rounds", "energy"]].values.tolist() == [[1, 3], [4, 4]]
     assert "rounds  " not in str(comparison([pair()[0], made([0.5] * 4, 1.0, receiver="none()")]))
     refused("not-paired", comparison, runs)
+
+
+def test_holm_is_over_all_pairs_of_the_table():
+    chance = np.random.default_rng(0).normal(0.5, 0.05, (3, 6))
+    channels = {}, {"noise": "none()"}, DIGITAL
+    runs = [
+        made([a], 1.0, seed=seed, **more)
+        for of_method, more in zip(chance, channels, strict=True)
+        for seed, a in enumerate(of_method)
+    ]
+    found = comparison(runs, "energy").pairs["all channels"]
+    raw = [p_value(chance[i], chance[j]) for i, j in ((0, 1), (0, 2), (1, 2))]
+    assert sorted(pair.p for pair in found) == pytest.approx(sorted(holm(raw)))
 
 
 def test_runs_of_a_plan_stop_when_they_have_used_the_budget(tmp_path):
