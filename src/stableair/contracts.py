@@ -3,6 +3,7 @@
 data -> partition -> participation -> local training -> transmit power -> channel -> receiver -> server -> evaluation
 """
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -117,13 +118,23 @@ class FadingLaw:
     mean_inverse_square: Callable[[float], float] | None = None  # t -> E[1/h^2; h^2 >= t]; inf where it diverges
     complex_gaussian: bool = False  # whether h with a uniform phase is complex Gaussian
     block_length: int | None = None  # entries of the vector that share one amplitude; None: all of them
+    mean_square: float | None = None  # E h^2
+    support: tuple[float, float] = 0.0, math.inf  # smallest and largest amplitude
 
     def __call__(self, n: int, source: Generator) -> Tensor:
         return self.draw(n, source)
 
 
-# Effective channel gain: one number for all d entries, or a function (d, device) -> (d,) with one gain per entry.
-Gain = float | Callable[[int, torch.device], Tensor]
+# Effective gain of a payload: one number, or a function (d, device) with one real gain per entry, (d,), or with one
+# complex gain per complex symbol, (ceil(d / 2),). It multiplies u_2i + j u_2i+1: the two entries leak into each other.
+Gain = complex | Callable[[int, torch.device], Tensor]
+
+
+class Transmission(NamedTuple):
+    """The link of a client that transmits in a round."""
+
+    gain: Gain  # of the payload, from the client to the server
+    energy: float = 1.0  # of the transmitted signal, per energy of the payload; before the scaling of all payloads
 
 
 class Accumulated(NamedTuple):
@@ -136,7 +147,7 @@ class Accumulated(NamedTuple):
     max_norm: float  # largest norm of a payload
     senders: int
     dtype: torch.dtype  # dtype of the payloads
-    energies: tuple[float, ...] = ()  # per sender, sum_t |x_t|^2 of its signal, before a power rule scales all of them
+    energies: tuple[float, ...] = ()  # per sender, sum_t |x_t|^2 of its signal, before the scaling of all payloads
 
 
 class Resources(NamedTuple):
@@ -151,24 +162,33 @@ class Resources(NamedTuple):
 
 
 class PowerRule(Protocol):
-    """Transmit power: the gain of a client's payload, and the scale of the interference relative to it.
+    """Transmit power: the links of the clients, and a common factor sqrt(p_k) of all payloads.
 
+    The server divides by this factor, which scales the interference.
     `stableair.channels.power.Power` implements it and changes nothing: derive from it.
     """
 
     needs_noise_on_sum: bool  # whether the interference must be on the sum of the payloads, not on their mean
 
+    @property
+    def rotations(self) -> tuple[str, ...]:
+        """Arguments of the rule that rotate a client's signal: "phase" by one angle, "cfo" along the vector."""
+
+    @property
+    def adapts_to_fading(self) -> bool:
+        """Whether a client's transmission depends on its fading."""
+
     def for_fading(self, fading: Fading) -> "PowerRule":
         """The rule for clients with this fading; raises InputError if the rule does not support it."""
 
-    def gains(self, h: Tensor, clients: Tensor, seed: int, k: int) -> dict[int, Gain]:
-        """Gains of the `clients` (m,) that transmit in round k, given the amplitudes h (n,) of all n clients."""
+    def transmissions(self, h: Tensor, clients: Tensor, seed: int, k: int) -> dict[int, Transmission]:
+        """Links of the `clients` (m,) that transmit in round k, given the amplitudes h (n,) of all n clients."""
 
     def gain(self, h: Tensor) -> Tensor:
         """Effective gain of a client whose amplitude is h: (m,) -> (m,)."""
 
-    def noise(self, xi: Tensor, total: Accumulated) -> Tensor:
-        """Interference relative to the payloads, given their sums: (d,) -> (d,)."""
+    def noise_scale(self, max_norm: float, d: int) -> float:
+        """1 / sqrt(p_k), the scale of the interference relative to payloads of d entries and norms up to max_norm."""
 
 
 class Modulation(Protocol):
@@ -196,6 +216,10 @@ class Modulation(Protocol):
     @property
     def taps(self) -> int:
         """Propagation paths per client, one sample apart."""
+
+    @property
+    def oversampling(self) -> int:
+        """Samples per unit of time. The scale of the interference is given for one sample per unit of time."""
 
     def blocks(self, entries: int) -> int:
         """Number of blocks that carry `entries` real entries."""
@@ -252,7 +276,7 @@ class FlatDraw(NamedTuple):
     h: Tensor  # (m,) float64, on the host: their amplitudes
     xi: Tensor  # (d,), the interference
     pilot: Tensor | None = None  # noise-only symbols, if a receiver asks for them
-    gains: dict[int, Gain] | None = None  # gain per transmitting client; None: use h
+    transmissions: dict[int, Transmission] | None = None  # link of each transmitting client; None: the gain is h
 
 
 class Received(NamedTuple):
@@ -287,7 +311,7 @@ class Reduction(Protocol):
     """How several processes share the sum over the clients: each process sums one slice of the payloads."""
 
     def slice(self, d: int) -> slice:
-        """Entries of a vector of length d that this process sums."""
+        """Entries of a vector of length d that this process sums, from an even entry on: complex symbols stay whole."""
 
     def assemble(self, *parts: Tensor, d: int) -> tuple[Tensor, ...]:
         """Vectors of length d, of which each process holds its slice."""

@@ -156,14 +156,18 @@ class ProcessGroup:
 
     def slice(self, d: int, rank: int | None = None) -> slice:
         """Entries of a vector of length d that a rank sums; by default this rank."""
-        length = -(-d // self.size)
+        length = self.slice_length(d)
         start = min(d, (self.rank if rank is None else rank) * length)
         return slice(start, min(d, start + length))
+
+    def slice_length(self, d: int) -> int:
+        """Entries of the longest slice: an even number, so that no complex symbol is divided."""
+        return 2 * -(-d // (2 * self.size))
 
     def assemble(self, *parts: Tensor, d: int) -> tuple[Tensor, ...]:
         """Vectors of length d, of which every rank holds its slice."""
         rows = torch.stack(parts)
-        padded = rows.new_zeros(len(rows), -(-d // self.size))
+        padded = rows.new_zeros(len(rows), self.slice_length(d))
         padded[:, : rows.shape[1]] = rows
         return tuple(self.all_gather(padded).transpose(0, 1).flatten(1)[:, :d])
 
@@ -178,7 +182,7 @@ class ProcessGroup:
     def exchange_slices(self, rows: Tensor) -> Tensor:
         """This rank's slice of every rank's rows: (m, d) -> (ranks, m, length of the slice)."""
         m, d = rows.shape
-        outgoing = rows.new_zeros(self.size, m, -(-d // self.size), device=self.device)
+        outgoing = rows.new_zeros(self.size, m, self.slice_length(d), device=self.device)
         for rank in range(self.size):
             part = rows[:, self.slice(d, rank)]
             outgoing[rank, :, : part.shape[1]] = part

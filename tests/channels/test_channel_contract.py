@@ -115,8 +115,9 @@ def test_a_channel_honours_a_setting_or_refuses_it(spec, tiny, name):
     uses = used_settings(channel.one(spec))
     base = tiny.with_(channel=spec, **ABSENT | ({"noise": "gaussian(std=1)"} if "noise" in uses else {}), rounds=1)
     loud = base.with_(**{name: LOUD[name]})
-    if name in uses and (name != "power" or "noise_on=sum" in spec):
-        assert sa.run(loud)["test/loss"] != sa.run(base)["test/loss"]
+    if name in uses and (name != "power" or "noise_on=sum" in spec or spec.startswith("digital")):
+        metric = "channel/energy_mean" if name == "power" else "test/loss"
+        assert sa.run(loud)[metric] != sa.run(base)[metric]
         return
     with pytest.raises(InputError) as error:
         build(loud)

@@ -13,6 +13,7 @@ from stableair.channels import digital as module
 from stableair.channels.registries import aggregator, channel, quantizer
 from stableair.contracts import Upload
 from stableair.errors import InputError, ResourceError
+from stableair.runner import run
 from stableair.streams import generator
 
 
@@ -159,7 +160,10 @@ def test_uploads_may_be_written_over_once_they_are_heard():
     assert link.superpose(chunks(), link.draw(3, torch.arange(3), 4, 0, 0)).g.tolist() == [1] * 4
 
 
-@pytest.mark.parametrize(("spec", "least"), [("krum(f=2)", 7), ("trimmed_mean(f=2)", 5)])
+LEAST = [("krum(f=2)", 7), ("krum(f=2, keep=3)", 7), ("krum(f=2, keep=4)", 8), ("trimmed_mean(f=2)", 5)]
+
+
+@pytest.mark.parametrize(("spec", "least"), LEAST)
 def test_too_few_clients_are_one_line_before_they_train(spec, least):
     link = made(f"digital(aggregate='{spec}')")
     with pytest.raises(InputError) as error:
@@ -168,7 +172,7 @@ def test_too_few_clients_are_one_line_before_they_train(spec, least):
     assert len(link.draw(least, torch.arange(least), 5, 0, 0).clients) == least
 
 
-@pytest.mark.parametrize(("spec", "least"), [("krum(f=2)", 7), ("trimmed_mean(f=2)", 5)])
+@pytest.mark.parametrize(("spec", "least"), LEAST)
 def test_a_round_with_too_few_of_the_clients_is_empty(spec, least, caplog):
     link, few = made(f"digital(aggregate='{spec}')"), torch.arange(least - 1)
     draw = link.draw(9, few, 5, 0, 3)
@@ -176,6 +180,14 @@ def test_a_round_with_too_few_of_the_clients_is_empty(spec, least, caplog):
     upload = Upload(few, torch.ones(len(few), 5), torch.zeros(len(few), 0), torch.ones(len(few)))
     got = link.superpose([upload], draw)
     assert (got.senders, got.resources.symbols, got.g.tolist()) == (0, 0, [0.0] * 5)
+
+
+def test_krum_that_keeps_all_its_clients_is_refused_before_they_train(tiny):
+    e = tiny.with_(clients=5, fading="unit()", noise="none()", channel="digital(aggregate='krum(f=1, keep=5)')")
+    with pytest.raises(InputError) as error:
+        run(e)
+    assert (error.value.code, error.value.fields["low"]) == ("too-few-clients", 8)
+    assert "\n" not in str(error.value)
 
 
 def test_what_does_not_fit_into_memory_is_one_line(monkeypatch):

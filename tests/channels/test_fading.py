@@ -7,6 +7,7 @@ import torch
 from scipy import stats
 
 from helpers.channels import SIGMAS, amplitudes, entry_gains
+from helpers.components import EXAMPLES
 from stableair.algorithm import simulate
 from stableair.builder import build
 from stableair.channels.fading import GaussMarkov
@@ -58,6 +59,20 @@ def test_a_gauss_markov_stream_is_its_recursion():
         if k in (1, 2, 30, 399):
             torch.testing.assert_close(GaussMarkov(generator(0, "fading", k), a).normal(n), path, rtol=0, atol=1e-14)
     assert len(GaussMarkov(generator(0, "fading", 399), a).weights) < 42 / (1 - a)
+
+
+OF_AR = ["ar(a=0.9, of='rician(K=2)')", "ar(a=0.99, of='nakagami(m=2)')"]
+
+
+@pytest.mark.parametrize("spec", [*EXAMPLES["fadings"], *OF_AR])
+def test_an_amplitude_does_not_depend_on_the_number_of_clients(spec, monkeypatch):
+    for k in (0, 40):
+        monkeypatch.setattr("stableair.channels.fading.CHUNK", 1 << 20)
+        whole = amplitudes(spec, 70, k)
+        for n in range(1, 70):
+            assert torch.equal(amplitudes(spec, n, k), whole[:n])
+        monkeypatch.setattr("stableair.channels.fading.CHUNK", 1000)  # fewer rounds at a time
+        assert torch.equal(amplitudes(spec, 70, k), whole)
 
 
 @pytest.mark.parametrize("a", [0, 0.6, 0.95, 1])

@@ -83,7 +83,8 @@ def test_the_interference_is_the_matched_filters_output_of_one_sequence_of_sampl
     monkeypatch.setattr(module, "PIECE", 64)
     air = on(spec, interference="sas(alpha=1.3, tau=0.2)")
     xi = air.draw(2, torch.arange(2), 999, seed=3, k=4).xi
-    z = stable.isotropic(air.basis.samples(air.basis.blocks(999)), 1.3, 0.2, generator(3, "noise", 4))
+    tau = 0.2 * air.basis.oversampling ** (1 / 2 - 1 / 1.3)
+    z = stable.isotropic(air.basis.samples(air.basis.blocks(999)), 1.3, tau, generator(3, "noise", 4))
     exact = torch.view_as_real(air.basis.demodulate(z)).flatten()[:999]
     torch.testing.assert_close(xi, exact.float(), rtol=1e-5, atol=1e-6)
 
@@ -91,10 +92,11 @@ def test_the_interference_is_the_matched_filters_output_of_one_sequence_of_sampl
 @pytest.mark.parametrize("alpha", [0.8, 1.5, 2])
 @pytest.mark.parametrize("spec", ["pulse()", "ofdm(n=16, prefix=4)", "hadamard(n=64)"])
 def test_the_interference_of_an_entry_has_the_scale_of_its_filter(spec, alpha):
-    """E exp(i t xi) = exp(-(scale t)^alpha), scale = tau (sum |phi|^alpha)^(1/alpha); a block counts once."""
+    """E exp(i t xi) = exp(-(scale t)^alpha), scale = tau_s (sum |phi|^alpha)^(1/alpha); a block counts once."""
     tau, blocks = 0.3, 3000
     air = on(spec, interference=f"sas(alpha={alpha}, tau={tau})")
-    scale = tau * filters(air.basis, 1)[0].abs().pow(alpha).sum().item() ** (1 / alpha)
+    samples = 4 if spec == "pulse()" else 1
+    scale = tau * samples ** (1 / 2 - 1 / alpha) * filters(air.basis, 1)[0].abs().pow(alpha).sum().item() ** (1 / alpha)
     if spec.startswith("hadamard"):
         assert scale == pytest.approx(tau * 64 ** (1 / alpha - 0.5))
     group = max(air.basis.n, 100)  # symbols whose mean counts as one observation
@@ -104,6 +106,19 @@ def test_the_interference_of_an_entry_has_the_scale_of_its_filter(spec, alpha):
         error = means.std() / blocks**0.5
         assert error < 0.01
         assert abs(means.mean() - math.exp(-((scale * t) ** alpha))) < 4.5 * error
+
+
+@pytest.mark.parametrize("samples", [4, 8, 32])
+@pytest.mark.parametrize("alpha", [1.2, 1.5, 2])
+def test_the_interference_does_not_depend_on_the_sampling_rate(samples, alpha):
+    """Its scale is tau (int |p(t)|^alpha dt)^(1/alpha), p the root-raised cosine of rolloff 1 in continuous time."""
+    t = (np.arange(160_000) + 0.5) / 1e4 - 8
+    p = 4 * np.cos(2 * np.pi * t) / (np.pi * (1 - 16 * t**2))
+    scale = 0.3 * (np.abs(p) ** alpha).mean() ** (1 / alpha) * 16 ** (1 / alpha)
+    air = on(f"pulse(rolloff=1, span=16, samples={samples})", interference=f"sas(alpha={alpha}, tau=0.3)")
+    xi = air.draw(1, torch.arange(1), 60_000, seed=0, k=0).xi.double()
+    measured = (-(xi / scale).cos().mean().log().item()) ** (1 / alpha)  # in units of the scale
+    assert measured == pytest.approx(1, abs=0.03)
 
 
 @pytest.mark.parametrize("alpha", [0.6, 1, 1.7, 2])
@@ -210,7 +225,7 @@ def gains(antennas, clients, rounds, fades="rayleigh(power=1)", interference="no
 def test_blind_combining_is_unbiased(fades):
     found, _ = gains(4, 5, 1500, fades)
     mean = found.mean(1)  # one observation a round
-    assert abs(mean.real.mean() - 1) < 4.5 * mean.real.std() / 1500**0.5 + 0.004  # the mean square is known to 0.1 %
+    assert abs(mean.real.mean() - 1) < 4.5 * mean.real.std() / 1500**0.5
     assert abs(mean.imag.mean()) < 4.5 * mean.imag.std() / 1500**0.5
 
 
@@ -238,7 +253,28 @@ def test_one_draw_of_the_combined_interference_has_the_law_of_all_the_antennas_t
     explicit = torch.view_as_real(known @ z / (M * air.mean_square)).flatten()
     xi = air.draw(3, torch.arange(3), 2 * n, seed=7, k=2).xi
     assert stats.ks_2samp(xi[::2].numpy(), explicit[::2].numpy()).pvalue > 1e-3
-    assert air.mean_square == pytest.approx(1, abs=0.005)
+
+
+@pytest.mark.parametrize(
+    ("fades", "expected"),
+    [
+        ("rayleigh()", 4 / math.pi),
+        ("rayleigh(power=3)", 3),
+        ("rician(K=2, mean=3)", 9 * (1 + stats.rice(2).var() / stats.rice(2).mean() ** 2)),
+        ("nakagami(m=0.5, mean=2)", 4 * math.pi / 2),  # the absolute value of a normal variable
+        ("nakagami(m=3)", stats.nakagami(3).moment(2) / stats.nakagami(3).mean() ** 2),
+        ("unit()", 1),
+        ("block(of='nakagami(m=0.5)', rounds=2)", math.pi / 2),
+        ("ar(a=0.9)", 4 / math.pi),
+    ],
+)
+def test_the_mean_square_of_the_fading_is_exact(fades, expected):
+    assert on("hadamard(n=1)", ", antennas=2", fades=fades).mean_square == pytest.approx(expected, rel=1e-12)
+
+
+def test_the_mean_square_of_a_custom_fading_is_the_average_of_draws():
+    air = channel.one("waveform(antennas=2)")()(fading=fading.one("rayleigh()")().draw, noise=noise.one("none()")())
+    assert air.mean_square == pytest.approx(4 / math.pi, rel=0.005)
 
 
 def test_the_sum_over_antennas_is_the_formula():
@@ -312,7 +348,7 @@ def test_a_custom_basis_must_return_a_basis(registries):
     [
         ({"noise": "student_t(df=3)"}, "unsupported-noise"),
         ({"fading": "block(of='rayleigh()', entries=3)"}, "unsupported-fading"),
-        ({"power": "limit(P=1)"}, "unused-setting"),
+        ({"power": "limit(P=1)"}, "noise-not-on-sum"),
     ],
 )
 def test_unsupported_parts_are_refused(tiny, settings, code):

@@ -52,7 +52,19 @@ def _middle(rows: Tensor, f: int) -> Tensor:
 def krum(f: int, keep: int = 1) -> Aggregator:
     """Krum (Blanchard et al., 2017): the update closest to its N - f - 2 nearest ones, or the mean of the best `keep`.
 
-    score_n = the sum of the N - f - 2 smallest |u_n - u_m|^2, m != n. It tolerates f Byzantine clients of N >= 2 f + 3.
+    score_n = the sum of the N - f - 2 smallest |u_n - u_m|^2, m != n. Krum tolerates f Byzantine clients of
+    N >= 2 f + 3. With keep > 1 it is multi-Krum, which averages at most N - f - 2 updates (El Mhamdi, Guerraoui and
+    Rouault, 2020, arXiv 1905.04374): the mean of more updates can include those of Byzantine clients.
+
+    Args:
+        f: Number of Byzantine clients that are tolerated.
+        keep: Number of updates with the smallest scores that are averaged.
+
+    Returns:
+        An aggregator that needs max(2 f + 3, keep + f + 2) clients.
+
+    Raises:
+        InputError: f is negative, or keep is not positive.
 
     >>> squares = torch.cdist(*[Tensor([[0.0], [1.0], [1.1], [1.3], [9.0]])] * 2) ** 2
     >>> krum(f=1).weights(squares).tolist()
@@ -65,7 +77,10 @@ def krum(f: int, keep: int = 1) -> Aggregator:
         best = nearest.sum(1).argsort(stable=True)[:keep]
         return torch.zeros(len(squares), dtype=torch.float64).index_fill_(0, best, 1 / len(best))
 
-    return Aggregator(weights=weights, min_clients=2 * f + 3, reason="2 f + 3")
+    if keep <= f + 1:
+        return Aggregator(weights=weights, min_clients=2 * f + 3, reason="2 f + 3")
+    reason = "keep + f + 2, because krum averages at most N - f - 2 updates"
+    return Aggregator(weights=weights, min_clients=keep + f + 2, reason=reason)
 
 
 @aggregator("geometric_median")

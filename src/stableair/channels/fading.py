@@ -46,7 +46,7 @@ def rayleigh(mean: float = 1, power: float | None = None) -> Fading:
     def draw(n: int, source: Generator) -> Tensor:
         return scale * (-2 * source.uniform(n).log()).sqrt()
 
-    return FadingLaw(draw, mean_inverse_square, complex_gaussian=True)
+    return FadingLaw(draw, mean_inverse_square, complex_gaussian=True, mean_square=square)
 
 
 @fading("rician")
@@ -63,13 +63,13 @@ def rician(K: float, mean: float = 1) -> Fading:
     """
     K, mean = number("K", K, 0.0, 1e6), positive("mean", mean)
     direct = math.sqrt(2 * K)  # in units of the scattered paths' standard deviation
-    expected = math.sqrt(math.pi / 2) * ((1 + K) * i0e(K / 2) + K * i1e(K / 2))
+    scale = float(mean / (math.sqrt(math.pi / 2) * ((1 + K) * i0e(K / 2) + K * i1e(K / 2))))
 
     def draw(n: int, source: Generator) -> Tensor:
         in_phase, quadrature = source.normal(n, 2).unbind(-1)
-        return (mean / expected) * torch.hypot(in_phase + direct, quadrature)
+        return scale * torch.hypot(in_phase + direct, quadrature)
 
-    return draw
+    return FadingLaw(draw, mean_square=2 * (K + 1) * scale * scale)
 
 
 @fading("nakagami")
@@ -93,7 +93,7 @@ def nakagami(m: float, mean: float = 1) -> Fading:
     def mean_inverse_square(t: float) -> float:
         return float(gammaincc(m - 1, t / scale / scale)) / (m - 1) / scale / scale
 
-    return FadingLaw(draw, mean_inverse_square if m > 1 else None)
+    return FadingLaw(draw, mean_inverse_square if m > 1 else None, mean_square=m * scale * scale)
 
 
 @fading("unit")
@@ -110,7 +110,7 @@ def unit() -> Fading:
     def draw(n: int, source: Generator) -> Tensor:
         return torch.ones(n, dtype=torch.float64, device=source.device)
 
-    return FadingLaw(draw, mean_inverse_square=lambda t: float(t <= 1))
+    return FadingLaw(draw, mean_square=1.0, support=(1.0, 1.0))
 
 
 @fading("block", specs={"of": fading})
@@ -175,6 +175,9 @@ def ar(a: float, of: str = "rayleigh()") -> Fading:
     return replace(law, draw=lambda n, source: law(n, GaussMarkov(source, a)))
 
 
+CHUNK = 1 << 20  # random numbers of all rounds that are computed at a time, to bound the memory
+
+
 class GaussMarkov(Generator):
     """A stream whose normal numbers are a Gauss-Markov process over the rounds: x_k = a x_{k-1} + sqrt(1 - a^2) z_k.
 
@@ -194,10 +197,11 @@ class GaussMarkov(Generator):
         self.position = stop
         total = torch.zeros(math.prod(shape), dtype=torch.float64)
         rounds = torch.tensor(list(self.weights))
-        for chunk in rounds.split(max((1 << 20) // stop, 1)):  # bounds the memory
+        for chunk in rounds.split(max(CHUNK // stop, 1)):
             bits = first_bits([self.at(j) for j in chunk.tolist()], stop)[:, start:]
             weights = torch.tensor([self.weights[j] for j in chunk.tolist()], dtype=torch.float64)
-            total += (weights[:, None] * box_muller(open_unit(bits).unflatten(-1, (-1, 2)))).sum(0)
+            terms = weights[:, None] * box_muller(open_unit(bits).unflatten(-1, (-1, 2)))
+            total = sum(terms, total)  # in this order for any shape: torch.sum depends on the shape in the last bit
         return total.reshape(shape).to(self.device)
 
     def uniform(self, *shape: int) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 from stableair.channels.fading import amplitudes_along
 from stableair.channels.power import Power
 from stableair.channels.registries import channel
-from stableair.channels.superposition import NOISE_ON, WholeVector, accumulate, amplitudes, finish
+from stableair.channels.superposition import NOISE_ON, WholeVector, accumulate, amplitudes, finish, fit_power
 from stableair.contracts import (
     Accumulated,
     ChannelFactory,
@@ -23,9 +23,9 @@ from stableair.contracts import (
     PowerRule,
     Received,
     Reduction,
+    Transmission,
     Upload,
 )
-from stableair.errors import InputError
 from stableair.memory import unchanged
 from stableair.streams import generator
 from stableair.validation import choice
@@ -62,10 +62,7 @@ class Flat:
     reduction: Reduction = field(default_factory=WholeVector)
 
     def __post_init__(self) -> None:
-        if self.power.needs_noise_on_sum and self.noise_on != "sum":
-            text = "this power rule needs the interference on the sum of the payloads: add channel='flat(noise_on=sum)'"
-            raise InputError(text, code="noise-not-on-sum")
-        object.__setattr__(self, "power", self.power.for_fading(self.fading))
+        object.__setattr__(self, "power", fit_power(self.power, self.fading, self.noise_on))
 
     def with_reduction(self, reduction: Reduction) -> "Flat":
         """The same channel, with the sums shared between processes."""
@@ -82,11 +79,13 @@ class Flat:
         with unchanged("noise", xi):  # a noise may reuse the tensor that it returned
             pilot = self._noise(self.pilots, "pilot", seed, k, device) if self.pilots else None
         with unchanged("power", h, clients):
-            gains = self.power.gains(h, clients, seed, k)
+            transmissions = self.power.transmissions(h, clients, seed, k)
         if isinstance(self.fading, FadingLaw) and self.fading.block_length:
-            law = self.fading
-            gains = {client: self._gain_along(law, h[client].item(), seed, k, client) for client in gains}
-        return FlatDraw(k, clients, h[clients], xi, pilot, gains)
+            transmissions = {
+                client: Transmission(self._gain_along(self.fading, h[client].item(), seed, k, client), sent.energy)
+                for client, sent in transmissions.items()
+            }
+        return FlatDraw(k, clients, h[clients], xi, pilot, transmissions)
 
     def _noise(self, entries: int, stream: str, seed: int, k: int, device: torch.device | str) -> Tensor:
         """Draw interference from a stream of round k: (entries,) float32."""
@@ -104,32 +103,32 @@ class Flat:
 
     def superpose(self, uploads: Iterable[Upload], draw: FlatDraw) -> Received:
         """Apply Eq. (3): chunks of (m, d) payloads -> g (d,)."""
-        total = self.reduce(self.accumulate(uploads, draw), len(draw.xi))
-        xi, pilot = (self._scaled(noise, total) for noise in (draw.xi, draw.pilot))
-        assert xi is not None
-        symbols = (len(xi) + self.pilots) / 2  # two real entries per complex symbol
-        return finish(total, xi, pilot, symbols=symbols, norms=self.norms, divisor=self.divisor, noise_on=self.noise_on)
+        d = len(draw.xi)
+        total = self.reduce(self.accumulate(uploads, draw), d)
+        symbols = (d + self.pilots) / 2  # two real entries per complex symbol
+        return finish(
+            total,
+            draw.xi,
+            draw.pilot,
+            self.power,
+            symbols=symbols,
+            norms=self.norms,
+            divisor=self.divisor,
+            noise_on=self.noise_on,
+        )
 
     def accumulate(self, uploads: Iterable[Upload], draw: FlatDraw) -> Accumulated:
         """sum_n h_n u_n and sum_n u_n over this process's slice of the vector, in float64."""
-        gains = draw.gains
-        if gains is None:
-            gains = dict(zip(draw.clients.tolist(), draw.h.tolist(), strict=True))
+        transmissions = draw.transmissions
+        if transmissions is None:
+            transmissions = dict(zip(draw.clients.tolist(), map(Transmission, draw.h.tolist()), strict=True))
         d = len(draw.xi)
-        return accumulate(uploads, gains, d, draw.k, draw.xi.device, self.reduction.slice(d))
+        return accumulate(uploads, transmissions, d, draw.k, draw.xi.device, self.reduction.slice(d))
 
     def reduce(self, total: Accumulated, d: int) -> Accumulated:
         """The sums over the whole vector, from the slices of all processes."""
         faded, clean = self.reduction.assemble(total.faded, total.clean, d=d)
         return total._replace(faded=faded, clean=clean)
-
-    def _scaled(self, noise: Tensor | None, total: Accumulated) -> Tensor | None:
-        """Scale the interference or the pilots by the power rule."""
-        if noise is None:
-            return None
-        with unchanged("power", noise, total):
-            scaled = self.power.noise(noise, total)
-        return check_shape("power", scaled, len(noise)).to(noise.dtype)
 
 
 @channel("flat", uses=("fading", "noise", "power", "pilots"))

@@ -32,6 +32,7 @@ class Basis:
     max_delay: int  # largest delay of a client, in samples
     uses: float  # complex channel uses per block
     taps: int = 1  # propagation paths per client, one sample apart
+    oversampling: int = 1  # samples per unit of time; the interference is given per unit of time
     delay_limit: ClassVar[str] = "a block"  # what limits the delay, for the error message
 
     def blocks(self, entries: int) -> int:
@@ -122,7 +123,8 @@ def pulse(rolloff: float = 0.25, span: int = 8, samples: int = 4) -> Basis:
 
     phi_i(t) = p_{t - i samples}, with `samples` samples per symbol. A root-raised cosine truncated to `span`
     symbols is no longer orthogonal to its shifts; p is the nearest pulse that is, up to rounding (`orthonormal`). A
-    symbol takes 1 + rolloff complex channel uses.
+    symbol takes 1 + rolloff complex channel uses. The interference of an entry does not depend on `samples`, up to the
+    error of the sampled pulse.
 
     >>> p = pulse(span=8, samples=4).shape.flatten()
     >>> abs((p[:-4] * p[4:]).sum().item()) < 1e-12
@@ -135,7 +137,7 @@ def pulse(rolloff: float = 0.25, span: int = 8, samples: int = 4) -> Basis:
         raise InputError(text, code="out-of-range", name="span * samples", value=span * samples, high=LONGEST_PULSE)
     p = orthonormal(root_raised_cosine((np.arange(span * samples) - span * samples // 2) / samples, rolloff), samples)
     shape = torch.from_numpy(p).view(span, samples)
-    return Pulse(1, samples, span * samples, max_delay=samples, uses=1 + rolloff, shape=shape)
+    return Pulse(1, samples, span * samples, max_delay=samples, uses=1 + rolloff, oversampling=samples, shape=shape)
 
 
 @basis("ofdm")
@@ -158,7 +160,7 @@ def ofdm(n: int = 64, prefix: int = 16, taps: int = 1, equalise: Literal["full",
         text = f"the prefix of {prefix} samples is too short for taps={taps}: at most {prefix + 1} fit"
         raise InputError(text, code="out-of-range", name="taps", value=taps, high=prefix + 1)
     choice("equalise", equalise, EQUALISE)
-    return OFDM(n, n + prefix, n + prefix, prefix - taps + 1, n + prefix, taps, equalise)
+    return OFDM(n, n + prefix, n + prefix, prefix - taps + 1, n + prefix, taps, equalise=equalise)
 
 
 @basis("hadamard")

@@ -7,9 +7,8 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 
-from stableair import stable
 from stableair.channels.digital import CODINGS, qsgd
-from stableair.channels.fading import rayleigh
+from stableair.channels.fading import rayleigh, unit
 from stableair.channels.modulation import Basis, hadamard, ofdm, pulse
 from stableair.channels.noise import sas
 from stableair.channels.waveform import Waveform
@@ -26,13 +25,12 @@ def waveform() -> Figure:
     for top, bottom, (name, make) in zip(*rows, BASES.items(), strict=True):
         basis = make()
         blocks = basis.blocks(ENTRIES)
-        samples = basis.samples(blocks)
-        impulse = torch.zeros(samples, dtype=torch.complex128)
-        impulse[blocks // 2 * basis.hop + basis.length // 2] = 10 * np.exp(0.4j)
-        alone, noise = (
-            torch.view_as_real(basis.demodulate(r)).flatten().numpy()
-            for r in (impulse, stable.isotropic(samples, 1.5, 0.1, generator(1, "noise", 0)))
-        )
+        impulse = torch.zeros(basis.samples(blocks), dtype=torch.complex128)
+        size = 10 * basis.oversampling**0.5  # of the sample with an impulse of size 10 per unit of time
+        impulse[blocks // 2 * basis.hop + basis.length // 2] = size * np.exp(0.4j)
+        alone = torch.view_as_real(basis.demodulate(impulse)).flatten().numpy()
+        air = Waveform(unit(), sas(alpha=1.5, tau=0.1), basis=basis)
+        noise = air.draw(1, torch.arange(1), ENTRIES, seed=1, k=0).xi.numpy()
         for axes, values in ((top, alone), (bottom, noise)):
             axes.vlines(np.arange(len(values)), 0, values, linewidth=0.8, color="tab:blue")
             axes.grid(alpha=0.3)
