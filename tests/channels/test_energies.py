@@ -40,6 +40,14 @@ def test_orthonormal_waveforms_have_the_energy_of_the_payload(spec):
     assert resources(spec, u).energies == pytest.approx(u.double().square().sum(1).tolist(), rel=1e-6)
 
 
+@pytest.mark.parametrize("basis", ["pulse", "'ofdm(n=8, prefix=2)'", "'hadamard(n=8)'"])
+def test_a_signal_in_pieces_has_the_energy_of_the_whole(basis, monkeypatch):
+    """Pieces of pulses overlap, but their symbols are orthogonal."""
+    whole = resources(f"waveform(basis={basis})", payloads())
+    monkeypatch.setattr("stableair.channels.waveform.PIECE", 16)
+    assert resources(f"waveform(basis={basis})", payloads()).energies == pytest.approx(whole.energies)
+
+
 def test_a_cyclic_prefix_costs_its_share_of_a_constant_block():
     u = torch.zeros(2, 64)
     u[0, 0], u[1, 1] = 3, 2  # the real and the imaginary part of the subcarrier 0, whose samples are constant

@@ -175,7 +175,7 @@ def mean_curve(runs: list[Run], metric: str, band: Band = "std", x: str = "round
     """Mean and half the width of the band of a metric over runs.
 
     Along a resource, the value of a run at a total is that of its last round within this total: a curve of steps. It
-    spans the totals that all runs have reached, except those that diverged.
+    spans the totals that all runs have reached; runs that diverged do not shorten it.
 
     Args:
         runs: Runs that differ in the seed.
