@@ -34,6 +34,8 @@ SAME = [
     "stacked",
     "local rule",
     "turning",
+    "power over signals",
+    "power of digital links",
     "in blocks",
 ]
 
@@ -195,6 +197,7 @@ def test_only_rank_0_prints(tmp_path):
 def test_the_slices_of_all_ranks_are_the_vector(size, d):
     slices = [ProcessGroup(rank, size, torch.device("cpu")).slice(d) for rank in range(size)]
     assert torch.cat([torch.arange(d)[one] for one in slices]).tolist() == list(range(d))
+    assert all(one.start % 2 == 0 or one.start == d for one in slices), "a complex symbol is divided"
 
 
 def test_an_error_about_an_upload_can_be_pickled():

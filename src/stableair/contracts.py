@@ -105,6 +105,9 @@ Fading = Callable[[int, Generator], Tensor]
 # Interference xi_k of a round: (d, source) -> (d,) float32, on the source's device.
 Noise = Callable[[int, Generator], Tensor]
 
+# Complex samples first ... last - 1 of an interference in time: (first, last) -> (last - first,) complex128.
+Samples = Callable[[int, int], Tensor]
+
 # Clients of a round: (n, source) -> (m,) int64, from 0 ... n-1, each at most once. A rule may have a method
 # divisor(n), the divisor of the sum; otherwise the sum is divided by the number of senders.
 Participation = Callable[[int, Generator], Tensor]
@@ -123,6 +126,28 @@ class FadingLaw:
 
     def __call__(self, n: int, source: Generator) -> Tensor:
         return self.draw(n, source)
+
+
+@dataclass(frozen=True)
+class NoiseLaw:
+    """An interference with complex samples in time, for the waveform channel; called like any other noise.
+
+    The samples are isotropic. With one sample per unit of time, their real parts have the law of the entries.
+
+    Args:
+        draw: Real entries of a round, (d, source) -> (d,).
+        samples: (source, oversampling, scale) -> the complex samples of a round with `oversampling` samples per unit of
+            time, times `scale`; None if they are not defined.
+        combined_scale: (source, weights (M,)) -> c, such that the weighted sum of M independent copies of the samples
+            has the law of c times the samples; None if there is no such c.
+    """
+
+    draw: Noise
+    samples: Callable[[Generator, int, float], Samples] | None = None
+    combined_scale: Callable[[Generator, Tensor], float] | None = None
+
+    def __call__(self, d: int, source: Generator) -> Tensor:
+        return self.draw(d, source)
 
 
 # Effective gain of a payload: one number, or a function (d, device) with one real gain per entry, (d,), or with one

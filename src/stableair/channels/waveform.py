@@ -9,9 +9,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from stableair import stable
 from stableair.channels.modulation import Basis, ofdm
-from stableair.channels.noise import Stable
 from stableair.channels.power import DRAWS, Power
 from stableair.channels.registries import basis as bases
 from stableair.channels.registries import channel, make_part
@@ -30,6 +28,7 @@ from stableair.contracts import (
     FadingLaw,
     Modulation,
     Noise,
+    NoiseLaw,
     PowerRule,
     Received,
     Transmission,
@@ -113,10 +112,11 @@ class Waveform:
     antennas: int = 0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.noise, Stable):
-            text = "channel waveform needs complex samples of the noise: choose noise=sas, gaussian or none"
-            raise InputError(text, code="unsupported-noise")
+        law = self._noise_law()
         check_one_amplitude(self.fading, "waveform")
+        if self.antennas and not law.combined_scale:
+            text = "with antennas the samples of the noise must be independent: choose noise=sas, gaussian, none or a"
+            raise InputError(f"{text} markov chain of them, or antennas=0", code="unsupported-noise", setting="noise")
         if self.antennas and self.power.adapts_to_fading:
             text = "with antennas no client knows its channel, which this power rule needs: choose power=limit or none"
             raise InputError(text, code="unsupported-power", setting="power")
@@ -124,6 +124,14 @@ class Waveform:
             text = "channel waveform has carrier offsets: leave out cfo of the power rule and set waveform(cfo=...)"
             raise InputError(text, code="unsupported-power", setting="power")
         object.__setattr__(self, "power", fit_power(self.power, self.fading, self.noise_on))
+
+    def _noise_law(self) -> NoiseLaw:
+        """The noise; it must define complex samples."""
+        if isinstance(self.noise, NoiseLaw) and self.noise.samples:
+            return self.noise
+        text = "channel waveform needs complex samples of the noise: choose noise=sas, gaussian, bursts, field, none"
+        text += " or a markov chain of them, or choose channel=flat"
+        raise InputError(text, code="unsupported-noise", setting="noise")
 
     def draw(
         self, n: int, clients: Tensor, d: int, seed: int, k: int, device: torch.device | str = "cpu"
@@ -218,9 +226,9 @@ class Waveform:
         a = self._antenna_gains(n, seed, k)[:, clients]  # (M, m)
         summed = a.sum(1)  # H_m
         weight = self.antennas * self.mean_square
-        assert isinstance(self.noise, Stable)
-        noise_scale = summed.abs().pow(self.noise.alpha).sum().pow(1 / self.noise.alpha).item() / weight
-        return summed.conj() @ a / weight, noise_scale
+        combined_scale = self._noise_law().combined_scale
+        assert combined_scale, "checked at construction"
+        return summed.conj() @ a / weight, combined_scale(generator(seed, "noise", k), summed) / weight
 
     def _antenna_gains(self, n: int, seed: int, k: int) -> Tensor:
         """a_mn, the fading's amplitudes with uniform phases: (M, n)."""
@@ -236,13 +244,12 @@ class Waveform:
         return self.fading(DRAWS, generator(0, "mean square", 0)).square().mean().item()
 
     def _filtered_noise(self, entries: int, source: Generator, scale: float) -> Tensor:
-        """Output of the matched filters for isotropic stable noise: (entries,) float32."""
-        assert isinstance(self.noise, Stable)
-        alpha = self.noise.alpha
-        tau = self.noise.tau * scale * self.basis.oversampling ** (1 / 2 - 1 / alpha)
+        """Output of the matched filters for the noise times `scale`: (entries,) float32."""
+        samples = self._noise_law().samples
+        assert samples, "checked at construction"
+        z = samples(source, self.basis.oversampling, scale)
         windows = self._windows(entries, source.device)
-        z = (stable.isotropic(last - first, alpha, tau, source.ahead(4 * first)) for first, last in windows)
-        return self._demodulate(z, entries).float()
+        return self._demodulate((z(first, last) for first, last in windows), entries).float()
 
     def _demodulate(self, pieces: Iterable[Tensor], entries: int) -> Tensor:
         """Output of the matched filters for pieces of a signal, as real entries: (samples,) each -> (entries,)."""
