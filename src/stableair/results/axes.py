@@ -41,6 +41,7 @@ ARGUMENT_LABELS = {
 }
 MAX_VALUE_TICKS = 8  # up to this number of values, a logarithmic axis has a tick at each of them
 MAX_UPRIGHT = 45  # characters of all texts on a horizontal axis; more are rotated
+LOG_ENDS = 5  # ratio of the totals at which lines end from which their axis is logarithmic
 LOG_RANGE = 10  # ratio of the largest to the smallest value from which an axis may be logarithmic
 
 
@@ -66,13 +67,17 @@ def label_resource(axes: "Axes", name: str, ends: Sequence[float]) -> None:
         ends: The largest total of each line.
     """
     axes.set_xlabel(METRIC_LABELS[name])
-    if spans_decades(ends):
+    if end_far_apart(ends):
         axes.set_xscale("log")
 
 
-def spans_decades(ends: Sequence[float]) -> bool:
-    """Whether the largest of some positive numbers is more than ten times the smallest."""
-    return 0 < LOG_RANGE * min(ends) < max(ends)
+def end_far_apart(ends: Sequence[float]) -> bool:
+    """Whether a linear axis would squeeze one of the lines that end at these totals.
+
+    >>> end_far_apart([100, 600]), end_far_apart([100, 500]), end_far_apart([0, 500])
+    (True, False, False)
+    """
+    return 0 < LOG_ENDS * min(ends) < max(ends)
 
 
 def label_argument(axes: "Axes", name: str, values: Sequence[float] | Sequence[str]) -> None:

@@ -19,7 +19,7 @@ from stableair.errors import InputError
 from stableair.experiment import EXECUTION, TYPES
 from stableair.files import write_whole
 from stableair.results.arguments import Groups, by_argument, in_order, only_numeric_argument
-from stableair.results.axes import METRIC_LABELS, is_logarithmic, spans_decades
+from stableair.results.axes import METRIC_LABELS, is_logarithmic, end_far_apart
 from stableair.results.curves import line_looks, mean_curve
 from stableair.results.outputs import GENERATOR, check_output
 from stableair.results.plot import MAX_COLOURED_CLASSES
@@ -302,7 +302,7 @@ def _curves(groups: Groups, panels: Sequence[tuple[str, str]]) -> Figure:
         panel = {"row": i // 2 + 1, "col": i % 2 + 1}
         values, ends = [], []
         for name, runs in groups.items():
-            if recorded := [run for run in runs if metric in run.rounds[0] and (x == "round" or run.has(x))]:
+            if recorded := [run for run in runs if metric in run.rounds[0]]:
                 horizontal, mean = _line(figure, panel, name, recorded, metric, x, looks[name])
                 values += mean
                 ends += horizontal[-1:]
@@ -325,7 +325,7 @@ def _horizontal_axis(x: str, ends: list[float]) -> dict[str, Any]:
     """The title and the scale of the axis of lines that end at `ends`."""
     if x == "round":
         return {"title": "communication round", "dtick": 1 if max(ends, default=0) < 10 else None}
-    return {"title": METRIC_LABELS[x], "type": "log" if ends and spans_decades(ends) else "linear"}
+    return {"title": METRIC_LABELS[x], "type": "log" if ends and end_far_apart(ends) else "linear"}
 
 
 def _points(runs: list[Run], argument: str | None, metric: str) -> Figure | None:
