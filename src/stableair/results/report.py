@@ -19,7 +19,7 @@ from stableair.errors import InputError
 from stableair.experiment import EXECUTION, TYPES
 from stableair.files import write_whole
 from stableair.results.arguments import Groups, by_argument, in_order, only_numeric_argument
-from stableair.results.axes import METRIC_LABELS, is_logarithmic, end_far_apart
+from stableair.results.axes import METRIC_LABELS, end_far_apart, is_logarithmic
 from stableair.results.curves import line_looks, mean_curve
 from stableair.results.outputs import GENERATOR, check_output
 from stableair.results.plot import MAX_COLOURED_CLASSES
