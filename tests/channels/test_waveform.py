@@ -121,6 +121,13 @@ def test_the_interference_does_not_depend_on_the_sampling_rate(samples, alpha):
     assert measured == pytest.approx(1, abs=0.03)
 
 
+@pytest.mark.parametrize("samples", [2, 4, 8, 32])
+def test_the_default_pulse_has_the_scale_of_the_documentation(samples):
+    basis = bases.one(f"pulse(samples={samples})")()
+    scale = basis.shape.abs().pow(1.5).sum().item() ** (1 / 1.5)
+    assert scale * basis.oversampling ** (1 / 2 - 1 / 1.5) == pytest.approx(1.10, abs=0.005)
+
+
 @pytest.mark.parametrize("alpha", [0.6, 1, 1.7, 2])
 def test_complex_samples_are_isotropic_and_stable(alpha):
     z, n = stable.isotropic(200_000, alpha, 0.5, generator(0, "noise")), 200_000

@@ -67,7 +67,8 @@ def test_differences_equal_up_to_rounding_have_no_p(shift):
     assert equal_differences(first, second)
     assert p_value(first, second) is None
     pair = paired_difference(("a", "b"), first, second)
-    assert (pair.p, pair.mark) == (None, "")
+    assert (pair.p, pair.mark, pair.error) == (None, "", 0)
+    assert pair.interval == (pair.difference, pair.difference)
     assert pair.difference == pytest.approx(shift)
 
 

@@ -16,6 +16,11 @@ from stableair.validation import integer
 def mean() -> Aggregator:
     """The mean of the updates, which are not stored.
 
+        g = (1/N) sum_n u_n
+
+    Returns:
+        The aggregator.
+
     >>> mean().keeps_updates
     False
     """
@@ -24,7 +29,18 @@ def mean() -> Aggregator:
 
 @aggregator("trimmed_mean")
 def trimmed_mean(f: int) -> Aggregator:
-    """Entry-wise mean without the f largest and the f smallest values (Yin et al., 2018); needs more than 2 f clients.
+    """Entry-wise mean without the f largest and the f smallest values (Yin et al., 2018).
+
+        g_i = (1 / (N - 2 f)) sum of the N - 2 f middle values of u_1i, ..., u_Ni
+
+    Args:
+        f: Number of values that are left out at each end, at least 0.
+
+    Returns:
+        The aggregator, (N, s) -> (s,); it needs more than 2 f clients.
+
+    Raises:
+        InputError: f is negative.
 
     >>> trimmed_mean(f=1).per_entry(Tensor([[1.0], [2.0], [4.0], [90.0]])).tolist()
     [3.0]
@@ -35,7 +51,14 @@ def trimmed_mean(f: int) -> Aggregator:
 
 @aggregator("median")
 def median() -> Aggregator:
-    """Entry-wise median of the clients' values; for an even number of clients, the mean of the two middle values.
+    """Entry-wise median of the clients' values.
+
+        g_i = med(u_1i, ..., u_Ni)
+
+    For an even number of clients, it is the mean of the two middle values.
+
+    Returns:
+        The aggregator, (N, s) -> (s,).
 
     >>> median().per_entry(Tensor([[1.0], [2.0], [4.0], [90.0]])).tolist()
     [3.0]
@@ -52,19 +75,21 @@ def _middle(rows: Tensor, f: int) -> Tensor:
 def krum(f: int, keep: int = 1) -> Aggregator:
     """Krum (Blanchard et al., 2017): the update closest to its N - f - 2 nearest ones, or the mean of the best `keep`.
 
-    score_n = the sum of the N - f - 2 smallest |u_n - u_m|^2, m != n. Krum tolerates f Byzantine clients of
-    N >= 2 f + 3. With keep > 1 it is multi-Krum, which averages at most N - f - 2 updates (El Mhamdi, Guerraoui and
-    Rouault, 2020, arXiv 1905.04374): the mean of more updates can include those of Byzantine clients.
+        score_n = sum of the N - f - 2 smallest |u_n - u_m|^2, m != n
+
+    Krum tolerates f Byzantine clients of N >= 2 f + 3. With keep > 1 it is multi-Krum, which averages at most N - f - 2
+    updates (El Mhamdi, Guerraoui and Rouault, 2020, arXiv 1905.04374): a mean of more updates can include those of
+    Byzantine clients.
 
     Args:
-        f: Number of Byzantine clients that are tolerated.
-        keep: Number of updates with the smallest scores that are averaged.
+        f: Number of Byzantine clients that are tolerated, at least 0.
+        keep: Number of updates with the smallest scores that are averaged, at most N - f - 2.
 
     Returns:
-        An aggregator that needs max(2 f + 3, keep + f + 2) clients.
+        The aggregator; it needs max(2 f + 3, keep + f + 2) clients.
 
     Raises:
-        InputError: f is negative, or keep is not positive.
+        InputError: f is negative, or keep is below 1.
 
     >>> squares = torch.cdist(*[Tensor([[0.0], [1.0], [1.1], [1.3], [9.0]])] * 2) ** 2
     >>> krum(f=1).weights(squares).tolist()
@@ -85,11 +110,22 @@ def krum(f: int, keep: int = 1) -> Aggregator:
 
 @aggregator("geometric_median")
 def geometric_median(steps: int = 100) -> Aggregator:
-    """The point with the least sum of distances to the updates, by at most `steps` iterations of Weiszfeld's method.
+    """The point with the least sum of distances to the updates, by Weiszfeld's method.
 
-    z = sum_n w_n u_n with w_n ~ 1 / |u_n - z|. The distances follow from those between the updates,
-    |u_n - z|^2 = (D w)_n - w' D w / 2, so that no iteration needs a vector of length d. Distances below 1e-6
-    of the largest one are replaced by that value (smoothing as in Pillutla et al., 2022).
+        g = argmin_z sum_n |u_n - z|;    z = sum_n w_n u_n,    w_n ~ 1 / |u_n - z|
+
+    The distances follow from those between the updates, |u_n - z|^2 = (D w)_n - w' D w / 2, so that no iteration needs
+    a vector of length d. Distances below 1e-6 of the largest one are replaced by that value (smoothing as in Pillutla
+    et al., 2022).
+
+    Args:
+        steps: Largest number of iterations.
+
+    Returns:
+        The aggregator.
+
+    Raises:
+        InputError: steps is below 1 or above 100,000.
 
     >>> squares = torch.cdist(*[Tensor([[0.0], [1.0], [90.0]])] * 2) ** 2
     >>> geometric_median().weights(squares).numpy().round(3)

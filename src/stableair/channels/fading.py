@@ -21,10 +21,21 @@ from stableair.validation import integer, number, positive
 
 @fading("rayleigh")
 def rayleigh(mean: float = 1, power: float | None = None) -> Fading:
-    """Rayleigh amplitudes of the given mean (the paper's: 1), or with `power` of the given mean square.
+    """Rayleigh amplitudes, the paper's fading.
 
-    h = s sqrt(-2 log u) with u uniform on (0, 1): P(h > x) = exp(-x^2 / 2 s^2), mean s sqrt(pi / 2), mean square 2 s^2.
-    Returns (n, source) -> (n,).
+        h = s sqrt(-2 log u),    u uniform on (0, 1),    P(h > x) = exp(-x^2 / 2 s^2)
+
+    The mean is s sqrt(pi / 2), the mean square 2 s^2.
+
+    Args:
+        mean: Mean amplitude, above 0; the paper has 1.
+        power: Mean square of the amplitude, above 0, in place of the mean.
+
+    Returns:
+        The fading, (n, source) -> amplitudes (n,) float64.
+
+    Raises:
+        InputError: An argument is out of range, or both are given.
 
     >>> from stableair.streams import generator
     >>> h = rayleigh()(100_000, generator(0, "fading", 0))
@@ -51,10 +62,21 @@ def rayleigh(mean: float = 1, power: float | None = None) -> Fading:
 
 @fading("rician")
 def rician(K: float, mean: float = 1) -> Fading:
-    """Rician amplitudes: a direct path K times as strong as the scattered ones; K = 0 is Rayleigh.
+    """Rician amplitudes: a direct path beside the scattered ones; K = 0 is Rayleigh.
 
-    h = c |sqrt(2 K) + x + i y| with x, y standard normal (Rice, 1945). The factor c sets the mean: without it
-    the mean is sqrt(pi / 2) e^(-K/2) ((1 + K) I_0(K / 2) + K I_1(K / 2)). Returns (n, source) -> (n,).
+        h = c |sqrt(2 K) + x + i y|,    x, y ~ N(0, 1)    (Rice, 1945)
+
+    The factor c sets the mean; without it the mean is sqrt(pi / 2) e^(-K/2) ((1 + K) I_0(K / 2) + K I_1(K / 2)).
+
+    Args:
+        K: Power of the direct path relative to that of the scattered ones, in [0, 1e6].
+        mean: Mean amplitude, above 0.
+
+    Returns:
+        The fading, (n, source) -> amplitudes (n,) float64.
+
+    Raises:
+        InputError: An argument is out of range.
 
     >>> from stableair.streams import generator
     >>> h = rician(K=1e6)(1000, generator(0, "fading", 0))
@@ -74,10 +96,21 @@ def rician(K: float, mean: float = 1) -> Fading:
 
 @fading("nakagami")
 def nakagami(m: float, mean: float = 1) -> Fading:
-    """Nakagami-m amplitudes, m >= 1/2; m = 1 is Rayleigh, a large m has little fading.
+    """Nakagami-m amplitudes: m = 1 is Rayleigh, a large m has little fading.
 
-    h = c sqrt(X) with X of the gamma law of shape m (Nakagami, 1960), drawn by its quantile function. The factor c
-    sets the mean: without it the mean is Gamma(m + 1/2) / Gamma(m). Returns (n, source) -> (n,).
+        h = c sqrt(X),    X of the gamma law of shape m    (Nakagami, 1960)
+
+    X is drawn by its quantile function. The factor c sets the mean; without it the mean is Gamma(m + 1/2) / Gamma(m).
+
+    Args:
+        m: Shape, in [0.5, 1e6].
+        mean: Mean amplitude, above 0.
+
+    Returns:
+        The fading, (n, source) -> amplitudes (n,) float64.
+
+    Raises:
+        InputError: An argument is out of range.
 
     >>> from stableair.streams import generator
     >>> h = nakagami(m=0.5)(100_000, generator(0, "fading", 0))  # the absolute value of a normal variable
@@ -100,7 +133,10 @@ def nakagami(m: float, mean: float = 1) -> Fading:
 def unit() -> Fading:
     """No fading: every amplitude is 1.
 
-    h = 1. Returns (n, source) -> (n,).
+        h = 1
+
+    Returns:
+        The fading, (n, source) -> amplitudes (n,) float64.
 
     >>> from stableair.streams import generator
     >>> unit()(3, generator(0, "fading", 0)).tolist()
@@ -115,11 +151,23 @@ def unit() -> Fading:
 
 @fading("block", specs={"of": fading})
 def block(of: str = "rayleigh()", rounds: int | None = None, entries: int | None = None) -> Fading:
-    """Block fading: another fading (a quoted spec), constant over blocks of rounds, or over blocks of entries.
+    """Block fading: another fading, constant over blocks of rounds, of entries, or of both.
 
-    h_{n,k} is the amplitude of block floor(k / rounds). With `entries` the vector is divided as well, and client n has
-    an independent amplitude in each block of `entries`. Each amplitude has the law of the other fading.
-    Returns (n, source) -> (n,), with `entries` the amplitudes at the first entry.
+        h_{n,k} = h'_{n, floor(k / rounds)}
+
+    With `entries`, client n has an independent amplitude in each block of entries of the vector as well. Each amplitude
+    has the law of the other fading.
+
+    Args:
+        of: Spec of the other fading.
+        rounds: Rounds of a block; by default 1.
+        entries: Entries of a block; by default the whole vector.
+
+    Returns:
+        The fading, (n, source) -> amplitudes (n,) float64, with `entries` those at the first entry.
+
+    Raises:
+        InputError: Neither length is given, a length is below 1, or the spec is invalid.
 
     >>> from stableair.streams import generator
     >>> h = [block(rounds=3)(1, generator(0, "fading", k)).item() for k in range(6)]
@@ -143,13 +191,21 @@ def _law(one: Fading) -> FadingLaw:
 
 
 def amplitudes_along(law: FadingLaw, first: float, d: int, source: Generator) -> Tensor:
-    """One client's amplitude at each of d entries: (d,).
+    """One client's amplitude at each of d entries.
 
     Args:
         law: Fading whose amplitude changes every `block_length` entries.
         first: Amplitude of the first block.
         d: Number of entries.
         source: Stream of this client.
+
+    Returns:
+        The amplitudes, (d,).
+
+    >>> from stableair.streams import generator
+    >>> h = amplitudes_along(block(entries=2), 0.5, 5, generator(0, "fading", 0, 7))
+    >>> h[0].item(), bool(h[1] == h[0] != h[2] == h[3])
+    (0.5, True)
     """
     length = min(law.block_length or d, d)  # a block may be longer than the vector: limit the memory
     later = law(-(-d // length) - 1, source)
@@ -158,12 +214,24 @@ def amplitudes_along(law: FadingLaw, first: float, d: int, source: Generator) ->
 
 @fading("ar", specs={"of": fading})
 def ar(a: float, of: str = "rayleigh()") -> Fading:
-    """Slowly changing fading: the scattered part of another fading (a quoted spec) is a Gauss-Markov process.
+    """Slowly changing fading: the scattered part of another fading is a Gauss-Markov process over the rounds.
 
-    c_k = a c_{k-1} + sqrt(1 - a^2) z_k with z_k complex Gaussian and c_0 = z_0, over the rounds k; then E c_k c_j^* is
-    a^|k-j| E |c|^2. The amplitude is that of the other fading with c_k as its Gaussian part: proportional to |c_k|
-    for Rayleigh, with a direct path added to c_k for Rician. A fading drawn from uniform numbers uses exp(-|c_k|^2) as
-    uniform numbers. In each round the amplitude has the law of the other fading. Returns (n, source) -> (n,).
+        c_k = a c_{k-1} + sqrt(1 - a^2) z_k,    c_0 = z_0,    E c_k c_j^* = a^|k-j| E |c|^2
+
+    z_k is complex Gaussian. The amplitude is that of the other fading with c_k as its Gaussian part: proportional to
+    |c_k| for Rayleigh, with a direct path added to c_k for Rician. A fading drawn from uniform numbers uses
+    exp(-|c_k|^2) as uniform numbers. In each round the amplitude has the law of the other fading. A client's amplitude
+    does not depend on the number of clients.
+
+    Args:
+        a: Correlation of successive rounds, in [0, 1].
+        of: Spec of the other fading.
+
+    Returns:
+        The fading, (n, source) -> amplitudes (n,) float64.
+
+    Raises:
+        InputError: a is out of range, or the spec is invalid.
 
     >>> from stableair.streams import generator
     >>> near, far = (ar(0.99)(10_000, generator(0, "fading", k)) for k in (1, 200))
@@ -179,11 +247,21 @@ CHUNK = 1 << 20  # random numbers of all rounds that are computed at a time, to 
 
 
 class GaussMarkov(Generator):
-    """A stream whose normal numbers are a Gauss-Markov process over the rounds: x_k = a x_{k-1} + sqrt(1 - a^2) z_k.
+    """A stream whose normal numbers are a Gauss-Markov process over the rounds.
 
-    x_k is the sum of a^(k-j) sqrt(1 - a^2) z_j over the rounds j, with a^k z_0 for the first. Terms with a weight
-    below 2^-60 are dropped: they are smaller than the rounding errors of the others. So at most 42 / (1 - a) rounds
-    are recomputed.
+        x_k = a x_{k-1} + sqrt(1 - a^2) z_k = a^k z_0 + sum_{j=1}^k a^(k-j) sqrt(1 - a^2) z_j
+
+    Terms with a weight below 2^-60 are dropped: they are smaller than the rounding errors of the others. So at most
+    42 / (1 - a) rounds are recomputed.
+
+    Args:
+        source: Stream of the round k, from which earlier rounds are recomputed.
+        a: Correlation of successive rounds, in [0, 1].
+
+    >>> from stableair.streams import generator
+    >>> first, later = (GaussMarkov(generator(0, "fading", k), a=1.0).normal(3) for k in (0, 5))
+    >>> first.equal(later)
+    True
     """
 
     def __init__(self, source: Generator, a: float):
@@ -192,7 +270,7 @@ class GaussMarkov(Generator):
         self.weights = {j: weight for j, weight in enumerate(weights) if weight > 2.0**-60}
 
     def normal(self, *shape: int) -> Tensor:
-        """Standard normal in float64, each entry correlated with the same entry of earlier rounds."""
+        """Standard normal numbers in float64, each correlated with the same number of earlier rounds."""
         start, stop = self.position, self.position + 2 * math.prod(shape)
         self.position = stop
         total = torch.zeros(math.prod(shape), dtype=torch.float64)
@@ -205,5 +283,5 @@ class GaussMarkov(Generator):
         return total.reshape(shape).to(self.device)
 
     def uniform(self, *shape: int) -> Tensor:
-        """Uniform on (0, 1), each from the modulus of a complex Gaussian number."""
+        """Uniform numbers on (0, 1), each from the modulus of a complex Gaussian number."""
         return self.normal(*shape, 2).square().sum(-1).mul_(-0.5).exp_()

@@ -24,7 +24,15 @@ MAX_TAPS = 1 << 10  # paths of a client; each is drawn and added separately
 
 @dataclass(frozen=True)
 class Basis:
-    """Base class of the bases: a subclass overrides `modulate` and `demodulate`."""
+    """Base class of the bases: a subclass overrides `modulate` and `demodulate`.
+
+    A unit of time is the interval of one complex symbol that is sent alone. The noise sets the interference per unit of
+    time. So a basis with more samples per unit of time declares its `oversampling`, and sees the same interference.
+
+    >>> basis = ofdm(n=64, prefix=16)
+    >>> basis.blocks(1000), basis.samples(8), basis.oversampling
+    (8, 640, 1)
+    """
 
     n: int  # complex symbols per block
     hop: int  # samples from the start of a block to the start of the next one
@@ -52,13 +60,27 @@ class Basis:
         raise NotImplementedError
 
     def precode(self, c: Tensor, impulse_response: Tensor) -> Tensor:
-        """Symbols that a client transmits if it knows its impulse response: (blocks, n), (taps,) -> (blocks, n)."""
+        """Symbols that a client transmits if it knows its impulse response.
+
+        Args:
+            c: Complex symbols of the payload, (blocks, n).
+            impulse_response: Gains of the client's paths, (taps,).
+
+        Returns:
+            The symbols to modulate, (blocks, n).
+        """
         return c
 
 
 @dataclass(frozen=True)
 class Pulse(Basis):
-    """One pulse p per symbol, `hop` samples apart: phi_i(t) = p_{t - i hop}."""
+    """One pulse p per symbol, `hop` samples apart.
+
+        phi_i(t) = p_{t - i hop}
+
+    >>> pulse(span=8, samples=4).shape.shape
+    torch.Size([8, 4])
+    """
 
     shape: Tensor = field(default_factory=lambda: torch.ones(1, 1))  # (span, hop) float64, p row by row
 
@@ -79,13 +101,20 @@ class Pulse(Basis):
 
 @dataclass(frozen=True)
 class OFDM(Basis):
-    """n subcarriers phi_f(t) = exp(2 pi j f t / n) / sqrt(n), each block after its cyclic prefix."""
+    """n subcarriers, each block after its cyclic prefix.
+
+        phi_f(t) = exp(2 pi j f t / n) / sqrt(n)
+
+    >>> ofdm(n=64, prefix=16).prefix
+    16
+    """
 
     equalise: str = "full"
     delay_limit: ClassVar[str] = "the cyclic prefix"
 
     @property
     def prefix(self) -> int:
+        """Samples of the cyclic prefix."""
         return self.hop - self.n
 
     def modulate(self, c: Tensor) -> Tensor:
@@ -104,7 +133,13 @@ class OFDM(Basis):
 
 @dataclass(frozen=True)
 class Hadamard(Basis):
-    """n codes of +-1 / sqrt(n), the rows of Sylvester's matrix: its own inverse."""
+    """n codes of +-1 / sqrt(n), the rows of Sylvester's matrix, which is its own inverse.
+
+        phi_i(t) = H_it / sqrt(n),    H_2n = [[H_n, H_n], [H_n, -H_n]],    H_1 = 1
+
+    >>> hadamard(n=4).demodulate(torch.tensor([1.0, 0.0, 0.0, 0.0])).tolist()
+    [[0.5, 0.5, 0.5, 0.5]]
+    """
 
     def modulate(self, c: Tensor) -> Tensor:
         return self.demodulate(c.reshape(-1)).flatten()
@@ -119,12 +154,24 @@ class Hadamard(Basis):
 
 @basis("pulse")
 def pulse(rolloff: float = 0.25, span: int = 8, samples: int = 4) -> Basis:
-    """Root-raised-cosine pulses, `span` symbols long: an impulse in time hits the symbol it falls on, and little else.
+    """Root-raised-cosine pulses: an impulse in time hits the symbol it falls on, and little else.
 
-    phi_i(t) = p_{t - i samples}, with `samples` samples per symbol. A root-raised cosine truncated to `span`
-    symbols is no longer orthogonal to its shifts; p is the nearest pulse that is, up to rounding (`orthonormal`). A
-    symbol takes 1 + rolloff complex channel uses. The interference of an entry does not depend on `samples`, up to the
-    error of the sampled pulse.
+        phi_i(t) = p_{t - i samples}
+
+    A root-raised cosine truncated to `span` symbols is not orthogonal to its shifts; p is the nearest pulse that is, up
+    to rounding (`orthonormal`). A symbol takes 1 + rolloff complex channel uses. The interference of an entry does not
+    depend on `samples`, up to the error of the sampled pulse.
+
+    Args:
+        rolloff: Excess bandwidth, in [0, 1].
+        span: Length of a pulse in symbols, in [2, 256].
+        samples: Samples per symbol, in [2, 256]; a pulse has at most 4096 samples.
+
+    Returns:
+        The basis.
+
+    Raises:
+        InputError: An argument is out of range, or the pulse is too long.
 
     >>> p = pulse(span=8, samples=4).shape.flatten()
     >>> abs((p[:-4] * p[4:]).sum().item()) < 1e-12
@@ -142,12 +189,24 @@ def pulse(rolloff: float = 0.25, span: int = 8, samples: int = 4) -> Basis:
 
 @basis("ofdm")
 def ofdm(n: int = 64, prefix: int = 16, taps: int = 1, equalise: Literal["full", "phase", "off"] = "full") -> Basis:
-    """OFDM of n subcarriers with a cyclic prefix: an impulse in time hits all entries of a symbol.
+    """OFDM with a cyclic prefix: an impulse in time hits all entries of a block.
 
-    phi_f(t) = exp(2 pi j f t / n) / sqrt(n). Each client has `taps` paths, one sample apart; for taps > 1 their
-    gains a_l are i.i.d. CN(0, 1 / taps) in each round: subcarrier f has the gain
-    A(f) = sum_l a_l exp(-2 pi j f l / n). The client sends c_f / A(f), or with equalise=phase c_f conj(A(f)) / |A(f)|,
-    or with equalise=off c_f unchanged. A block takes n + prefix complex channel uses.
+        phi_f(t) = exp(2 pi j f t / n) / sqrt(n),    A(f) = sum_l a_l exp(-2 pi j f l / n)
+
+    A client has `taps` paths, one sample apart. For taps > 1 their gains a_l are i.i.d. CN(0, 1 / taps) in each round,
+    and subcarrier f has the gain A(f). A block takes n + prefix complex channel uses.
+
+    Args:
+        n: Subcarriers of a block, at most 65536.
+        prefix: Samples of the cyclic prefix, at most n.
+        taps: Paths of each client, at most prefix + 1.
+        equalise: What a client sends on subcarrier f: "full" c_f / A(f), "phase" c_f conj(A(f)) / |A(f)|, "off" c_f.
+
+    Returns:
+        The basis.
+
+    Raises:
+        InputError: An argument is out of range, or the prefix is too short for the paths.
 
     >>> ofdm(n=64, prefix=16, taps=4).max_delay
     13
@@ -167,8 +226,18 @@ def ofdm(n: int = 64, prefix: int = 16, taps: int = 1, equalise: Literal["full",
 def hadamard(n: int = 64) -> Basis:
     """Codes of n chips, the rows of a Hadamard matrix: an impulse in time hits n symbols, each at 1 / sqrt(n).
 
-    phi_i(t) = +-1 / sqrt(n), n a power of two. Interference of scale tau in time has scale tau n^(1/alpha - 1/2) in an
-    entry.
+        phi_i(t) = +-1 / sqrt(n)
+
+    Interference of scale tau in time has scale tau n^(1/alpha - 1/2) in an entry.
+
+    Args:
+        n: Chips of a code and symbols of a block, a power of two, at most 65536.
+
+    Returns:
+        The basis.
+
+    Raises:
+        InputError: n is out of range or not a power of two.
 
     >>> hadamard(n=2).modulate(torch.tensor([[1.0, 1.0]]) * 2**0.5).tolist()
     [2.0, 0.0]
@@ -181,7 +250,21 @@ def hadamard(n: int = 64) -> Basis:
 
 
 def root_raised_cosine(t: np.ndarray, rolloff: float) -> np.ndarray:
-    """The root-raised-cosine pulse at times t in symbols, of energy 1 per symbol: (...) -> (...)."""
+    """The root-raised-cosine pulse, of energy 1.
+
+        p(t) = (sin(pi t (1 - b)) + 4 b t cos(pi t (1 + b))) / (pi t (1 - (4 b t)^2)),    b = rolloff
+
+    Args:
+        t: Times in symbols, (...).
+        rolloff: Excess bandwidth, in [0, 1].
+
+    Returns:
+        The pulse at these times, (...).
+
+    >>> t = np.arange(-800, 800) / 100
+    >>> round((root_raised_cosine(t, 0.5) ** 2).sum().item() / 100, 3)
+    1.0
+    """
     b, near = rolloff, 1e-9
     t = np.where(np.abs(t) < near, near, t)
     t = np.where(np.abs(np.abs(4 * b * t) - 1) < near, t * (1 + 10 * near), t)  # removable; error below 1e-7
@@ -190,9 +273,22 @@ def root_raised_cosine(t: np.ndarray, rolloff: float) -> np.ndarray:
 
 
 def orthonormal(p: np.ndarray, step: int) -> np.ndarray:
-    """The pulse closest to p that is orthonormal to its own shifts by multiples of `step`: (n,) -> (n,).
+    """The pulse closest to p that is orthonormal to its own shifts by multiples of `step`.
 
-    sum_t p_t p_{t + m step} = 1 for m = 0 and 0 else, solved by Newton's method with least-norm steps.
+        sum_t p_t p_{t + m step} = 1 for m = 0, and 0 otherwise
+
+    It is solved by Newton's method with least-norm steps.
+
+    Args:
+        p: Samples of a pulse, (n,).
+        step: Samples from one symbol to the next.
+
+    Returns:
+        Samples of the orthonormal pulse, (n,).
+
+    >>> p = orthonormal(np.array([1.0, 1.0, 0.2, 0.0]), step=2)
+    >>> round((p @ p).item(), 12), abs(p[:2] @ p[2:]).item() < 1e-12
+    (1.0, True)
     """
     p = p / np.linalg.norm(p)
     for _ in range(100):

@@ -39,9 +39,19 @@ def _independent(alpha: float, tau: float, draw: Noise) -> NoiseLaw:
 
 @noise("sas", scale="tau")
 def sas(alpha: float = 1.5, tau: float = 0.1) -> Noise:
-    """Symmetric alpha-stable interference, alpha in [0.5, 2], scale tau per entry.
+    """Symmetric alpha-stable interference, the paper's.
 
-    E exp(i t xi) = exp(-|tau t|^alpha), drawn after Chambers, Mallows and Stuck (1976). Returns (d, source) -> (d,).
+        E exp(i t xi) = exp(-|tau t|^alpha)    (drawn after Chambers, Mallows and Stuck, 1976)
+
+    Args:
+        alpha: Tail index, in [0.5, 2]: 1 is the Cauchy law, 2 the normal law of variance 2 tau^2.
+        tau: Scale of an entry, at least 0.
+
+    Returns:
+        The noise, (d, source) -> (d,) float32.
+
+    Raises:
+        InputError: alpha or tau is out of range.
 
     >>> from stableair.streams import generator
     >>> xi = sas(alpha=1, tau=0.3)(100_000, generator(0, "noise", 0))
@@ -56,7 +66,16 @@ def sas(alpha: float = 1.5, tau: float = 0.1) -> Noise:
 def gaussian(std: float) -> Noise:
     """Normal noise of standard deviation `std`.
 
-    xi = std z with z standard normal. Returns (d, source) -> (d,).
+        xi = std z,    z ~ N(0, 1)
+
+    Args:
+        std: Standard deviation of an entry, at least 0.
+
+    Returns:
+        The noise, (d, source) -> (d,) float32.
+
+    Raises:
+        InputError: std is negative or not finite.
 
     >>> from stableair.streams import generator
     >>> round(gaussian(std=2)(100_000, generator(0, "noise", 0)).std().item(), 1)
@@ -68,10 +87,19 @@ def gaussian(std: float) -> Noise:
 
 @noise("student_t", scale="scale")
 def student_t(df: float, scale: float = 1) -> Noise:
-    """Student's t with `df` degrees of freedom, times `scale`: power-law tails, finite variance for df > 2.
+    """Student's t, with power-law tails; the variance is finite for df > 2.
 
-    xi = scale sqrt(df (u^(-2/df) - 1)) cos(2 pi v) with u, v uniform on (0, 1): the polar method of Bailey (1994).
-    Returns (d, source) -> (d,).
+        xi = scale sqrt(df (u^(-2/df) - 1)) cos(2 pi v),    u, v uniform on (0, 1)    (Bailey, 1994)
+
+    Args:
+        df: Degrees of freedom, above 0; P(|xi| > x) falls like x^-df.
+        scale: Factor of the law, at least 0.
+
+    Returns:
+        The noise, (d, source) -> (d,) float32.
+
+    Raises:
+        InputError: df or scale is out of range.
 
     >>> from stableair.streams import generator
     >>> xi = student_t(df=1, scale=0.3)(100_000, generator(0, "noise", 0))
@@ -89,10 +117,20 @@ def student_t(df: float, scale: float = 1) -> Noise:
 
 @noise("middleton", scale="std")
 def middleton(A: float, gamma: float, std: float = 1) -> Noise:
-    """Middleton's class A: impulses of index A and a Gaussian background of `gamma` times their power; total std.
+    """Middleton's class A: impulses and a Gaussian background.
 
-    Given m, Poisson with mean A, xi is normal with variance std^2 (m / A + gamma) / (1 + gamma)
-    (Middleton, 1977). Returns (d, source) -> (d,).
+        xi | m ~ N(0, std^2 (m / A + gamma) / (1 + gamma)),    m ~ Poisson(A)    (Middleton, 1977)
+
+    Args:
+        A: Impulsive index, the mean number m of active interferers, in [1e-6, 1000].
+        gamma: Power of the background relative to that of the impulses, above 0.
+        std: Standard deviation of an entry, at least 0.
+
+    Returns:
+        The noise, (d, source) -> (d,) float32.
+
+    Raises:
+        InputError: An argument is out of range.
 
     >>> from stableair.streams import generator
     >>> xi = middleton(A=0.1, gamma=0.01)(100_000, generator(0, "noise", 0))
@@ -114,12 +152,24 @@ def middleton(A: float, gamma: float, std: float = 1) -> Noise:
 
 @noise("bursts", scale="tau")
 def bursts(alpha: float = 1.5, tau: float = 0.1, length: int = 100) -> Noise:
-    """Interference in bursts: every entry is SaS(alpha, tau), and `length` consecutive entries share their strength.
+    """Interference in bursts: entries are SaS(alpha, tau), and the entries of a burst share their strength.
 
-    xi_i = sqrt(A_b) n_i with n_i normal of variance 2 tau^2 and one A_b per burst, E exp(-s A) = exp(-s^(alpha/2)): the
-    sub-Gaussian vector of Samorodnitsky and Taqqu (1994). Within a burst E exp(i sum_i t_i xi_i) =
-    exp(-tau^alpha (sum_i t_i^2)^(alpha/2)); alpha = 2 has A = 1 and is Gaussian. A is drawn after Kanter (1975). Bursts
-    start at entry 0. Returns (d, source) -> (d,).
+        xi_i = sqrt(A_b) n_i,    n_i ~ N(0, 2 tau^2),    E exp(-s A) = exp(-s^(alpha/2))
+
+    This is the sub-Gaussian vector of Samorodnitsky and Taqqu (1994), with one A_b per burst, drawn after Kanter
+    (1975). Within a burst, E exp(i sum_i t_i xi_i) = exp(-tau^alpha (sum_i t_i^2)^(alpha/2)). alpha = 2 has A = 1 and
+    is Gaussian. The first burst starts at entry 0.
+
+    Args:
+        alpha: Tail index, in [0.5, 2].
+        tau: Scale of an entry, at least 0.
+        length: Consecutive entries of a burst.
+
+    Returns:
+        The noise, (d, source) -> (d,) float32.
+
+    Raises:
+        InputError: An argument is out of range.
 
     >>> from stableair.streams import generator
     >>> xi = bursts(alpha=1, tau=0.3, length=10)(100_000, generator(0, "noise", 0))
@@ -186,16 +236,28 @@ LARGEST = 1e9  # limit of the density and power of a field, to avoid overflow
 
 @noise("field")
 def field(density: float, exponent: float = 4, hold: int = 1, power: float = 1) -> Noise:
-    """A Poisson field of interferers whose power falls as r^-exponent; new positions every `hold` entries.
+    """A Poisson field of interferers whose power falls as r^-exponent.
 
-    xi_i = sum_j r_j^(-exponent/2) B_ij with r_j the distances of a Poisson process of that density (points per unit of
-    area) and normal amplitudes B of variance `power`, new in every entry (Win, Pinto and Shepp, 2009). It is
-    SaS(alpha, tau) with alpha = 4 / exponent and tau^alpha = pi density E|B|^alpha Gamma(1 - alpha) cos(pi alpha / 2),
-    the last two factors being pi / 2 at alpha = 1 (`field_law`).
+        xi_i = sum_j r_j^(-exponent/2) B_ij    (Win, Pinto and Shepp, 2009)
 
-    pi density r_j^2 are the arrivals of a Poisson process of rate 1. The nearest 16 are summed individually. The sum
-    of the others is replaced by a Gaussian with its mean variance, given the distance of the sixteenth. This changes
-    the characteristic function by less than 1e-4 everywhere, for every exponent. Returns (d, source) -> (d,).
+    r_j are the distances of a Poisson process in the plane, and B_ij are normal amplitudes, new in every entry. xi_i is
+    SaS(alpha, tau) with alpha = 4 / exponent; `field_law` gives tau.
+
+    pi density r_j^2 are the arrivals of a Poisson process of rate 1. The nearest 16 are summed individually. The sum of
+    the others is replaced by a Gaussian with its mean variance, given the distance of the sixteenth. This changes the
+    characteristic function by less than 1e-4 everywhere, for every exponent.
+
+    Args:
+        density: Interferers per unit of area, above 0.
+        exponent: Exponent of the path loss of the power, in (2, 8].
+        hold: Consecutive entries with the same positions.
+        power: Variance of the amplitudes B, above 0.
+
+    Returns:
+        The noise, (d, source) -> (d,) float32.
+
+    Raises:
+        InputError: An argument is out of range.
 
     >>> from stableair.streams import generator
     >>> xi, (alpha, tau) = field(density=0.1)(100_000, generator(0, "noise", 0)), field_law(density=0.1)
@@ -214,7 +276,22 @@ def field(density: float, exponent: float = 4, hold: int = 1, power: float = 1) 
 
 
 def field_law(density: float, exponent: float = 4, power: float = 1) -> tuple[float, float]:
-    """(alpha, tau) of the interference of a field.
+    """The stable law of the interference of a field.
+
+        alpha = 4 / exponent,    tau^alpha = pi density E|B|^alpha Gamma(1 - alpha) cos(pi alpha / 2)
+
+    The last two factors are pi / 2 at alpha = 1.
+
+    Args:
+        density: Interferers per unit of area, above 0.
+        exponent: Exponent of the path loss of the power, in (2, 8].
+        power: Variance of the amplitudes B, above 0.
+
+    Returns:
+        alpha and tau.
+
+    Raises:
+        InputError: An argument is out of range.
 
     >>> alpha, tau = field_law(density=1, exponent=4)
     >>> alpha, round(tau / (math.pi * math.sqrt(2 / math.pi) * math.pi / 2), 9)  # E|B| of a standard normal B
@@ -234,11 +311,24 @@ def field_law(density: float, exponent: float = 4, power: float = 1) -> tuple[fl
 
 @noise("markov", specs={"good": noise, "bad": noise})
 def markov(good: str = "sas(tau=0.1)", bad: str = "sas(tau=3)", p: float = 0.1, q: float = 0.5) -> Noise:
-    """A Markov chain of good and bad rounds; the interference of each state is a quoted spec.
+    """A Markov chain of good and bad rounds, each with its interference.
 
-    p = P(good to bad) and q = P(bad to good) (Gilbert, 1960; Elliott, 1963). Round 0 is bad with the stationary
-    probability p / (p + q); runs of good and of bad rounds last 1 / p and 1 / q on average.
-    Returns (d, source) -> (d,).
+        P(good -> bad) = p,    P(bad -> good) = q    (Gilbert, 1960; Elliott, 1963)
+
+    Round 0 is bad with the stationary probability p / (p + q). Runs of good and of bad rounds last 1 / p and 1 / q on
+    average.
+
+    Args:
+        good: Spec of the interference in good rounds, without memory over the rounds.
+        bad: Spec of the interference in bad rounds.
+        p: Probability that a bad round follows a good one, in [0, 1].
+        q: Probability that a good round follows a bad one, in [0, 1].
+
+    Returns:
+        The noise, (d, source) -> (d,) float32.
+
+    Raises:
+        InputError: A spec is invalid, p or q is out of range, or both are 0.
 
     >>> from stableair.streams import generator
     >>> draw = markov("none()", "gaussian(std=1)", p=0.5, q=0.5)
@@ -282,7 +372,10 @@ def markov(good: str = "sas(tau=0.1)", bad: str = "sas(tau=3)", p: float = 0.1, 
 def none() -> Noise:
     """No interference.
 
-    xi = 0. Returns (d, source) -> (d,).
+        xi = 0
+
+    Returns:
+        The noise, (d, source) -> (d,) float32.
 
     >>> from stableair.streams import generator
     >>> none()(2, generator(0, "noise", 0)).tolist()

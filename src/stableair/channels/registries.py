@@ -25,6 +25,16 @@ def make_nested(registry: Registry, text: str, excluded: tuple[str, ...] = ()) -
         registry: Registry of the component.
         text: Its spec.
         excluded: Names of components that cannot be nested.
+
+    Returns:
+        The component.
+
+    Raises:
+        InputError: The spec is invalid, or its component is excluded ("not-nestable").
+
+    >>> from stableair.channels.fading import unit
+    >>> make_nested(fading, "unit()").mean_square
+    1.0
     """
     call = registry.one(text)
     if call.entry.name in excluded:
@@ -35,7 +45,23 @@ def make_nested(registry: Registry, text: str, excluded: tuple[str, ...] = ()) -
 
 
 def make_part(registry: Registry, text: str, kind: type[Part]) -> Part:
-    """Make a channel part from a nested spec, and check its type."""
+    """Make a channel part from a nested spec, and check its type.
+
+    Args:
+        registry: Registry of the part.
+        text: Its spec.
+        kind: Class of the part.
+
+    Returns:
+        The part.
+
+    Raises:
+        InputError: The spec is invalid, or the component is of another class ("wrong-type").
+
+    >>> from stableair.channels.modulation import Basis
+    >>> make_part(basis, "hadamard(n=8)", Basis).n
+    8
+    """
     part = make_nested(registry, text)
     if not isinstance(part, kind):
         actual = type(part).__name__

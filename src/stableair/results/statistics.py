@@ -187,7 +187,8 @@ def paired_difference(names: tuple[str, str], first: Sequence[float], second: Se
         second: (n,) values of the second method on the same seeds.
 
     Returns:
-        The difference with its uncorrected p-value.
+        The difference with its uncorrected p-value. If all differences are equal up to rounding, the standard error is
+        0, the interval has no width, and there is no p-value.
 
     >>> pair = paired_difference(("mac", "none"), [0.50, 0.40], [0.60, 0.60])
     >>> pair.better, pair.seeds, round(pair.difference, 3), round(pair.error, 3), pair.p
@@ -200,7 +201,7 @@ def paired_difference(names: tuple[str, str], first: Sequence[float], second: Se
     mean, std = map(float, mean_and_std(differences))
     if n == 1:
         return PairedDifference(*names, n, mean, None, None)
-    error = std / math.sqrt(n)
+    error = 0.0 if equal_differences(first, second) else std / math.sqrt(n)
     return PairedDifference(*names, n, mean, error, confidence_interval(mean, error, n), p_value(first, second))
 
 
