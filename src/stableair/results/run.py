@@ -6,7 +6,7 @@ import statistics
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,9 +33,10 @@ from stableair.results.checksums import (
     read_sealed,
     unseal,
 )
+from stableair.results.resources import RESOURCES, check_resource, format_amount, is_recorded, rounds_within, totals
 from stableair.results.stopping import StoppingRule
 from stableair.spec import Given, given, without_digests
-from stableair.validation import as_path, integer, pluralize, short_repr, suggest
+from stableair.validation import as_path, integer, pluralize, positive, short_repr, suggest
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -58,6 +59,7 @@ Row = dict[str, Any]  # the metrics of a round by name
 class Run:
     """A recorded run: run["test/accuracy"] is the list of a metric's values, one per round.
 
+    run["symbols"], run["airtime"], run["energy"] and run["bits"] are totals: the resources used until after each round.
     `len(run)` is the number of complete rounds. A notebook shows a run as a table with its accuracy curve.
 
     Raises:
@@ -76,11 +78,19 @@ class Run:
     objects: Mapping[str, Given] = field(default_factory=dict, repr=False, compare=False)  # of `sa.run`, by digest
 
     def __getitem__(self, metric: str) -> list[Any]:
+        if isinstance(metric, str) and metric in RESOURCES:
+            return totals(self.rounds, metric)
         if self.rounds and (not isinstance(metric, str) or not any(metric in row for row in self.rounds)):
             recorded = list(dict.fromkeys(name for row in self.rounds for name in row))
-            text = f"metric {short_repr(metric)} was not recorded; there are {', '.join(recorded)}"
+            text = f"metric {short_repr(metric)} was not recorded; there are {', '.join([*recorded, *RESOURCES])}"
             raise InputError(text, code="unknown-metric", metric=metric, recorded=recorded)
         return [row.get(metric) for row in self.rounds]  # None in rounds of a version that did not record the metric
+
+    def has(self, metric: str) -> bool:
+        """Whether the last round recorded a metric (the first ones may lack it), or all rounds a resource."""
+        if metric in RESOURCES:
+            return is_recorded(self.rounds, metric)
+        return bool(self.rounds) and metric in self.rounds[-1]
 
     def __len__(self) -> int:
         return len(self.rounds)
@@ -179,6 +189,24 @@ class Run:
         """
         last = [v for v in self[metric][-LAST:] if v is not None]
         return None if self.diverged is not None or len(last) < 2 else statistics.stdev(last)
+
+    def within(self, resource: str, budget: float) -> "Run":
+        """The rounds until a budget of a resource is used up; `state` remains that of the whole run.
+
+        Args:
+            resource: "symbols", "airtime", "energy" or "bits".
+            budget: Largest total of the resource.
+
+        Raises:
+            InputError: The run did not record the resource, or its first round exceeds the budget (`budget-too-small`).
+        """
+        used, budget = self[check_resource(resource)], positive("budget", budget)
+        rounds = rounds_within(used, budget)
+        if not rounds:
+            unit, first = RESOURCES[resource].unit, format_amount(used[0] if used else 0.0)
+            text = f"{self}: the first round takes {first} {unit}, more than the budget of {format_amount(budget)}"
+            raise InputError(text, code="budget-too-small", resource=resource, budget=budget)
+        return replace(self, rounds=self.rounds[:rounds])
 
     @property
     def state(self) -> "State":
@@ -579,12 +607,12 @@ def linear_mean(decibels: list[float]) -> float:
 
 
 def with_metric(runs: list[Run], metric: str) -> tuple[list[Run], list[Run]]:
-    """Split runs by whether they recorded a metric: (runs with it, runs without it).
+    """Split runs by whether they recorded a metric or a resource: (runs with it, runs without it).
 
     Raises:
         InputError: No run recorded the metric.
     """
-    recorded = [run for run in runs if run.rounds and metric in run.rounds[-1]]  # the first round may lack it
+    recorded = [run for run in runs if run.has(metric)]
     if not recorded:
         known = sorted({name for run in runs for row in run.rounds[-1:] for name in row})
         hint = suggest(metric, known) if known else "no round is complete yet"
