@@ -155,7 +155,7 @@ def test_a_channel_of_the_users_receives_the_parts_that_it_declares(tiny, regist
     assert received == [["fading"], ["fading", "noise", "pilots", "power"]]
     build(tiny.with_(channel="powered_air()", power="limit(P=1)", fading="unit()"))
     build(tiny.with_(channel="powered_air()", power="inversion(P=1, threshold=0.1)"))
-    assert received[2:] == [["noise", "power"], ["fading", "noise", "power"]], "a rule that adapts to the fading needs it"
+    assert received[2:] == [["noise", "power"], ["fading", "noise", "power"]], "a rule that adapts needs it"
     with pytest.raises(InputError) as error:
         build(tiny.with_(channel="silent_air()"))
     assert error.value.fields["unused"] == {"noise": tiny.noise}
