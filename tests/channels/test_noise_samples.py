@@ -9,7 +9,7 @@ from helpers.channels import assert_mean, assert_stable
 from stableair.channels import waveform as module
 from stableair.channels.noise import field_law
 from stableair.channels.registries import channel, fading, noise
-from stableair.contracts import Upload
+from stableair.contracts import NoiseLaw, Upload
 from stableair.errors import InputError
 from stableair.streams import generator
 
@@ -148,3 +148,17 @@ def test_a_noise_without_the_needed_samples_is_refused_with_the_alternatives(spe
         air(spec, arguments=arguments)
     assert (error.value.code, error.value.setting) == ("unsupported-noise", "noise")
     assert "noise=sas" in str(error.value)
+
+
+@pytest.mark.parametrize("wrong", [lambda z: z.real, lambda z: z[1:], lambda z: None])
+def test_samples_of_another_shape_or_type_are_refused(wrong, registries):
+    samples = noise.one("sas()")().samples
+    bad = NoiseLaw(
+        lambda d, source: torch.zeros(d),
+        lambda source, *options: lambda first, last: wrong(samples(source, *options)(first, last)),
+    )
+    noise("mine")(lambda: bad)
+    link = air("mine()")
+    with pytest.raises(InputError) as error:
+        link.draw(2, torch.arange(2), 9, 0, 0)
+    assert (error.value.code, error.value.setting) == ("wrong-shape", "noise")

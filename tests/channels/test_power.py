@@ -227,7 +227,7 @@ def test_the_distortion_by_phase_errors_is_the_variance_of_the_complex_gain(air,
         channel = channels.one(f"waveform('hadamard(n=1)', phase={phase})")()(**parts)
     update, m = torch.randn(n, d), math.sin(phase) / phase
     errors = []
-    for k in range(400):
+    for k in range(150):
         got, _ = received(channel, update, k)
         errors.append((got.g - m * got.clean).square().sum())
         assert got.resources.symbols == d / 2

@@ -39,7 +39,8 @@ class Flat:
     Given the payloads u_n (d,) of the senders, their gains h_n and the interference xi (d,), the server receives
     g = (1/N) sum_n h_n u_n + xi (d,), or with noise_on="sum" g = (1/N) (sum_n h_n u_n + xi). N is the number of
     senders, or the divisor. The side link has neither fading nor interference: stats (b,) and the loss () are plain
-    means. Without senders, g is the interference alone.
+    means. Without senders, g is the interference alone. A complex gain of a power rule multiplies the complex symbols
+    u_2i + j u_2i+1.
 
     Args:
         fading: Amplitudes of the clients.
@@ -50,6 +51,10 @@ class Flat:
         divisor: Divisor of the sum; None for the number of senders.
         noise_on: "mean" adds the interference to the mean, as in Eq. (3); "sum" adds it to the sum.
         reduction: How several processes share the sum. A subclass that overrides `superpose` must apply it.
+
+    Raises:
+        InputError: The power rule needs the interference on the sum ("noise-not-on-sum"), or does not support the
+            fading ("unsupported-fading", "unbounded-power").
     """
 
     fading: Fading
@@ -65,7 +70,14 @@ class Flat:
         object.__setattr__(self, "power", fit_power(self.power, self.fading, self.noise_on))
 
     def with_reduction(self, reduction: Reduction) -> "Flat":
-        """The same channel, with the sums shared between processes."""
+        """The same channel, with the sums shared between processes.
+
+        Args:
+            reduction: How they share it.
+
+        Returns:
+            The channel; its `superpose` expects uploads that hold this process's slice.
+        """
         return replace(self, reduction=reduction)
 
     def draw(self, n: int, clients: Tensor, d: int, seed: int, k: int, device: torch.device | str = "cpu") -> FlatDraw:
@@ -73,6 +85,20 @@ class Flat:
 
         All n amplitudes are drawn, then those of the participants selected: a client's amplitude is a function of
         (seed, k, client), independent of the other participants.
+
+        Args:
+            n: Number of all clients.
+            clients: The participants, (m,).
+            d: Entries of a payload.
+            seed: Seed of the experiment.
+            k: The round.
+            device: Where the interference is drawn.
+
+        Returns:
+            The draw, a function of (seed, k).
+
+        Raises:
+            InputError: A component breaks its contract ("wrong-shape", "wrong-dtype", "changed-in-place").
         """
         h = amplitudes(self.fading, n, seed, k)
         xi = self._noise(d, "noise", seed, k, device)
@@ -93,7 +119,7 @@ class Flat:
         return check_shape("noise", drawn, entries).float()
 
     def _gain_along(self, law: FadingLaw, first: float, seed: int, k: int, client: int) -> Gain:
-        """Gains of a client whose fading changes along the vector."""
+        """Gains of a client whose fading changes along the vector; its energy is that at the first entry."""
 
         def gain(d: int, device: torch.device) -> Tensor:
             source = generator(seed, "fading", k, client, device=device)
@@ -102,7 +128,19 @@ class Flat:
         return gain
 
     def superpose(self, uploads: Iterable[Upload], draw: FlatDraw) -> Received:
-        """Apply Eq. (3): chunks of (m, d) payloads -> g (d,)."""
+        """Apply Eq. (3): chunks of (m, d) payloads -> g (d,).
+
+        Args:
+            uploads: Chunks of uploads with payloads (m, d); their division changes no bit.
+            draw: The random state of the round.
+
+        Returns:
+            The received sum g (d,), the noise-free reference, and the resources of the round.
+
+        Raises:
+            InputError: The interference or a gain is NaN ("nan-in-channel").
+            NonFiniteUpload: An upload is not finite.
+        """
         d = len(draw.xi)
         total = self.reduce(self.accumulate(uploads, draw), d)
         symbols = (d + self.pilots) / 2  # two real entries per complex symbol
@@ -134,6 +172,16 @@ class Flat:
 @channel("flat", uses=("fading", "noise", "power", "pilots"))
 def flat(noise_on: Literal["mean", "sum"] = "mean") -> ChannelFactory:
     """Eq. (3): one amplitude per client and round, interference on the mean of the payloads or on their sum.
+
+    Args:
+        noise_on: "mean" for g = (1/N) sum_n h_n u_n + xi, "sum" for g = (1/N) (sum_n h_n u_n + xi), which power rules
+            need.
+
+    Returns:
+        A factory of the channel.
+
+    Raises:
+        InputError: `noise_on` is unknown ("unknown-value").
 
     >>> flat()(fading=lambda n, source: torch.ones(n), noise=lambda d, source: torch.zeros(d)).noise_on
     'mean'

@@ -41,7 +41,12 @@ class WholeVector:
 
 
 def amplitudes(fading: Fading, n: int, seed: int, k: int) -> Tensor:
-    """Draw the amplitudes h_{n,k} of all n clients in round k: (n,) float64, on the host."""
+    """Draw the amplitudes h_{n,k} of all n clients in round k: (n,) float64, on the host.
+
+    >>> from stableair.channels.fading import unit
+    >>> amplitudes(unit(), 2, seed=0, k=0).tolist()
+    [1.0, 1.0]
+    """
     h = check_shape("fading", fading(n, generator(seed, "fading", k)), n)
     return h.to(torch.float64, copy=True)  # a fading may reuse the tensor that it returned
 
@@ -70,6 +75,9 @@ def accumulate(
         transmit: Called as transmit(client, u) in place of adding gain times u to `faded`, which then stays zero. It
             returns the energy sum_t |x_t|^2 of the modulated payload; without it this is |u|^2. The energy of the
             client's transmission multiplies it.
+
+    Returns:
+        The sums in float64, the largest norm and the energies of the senders.
 
     Raises:
         NonFiniteUpload: An upload is not finite.
@@ -156,8 +164,11 @@ def finish(
         divisor: Divisor of the sum; None for the number of senders.
         noise_on: "mean" adds xi to the mean; "sum" adds it to the sum, so that xi is divided as well.
 
+    Returns:
+        The reception of the round.
+
     Raises:
-        InputError: The interference or a gain is NaN. Infinite entries are legal.
+        InputError: The interference or a gain is NaN ("nan-in-channel"). Infinite entries are legal.
     """
     n = divisor or max(total.senders, 1)
     scale = noise_scale(power, total.max_norm, len(xi))
@@ -191,7 +202,11 @@ def _scaled(noise: Tensor, scale: float) -> Tensor:
 
 
 def scaled_energies(energies: tuple[float, ...], scale: float) -> tuple[float, ...]:
-    """Energies after a power rule has divided all signals by `scale`; a scale of 0 means that nothing was sent."""
+    """Energies after a power rule has divided all signals by `scale`; a scale of 0 means that nothing was sent.
+
+    >>> scaled_energies((1.0, 8.0), 2.0)
+    (0.25, 2.0)
+    """
     return tuple(energy / scale / scale if scale else 0.0 for energy in energies)
 
 

@@ -47,7 +47,7 @@ PIECE_ELSEWHERE = 1 << 21
 class Link(NamedTuple):
     """The channel from one client to the server in one round."""
 
-    gain: complex
+    gain: complex  # of the power rule and the fading, rotated by the phase error
     delay: int  # samples
     cfo: float  # carrier frequency offset, in cycles per sample
     impulse_response: Tensor  # (taps,) complex128, on the host
@@ -71,12 +71,13 @@ class Waveform:
     Client n sends x_n(t) = sum_i c_i phi_i(t), c_i = u_2i + j u_2i+1. The server receives
     r(t) = sum_n a_n exp(2 pi j eps_n t) x_n(t - delta_n) + z(t) and computes y_i = sum_t conj(phi_i(t)) r(t). Its real
     and imaginary parts are the entries of the sum: g = (1/N) sum_n h_n u_n + xi if a_n = h_n, delta_n = eps_n = 0. xi
-    is the output of the matched filters for z, which is isotropic stable with the alpha and tau of the noise; the scale
-    of xi is tau_s (sum_t |phi_i(t)|^alpha)^(1/alpha). The sum is complex128; a client's signal is computed in pieces.
+    is the output of the matched filters for z, the complex samples of the noise. The sum is complex128; a client's
+    signal is computed in pieces. With a power rule, a_n is its effective gain, and clients without one do not transmit.
 
-    The noise sets the density of the interference: its scale is tau at the output of a filter of unit energy that lasts
-    one unit of time. A basis with s samples per unit of time samples the same field with filters of unit energy and
-    length 1/s. A sample then has the scale tau_s = tau s^(1/2 - 1/alpha), and the scale of xi tends to
+    With stable noise, z is isotropic and the scale of xi is tau_s (sum_t |phi_i(t)|^alpha)^(1/alpha). The noise sets
+    the density of the interference: its scale is tau at the output of a filter of unit energy that lasts one unit of
+    time. A basis with s samples per unit of time samples the same field with filters of unit energy and length 1/s. A
+    sample then has the scale tau_s = tau s^(1/2 - 1/alpha), and the scale of xi tends to
     tau (int |phi_i(t)|^alpha dt)^(1/alpha) for large s. tau_s is tau for alpha = 2 or s = 1.
 
     With M antennas, y_m = sum_n a_mn u_n + z_m, the server knows only H_m = sum_n a_mn and computes
@@ -85,7 +86,7 @@ class Waveform:
 
     Args:
         fading: Amplitudes of the clients; one amplitude per client and round.
-        noise: Interference per unit of time; must be stable, Gaussian or absent.
+        noise: Interference per unit of time: a `NoiseLaw` with complex samples.
         power: Transmit power rule. Its gains include the fading; `phase` and the offsets come on top.
         pilots: Noise-only symbols per round.
         norms: Layout of the norm buffers on the side link.
@@ -96,6 +97,11 @@ class Waveform:
         cfo: Largest carrier frequency offset, in cycles per sample.
         phase: Largest phase error, in radians.
         antennas: Antennas that the server combines blindly; 0 for one antenna and clients that know their phase.
+
+    Raises:
+        InputError: The noise has no complex samples, or for several antennas no independent ones ("unsupported-noise");
+            the fading changes along the vector ("unsupported-fading"); the power rule has frequency errors, or with
+            antennas adapts to the fading ("unsupported-power"), or needs the noise on the sum ("noise-not-on-sum").
     """
 
     fading: Fading
@@ -139,6 +145,20 @@ class Waveform:
         """Draw the links of the participants `clients` (m,), and xi_k (d,).
 
         A client's link is a function of (seed, k, client), except for the combined gains of several antennas.
+
+        Args:
+            n: Number of all clients.
+            clients: The participants, (m,).
+            d: Entries of a payload.
+            seed: Seed of the experiment.
+            k: The round.
+            device: Where the interference is drawn.
+
+        Returns:
+            The draw, a function of (seed, k).
+
+        Raises:
+            InputError: A component breaks its contract, or the power rule has a gain per entry ("unsupported-power").
         """
         transmissions, noise_scale = self._transmissions(n, clients, seed, k)
         senders = torch.tensor(list(transmissions), dtype=torch.int64)
@@ -157,7 +177,19 @@ class Waveform:
         return WaveformDraw(k, senders, links, xi, pilot)
 
     def superpose(self, uploads: Iterable[Upload], draw: WaveformDraw) -> Received:
-        """Add the signals, demodulate the sum and apply Eq. (3): chunks of (m, d) payloads -> g (d,)."""
+        """Add the signals, demodulate the sum and apply Eq. (3): chunks of (m, d) payloads -> g (d,).
+
+        Args:
+            uploads: Chunks of uploads with payloads (m, d); their division changes no bit.
+            draw: The random state of the round.
+
+        Returns:
+            The received sum g (d,), the noise-free reference, and the resources of the round.
+
+        Raises:
+            InputError: The interference or a gain is NaN ("nan-in-channel").
+            NonFiniteUpload: An upload is not finite.
+        """
         symbols = (self.basis.blocks(len(draw.xi)) + self.basis.blocks(self.pilots)) * self.basis.uses
         total = self._accumulate(uploads, draw)
         return finish(
@@ -187,10 +219,15 @@ class Waveform:
         return total._replace(faded=self._demodulate(pieces, d))
 
     def transmit(self, u: Tensor, link: Link, received: Tensor) -> float:
-        """Add a client's signal to the received samples: u (d,), received (samples,) complex128.
+        """Add a client's signal to the received samples.
+
+        Args:
+            u: The payload, (d,).
+            link: The client's link.
+            received: Samples of the sum, (samples,) complex128; changed in place.
 
         Returns:
-            The energy of the transmitted signal, sum_t |x_t|^2.
+            The energy sum_t |x_t|^2 of the modulated payload, with prefix and precoding, before the power rule.
         """
         energy = torch.zeros((), dtype=torch.float64, device=u.device)
         response = link.impulse_response.to(u.device)
@@ -218,7 +255,13 @@ class Waveform:
         return {client: _rotated(sent, turns[client]) for client, sent in transmissions.items()}, 1.0
 
     def combine(self, n: int, clients: Tensor, seed: int, k: int) -> tuple[Tensor, float]:
-        """Combine several antennas in round k.
+        """Combine several antennas in round k: sum_m conj(H_m) a_mn / (M s^2).
+
+        Args:
+            n: Number of all clients.
+            clients: The participants, (m,).
+            seed: Seed of the experiment.
+            k: The round.
 
         Returns:
             The complex gains of the `clients` (m,), and the factor on the scale of the interference.
@@ -249,7 +292,8 @@ class Waveform:
         assert samples, "checked at construction"
         z = samples(source, self.basis.oversampling, scale)
         windows = self._windows(entries, source.device)
-        return self._demodulate((z(first, last) for first, last in windows), entries).float()
+        pieces = (_check_samples(z(first, last), last - first) for first, last in windows)
+        return self._demodulate(pieces, entries).float()
 
     def _demodulate(self, pieces: Iterable[Tensor], entries: int) -> Tensor:
         """Output of the matched filters for pieces of a signal, as real entries: (samples,) each -> (entries,)."""
@@ -278,6 +322,15 @@ class Waveform:
             yield torch.view_as_complex(padded.view(-1, 2)).view(-1, self.basis.n)
 
 
+def _check_samples(z: Tensor, length: int) -> Tensor:
+    """Check that the noise returned complex samples of this number: (length,)."""
+    if not isinstance(z, Tensor) or z.shape != (length,) or not z.is_complex():
+        actual = f"{z.dtype} {tuple(z.shape)}" if isinstance(z, Tensor) else type(z).__name__
+        text = f"samples of the noise must return a complex tensor of shape ({length},): got {actual}"
+        raise InputError(text, code="wrong-shape", setting="noise", expected=(length,), actual=actual)
+    return z
+
+
 def _rotated(sent: Transmission, turn: complex) -> Transmission:
     """The transmission at a receiver whose carrier is rotated.
 
@@ -304,7 +357,22 @@ def waveform(
     `Waveform` has the equations. In each round a client's delay is 0 to `timing` samples, its phase is uniform in
     [-phase, phase] radians, and its carrier offset is up to `cfo` cycles per sample. With `antennas` its gain at
     each antenna is the fading's amplitude with an independent uniform phase, and the server combines the antennas
-    without knowledge of the phases.
+    without knowledge of the phases. Power rules need noise_on=sum.
+
+    Args:
+        basis: Spec of the basis.
+        timing: Largest delay of a client, in samples.
+        cfo: Largest carrier frequency offset, in cycles per sample.
+        phase: Largest phase error, in radians.
+        antennas: Antennas that the server combines blindly; 0 for one antenna and clients that know their phase.
+        noise_on: "mean" adds the interference to the mean, as in Eq. (3); "sum" adds it to the sum.
+
+    Returns:
+        A factory of the channel.
+
+    Raises:
+        InputError: An argument is out of its range, the delay is too long for the basis ("out-of-range"), or antennas
+            are combined with phase errors or echoes ("conflicting-arguments").
 
     >>> from stableair.channels.fading import unit
     >>> from stableair.channels.noise import none
