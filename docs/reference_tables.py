@@ -58,7 +58,7 @@ def commands() -> Iterator[str]:
             if hasattr(each, "commands"):
                 continue
             usage = " ".join([path, *(_placeholder(p) for p in each.params if p.param_type_name == "argument")])
-            yield f"    stableair {usage} [OPTIONS]\n"
+            yield f"```sh\nstableair {usage} [OPTIONS]\n```\n"
             yield from table(("argument or option", "default", "description"), map(_parameter, each.params))
             yield ""
 
