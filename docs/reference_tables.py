@@ -21,7 +21,7 @@ SOURCE = Path(__file__).parents[1] / "src/stableair"
 
 def settings() -> Iterator[str]:
     """The settings with type, allowed values, default and description."""
-    yield from table(("setting", "type", "default", "description"), map(_setting, SETTING_FIELDS))
+    yield from table(("setting", "type and default", "description"), map(_setting, SETTING_FIELDS))
 
 
 def _setting(name: str) -> tuple[str, ...]:
@@ -31,7 +31,7 @@ def _setting(name: str) -> tuple[str, ...]:
         kind = f"[spec](components.md#{PLURALS.get(name, name)})"
     elif restricted := field.metadata["allowed"]:
         kind = f"{kind}, {restricted.words}"
-    return f"`{name}`", kind, f"`{field.default}`", describe_setting(name)
+    return f"`{name}`", f"{kind}<br>`{field.default}`", describe_setting(name)
 
 
 def components() -> Iterator[str]:
