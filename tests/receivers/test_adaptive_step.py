@@ -192,7 +192,7 @@ def patterns():
 def test_auto_is_within_two_points_of_the_best_fixed_threshold(name, patterns):
     """The mean of three paired seeds; the thresholds are the best of ten, in hindsight, for each of the patterns."""
     mean = {
-        rule: np.mean([patterns.accuracy((name, rule, seed)) for seed in range(3)])
+        rule: np.mean([patterns.score(patterns.Job(name, rule, "test", seed)) for seed in range(3)])
         for rule in ("mac(C=auto)", "mac(C=0.1)", "mac(C=0.3)", "mac(C=1)", "mac(C=3)", "mac(C=1, gain=True)")
     }
     assert mean.pop("mac(C=auto)") > max(mean.values()) - 2
