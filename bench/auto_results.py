@@ -58,7 +58,7 @@ class Results:
             if new:
                 writer.writerow([*Job._fields, "accuracy"])
             writer.writerow([*job, f"{value:.3f}"])
-        self.scores[job] = value
+        self.scores[job] = round(value, 3)
 
     def compute(self, jobs: Iterable[Job], score: Callable[[Job], float], pool: Executor) -> None:
         """Run the unfinished jobs, and print the progress."""
