@@ -38,6 +38,7 @@ from auto_results import (
     Results,
     difference,
     distribution,
+    loss,
     overrides,
     rule_digest,
     short,
@@ -259,7 +260,7 @@ def main() -> None:
             *(results.of(jobs(name, each)) for each in (NOISELESS, best, AUTO))
         )
         accuracies = [noiseless, short(best), fixed, results.of(jobs(name, plain)), auto]
-        rows.append([name, *accuracies, difference(auto, fixed), difference(fixed, noiseless)])
+        rows.append([name, *accuracies, loss(auto, fixed), difference(fixed, noiseless)])
     print(f"\n\nThe rule {rule}, seeds {options.seeds}:\n")
     print(table(HEADER, rows), "", distribution("patterns", list(comparisons.values())), sep="\n")
 

@@ -112,9 +112,14 @@ def text(cell: object) -> str:
 
 
 def difference(some: Sequence[float], others: Sequence[float]) -> str:
-    """The mean paired difference and its standard error; (!) marks a loss beyond 2 points and two standard errors."""
+    """The mean paired difference and its standard error."""
     gaps = paired(some, others)
-    return f"{statistics.mean(gaps):+.1f} ± {error(gaps):.1f}" + " (!)" * certainly_below(gaps)
+    return f"{statistics.mean(gaps):+.1f} ± {error(gaps):.1f}"
+
+
+def loss(some: Sequence[float], others: Sequence[float]) -> str:
+    """The difference; (!) marks a loss beyond 2 points and two standard errors."""
+    return difference(some, others) + " (!)" * certainly_below(paired(some, others))
 
 
 def short(rule: str) -> str:

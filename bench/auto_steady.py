@@ -34,6 +34,7 @@ from auto_results import (
     Results,
     difference,
     distribution,
+    loss,
     overrides,
     rule_digest,
     short,
@@ -106,7 +107,7 @@ def main() -> None:
         for n, cells in zip(numbers, rows, strict=True):
             best = results.best([jobs(n, receiver) for receiver in FIXED])
             known = results.of(jobs(n, best))
-            cells += [short(best), known, difference(comparisons[n].auto, known)]
+            cells += [short(best), known, loss(comparisons[n].auto, known)]
     print(f"\n\nThe rule {rule}, seeds {options.seeds}, validation seeds {options.validation_seeds}:\n")
     print(table(HEADER + HINDSIGHT * options.hindsight, rows))
     for parity, half in enumerate(HALVES):
@@ -120,7 +121,7 @@ def row(n: int, validated: str, comparison: Comparison) -> list:
     law, lr = e.call("noise").arguments, e.call("server").arguments["lr"]
     setting = [n, law.get("alpha", "none"), law.get("tau", ""), lr, e.rounds, e.model]
     noiseless, fixed, auto = comparison
-    accuracies = [noiseless, short(validated), fixed, auto, difference(auto, fixed), difference(fixed, noiseless)]
+    accuracies = [noiseless, short(validated), fixed, auto, loss(auto, fixed), difference(fixed, noiseless)]
     return [*setting, e.participation.removesuffix("()"), *accuracies]
 
 

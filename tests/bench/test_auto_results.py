@@ -77,4 +77,5 @@ def test_a_loss_is_certain_beyond_two_standard_errors(bench):
     assert bench.certainly_below([-4.0, -5.0, -6.0])
     assert not bench.certainly_below([-1.0, -5.0, -9.0])
     assert not bench.certainly_below([-1.9, -1.9, -1.9])
-    assert bench.difference([1.0, 2.0, 3.0], [5.0, 7.0, 9.0]) == "-5.0 ± 0.6 (!)"
+    assert bench.loss([1.0, 2.0, 3.0], [5.0, 7.0, 9.0]) == "-5.0 ± 0.6 (!)"
+    assert bench.loss([1.0, 2.0, 3.0], [3.0, 4.0, 5.0]) == "-2.0 ± 0.0"
