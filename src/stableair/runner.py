@@ -24,12 +24,13 @@ from stableair.objects import as_settings
 from stableair.results.callbacks import Callback
 from stableair.results.environment import environment
 from stableair.results.lock import LockedFolder, locked
+from stableair.results.metrics import Row
 from stableair.results.options import RunControl, RunOptions, observing
 from stableair.results.plugins import component_sources, record_kept
 from stableair.results.profiling import profiled
 from stableair.results.recorder import RunMetadata, recorded
 from stableair.results.resume import NEW_RUN, ResumePoint, check_same_data, restored_state, resume_point
-from stableair.results.run import Row, Run, read_run
+from stableair.results.run import Run, read_run
 from stableair.spec import given
 from stableair.training.reference import threads
 from stableair.validation import as_path, integer, typed

@@ -33,9 +33,10 @@ from stableair.results.checksums import (
     read_sealed,
     unseal,
 )
+from stableair.results.metrics import Row, unknown_metric
 from stableair.results.stopping import StoppingRule
 from stableair.spec import Given, given, without_digests
-from stableair.validation import as_path, integer, pluralize, short_repr, suggest
+from stableair.validation import as_path, integer, pluralize, short_repr
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -50,8 +51,6 @@ LAST = 10  # rounds that `Run.settled` averages over: under interference the acc
 
 PLAIN = {"channel": "flat()", "power": "none()"}  # further settings of an ideal run on the plain channel
 AMBIGUOUS = "none", "auto", "tensor", "layer"  # values shared by several settings: labels add the setting's name
-
-Row = dict[str, Any]  # the metrics of a round by name
 
 
 @dataclass(frozen=True)
@@ -77,9 +76,7 @@ class Run:
 
     def __getitem__(self, metric: str) -> list[Any]:
         if self.rounds and (not isinstance(metric, str) or not any(metric in row for row in self.rounds)):
-            recorded = list(dict.fromkeys(name for row in self.rounds for name in row))
-            text = f"metric {short_repr(metric)} was not recorded; there are {', '.join(recorded)}"
-            raise InputError(text, code="unknown-metric", metric=metric, recorded=recorded)
+            raise unknown_metric(metric, self.rounds)
         return [row.get(metric) for row in self.rounds]  # None in rounds of a version that did not record the metric
 
     def __len__(self) -> int:
@@ -586,10 +583,7 @@ def with_metric(runs: list[Run], metric: str) -> tuple[list[Run], list[Run]]:
     """
     recorded = [run for run in runs if run.rounds and metric in run.rounds[-1]]  # the first round may lack it
     if not recorded:
-        known = sorted({name for run in runs for row in run.rounds[-1:] for name in row})
-        hint = suggest(metric, known) if known else "no round is complete yet"
-        text = f"metric {metric!r} was not recorded; {hint}"
-        raise InputError(text, code="unknown-metric", metric=metric, recorded=known)
+        raise unknown_metric(metric, (row for run in runs for row in run.rounds[-1:]))
     return recorded, [run for run in runs if run not in recorded]
 
 

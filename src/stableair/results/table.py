@@ -10,6 +10,7 @@ from stableair.files import write_whole
 from stableair.literals import TableRow
 from stableair.optional import require
 from stableair.results.arguments import arguments, differing, ordered
+from stableair.results.metrics import metric_names
 from stableair.results.outputs import GENERATOR, check_output
 from stableair.results.plugins import mixed_components
 from stableair.results.run import Run, log_left_out, runs_from, with_metric
@@ -18,7 +19,6 @@ from stableair.validation import as_path, integer, texts, typed
 DataFrame = Any  # of pandas, which takes half a second to import
 FORMATS = ".csv", ".parquet", ".tex"
 TABLE_INDEX = "run folder"  # first column of a CSV file; `check_output` knows a table by it
-NO_METRICS = "round", "diverged"  # entries of a round that are not metrics
 
 
 @typed
@@ -71,8 +71,7 @@ def table(
         shown, others = with_metric(shown, metric)
         without += [f"{run.folder} has no {metric}" for run in others]
     log_left_out([*left_out, *without])
-    recorded = dict.fromkeys(name for run in shown for name in run.rounds[-1] if name not in NO_METRICS)
-    names = list(recorded if metrics is None else metrics)
+    names = metric_names(run.rounds[-1] for run in shown) if metrics is None else list(metrics)
     columns = differing(shown)
     rows = [
         row for run in ordered(shown) for row in (_run_rows if per == "run" else _round_rows)(run, columns, names, last)
