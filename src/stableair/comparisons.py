@@ -2,14 +2,16 @@
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple, Unpack
 
 import numpy as np
+from torch import nn
 
+from stableair.contracts import Dataset
 from stableair.errors import InputError
 from stableair.experiment import Experiment
 from stableair.literals import PluginChange
@@ -28,7 +30,8 @@ from stableair.results.statistics import (
     mean_and_std,
 )
 from stableair.results.table import write_table
-from stableair.sweeps.plans import Plan, expand_plan, read_plan
+from stableair.spec import given
+from stableair.sweeps.plans import Plan, expand_plan, read_plan, replace_objects
 from stableair.sweeps.processes import sweep
 from stableair.validation import as_path, pluralize, suggest
 
@@ -299,6 +302,10 @@ def compare(
     parallel: int = 1,
     plugin_changed: PluginChange = "refuse",
     callbacks: Sequence[Callback] = (),
+    data: Dataset | str | None = None,
+    model: nn.Module | Callable[..., Any] | str | None = None,
+    receiver: Any = None,
+    server: Any = None,
     **options: Unpack[RunOptions],
 ) -> Comparison:
     """Compare receivers over channels with paired seeds. `stableair compare` calls this function.
@@ -308,13 +315,18 @@ def compare(
 
     Args:
         plan: As for `sweep`, such as `{"receiver": ["mac(C=1)", "none()"], "noise.tau": [0.1, 0.5], "rounds": 30}`.
-            Or finished runs and folders of runs: these are compared, and nothing is computed.
+            A value may be a Python object, such as `{"receiver": ["mac(C=1)", my_receiver]}`. Or finished runs and
+            folders of runs: these are compared, and nothing is computed.
         folder: Folder of the runs; finished runs in it are not computed again.
         seeds: Number of seeds of each experiment of a plan; default: the number in the plan, or else five.
         parallel: Number of processes on this machine.
         plugin_changed: What to do with recorded rounds of a plug-in that has changed since: "refuse" raises an error,
             "keep" uses them and records both versions, "recompute" restarts such runs.
         callbacks: Observers of the runs of a plan.
+        data: A data set for all experiments of a plan, as for `sweep`.
+        model: A network for all experiments.
+        receiver: A receiver for all experiments.
+        server: A server for all experiments.
         **options: `stop`, `patience`, `monitor`, `keep_best`, `profile`, `track`, `progress`: see `RunOptions`.
 
     Returns:
@@ -334,11 +346,16 @@ def compare(
     >>> sorted(line.receiver for line in comparison.lines["sas(alpha=1.5, tau=0.1)"])
     ['mac(C=1)', 'none()']
     """
+    objects = {"data": data, "model": model, "receiver": receiver, "server": server}
     if _is_recorded(plan):
-        _refuse_unused({"seeds": seeds, **options})
+        _refuse_unused({"seeds": seeds, **objects, **options})
         return comparison(plan)  # type: ignore[arg-type]
-    experiments = comparison_plan(plan, seeds)  # type: ignore[arg-type]
-    runs = sweep(experiments, folder, parallel=parallel, plugin_changed=plugin_changed, callbacks=callbacks, **options)
+    specs, in_plan = replace_objects(plan)  # type: ignore[arg-type]
+    with given(in_plan):
+        runs = sweep(
+            comparison_plan(specs, seeds), folder, parallel=parallel, plugin_changed=plugin_changed,
+            callbacks=callbacks, **objects, **options,
+        )  # fmt: skip
     return comparison(runs)
 
 

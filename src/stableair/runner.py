@@ -98,9 +98,9 @@ def run(
     control = RunControl.create(options, experiment.evaluate, folder)
     with observing(callbacks, options, folder) as observer:
         try:
-            with given(objects):
+            with given(objects) as available:
                 result = _run(experiment, folder, resume, checkpoint_every, plugin_changed, control, observer)
-            result = replace(result, objects=objects)
+            result = replace(result, objects=available)
         except RunBusyError:
             raise
         except StableairError as error:
