@@ -33,6 +33,7 @@ from stableair.errors import RunBusyError as RunBusyError
 from stableair.errors import StableairError as StableairError
 from stableair.experiment import Experiment as Experiment
 from stableair.models import model as model
+from stableair.paper.demo import demo as demo
 from stableair.paper.figures import figure as figure
 from stableair.participants import participation as participation
 from stableair.receivers.compose import blockwise as blockwise
