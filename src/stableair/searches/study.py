@@ -4,6 +4,7 @@ import json
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple, Unpack
@@ -280,7 +281,8 @@ class _TrialReporter(Callback):
                 self._report_round(row)
 
     def _report_round(self, row: Row) -> None:
-        self.runs[-1].rounds.append(row)
+        run = self.runs[-1]
+        self.runs[-1] = replace(run, rounds=[*run.rounds, row])
         self.trial.report(self.score, self.rounds)
         self.rounds += 1
         if self.rounds < self.total and self.trial.should_prune():
