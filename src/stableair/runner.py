@@ -98,7 +98,7 @@ def run(
     control = RunControl.create(options, experiment.evaluate, folder)
     with observing(callbacks, options, folder) as observer:
         try:
-            with given(objects) as available:
+            with given(objects) as available, _advise_on_interrupt(None if resume else folder):
                 result = _run(experiment, folder, resume, checkpoint_every, plugin_changed, control, observer)
             result = replace(result, objects=available)
         except RunBusyError:
@@ -213,6 +213,17 @@ def _collect(
         if stops(rows):
             break
     return rows, final
+
+
+@contextmanager
+def _advise_on_interrupt(folder: Path | None) -> Iterator[None]:
+    """Add to the traceback of Ctrl-C how to continue the run in a folder."""
+    try:
+        yield
+    except KeyboardInterrupt as interrupt:
+        if folder:
+            interrupt.add_note(f"{folder} holds every complete round; the same call with resume=True continues")
+        raise
 
 
 @contextmanager
