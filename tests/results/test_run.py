@@ -88,6 +88,19 @@ def test_a_run_draws_itself_into_given_axes(tiny):
     assert error.value.code == "wrong-type"
 
 
+def test_the_picture_of_a_run_has_a_grid_and_marks_its_divergence(tiny):
+    from matplotlib.figure import Figure
+
+    rounds = [{"round": k, "test/loss": loss} for k, loss in enumerate((3.0, 2.0, None))]
+    axes = Run(tiny.to_record(), [*rounds[:2], rounds[2] | {"diverged": True}]).plot(
+        "test/loss", ax=Figure().subplots()
+    )
+    curve, cross = axes.lines
+    assert (cross.get_marker(), list(cross.get_xdata()), list(cross.get_ydata())) == ("x", [2], [2.0])
+    assert cross.get_color() == curve.get_color()
+    assert axes.get_xgridlines()[0].get_visible()
+
+
 def test_a_run_without_axes_is_drawn_in_a_new_pyplot_figure(tiny):
     from matplotlib import pyplot
 

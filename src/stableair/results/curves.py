@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from stableair.errors import InputError
 from stableair.literals import Band
 from stableair.results.arguments import Groups, arguments, is_number, only_numeric_argument
-from stableair.results.axes import label_metric, label_rounds, set_log_metric
+from stableair.results.axes import label_metric, label_rounds, mark_divergence, set_log_metric
 from stableair.results.legends import add_legend
 from stableair.results.run import Run
 from stableair.results.statistics import mean_and_band
@@ -97,7 +97,7 @@ def draw_curves(axes: Axes, groups: Groups, metric: str, text: Text, band: Band,
         if len(runs) > 1:
             axes.fill_between(rounds, mean - half_width, mean + half_width, color=colour, alpha=0.2, linewidth=0)
         for k in filter(None, (run.diverged for run in runs)):
-            axes.plot(k, mean[k - 1], "x", color=colour, markersize=9, markeredgewidth=2.5)
+            mark_divergence(axes, k, mean[k - 1], colour)
     longest = max(len(run) for runs in groups.values() for run in runs)
     label_rounds(axes)
     axes.set_xlim(left=1 - min(0.9, 0.05 * longest), right=1.9 if longest == 1 else None)  # there is no round 0

@@ -287,6 +287,9 @@ class Run:
     def plot(self, metric: str = "test/accuracy", *, ax: "Axes | None" = None, label: str | None = None) -> "Axes":
         """Draw a metric against the rounds; `sa.plot` draws several runs.
 
+        A cross marks the last finite round of a run that diverged. Several runs may be drawn into the same axes; add a
+        legend with `ax.legend()`.
+
         Args:
             metric: Name of a recorded metric.
             ax: Axes to draw into; None: the axes of a new pyplot figure.
@@ -307,7 +310,7 @@ class Run:
         """
         from matplotlib.axes import Axes
 
-        from stableair.results.axes import label_metric, label_rounds
+        from stableair.results.axes import label_metric, label_rounds, mark_divergence
 
         values = self[metric]
         if not values:
@@ -322,9 +325,13 @@ class Run:
             )
         rounds = [row["round"] + 1 for row in self.rounds]  # pictures count rounds from 1
         heights = [math.nan if value is None else value for value in values]
-        ax.plot(rounds, heights, label=None if label is None else str(label), marker="o" if len(values) == 1 else None)
+        name, marker = None if label is None else str(label), "o" if len(values) == 1 else None
+        (line,) = ax.plot(rounds, heights, label=name, marker=marker)
+        if self.diverged:
+            mark_divergence(ax, self.diverged, heights[self.diverged - 1], line.get_color())
         label_rounds(ax)
         label_metric(ax, metric)
+        ax.grid(alpha=0.3)
         return ax
 
 
