@@ -136,6 +136,17 @@ def test_the_caption_names_versions_and_the_commits_that_are_known():
     assert published_runs.provenance(published) == text
 
 
+@pytest.mark.parametrize("missing", [[], ["GNC"], ["MAC", "Noisy"]], ids=str)
+def test_the_caption_names_the_curves_without_runs(missing, monkeypatch):
+    published = published_content("fig3a").runs
+    runs = {label: each for label, each in published.items() if label not in missing}
+    read = published_runs.read
+    monkeypatch.setattr(published_runs, "read", lambda *words: read(*words)._replace(curves=runs))
+    text = caption(*published_content("fig3a"))
+    assert (f"Without runs: {', '.join(missing)}." in text) == bool(missing)
+    assert ("Without runs" in text) == bool(missing)
+
+
 def test_a_diverged_run_is_marked_as_diverged(published_folder):
     """A difference of points to a run that has no accuracy would mean nothing."""
     text = publish.section("fig3a", "images")

@@ -32,6 +32,11 @@ def test_runs_that_differ_in_the_seed_alone_are_one_line_with_a_band():
     assert texts(axes.figure) == ["mac(C=1) (2 seeds)", "none()"]
 
 
+def test_a_legend_shows_names_that_begin_with_an_underscore():
+    runs = [made([0.1, 0.2]), made([0.3, 0.4], receiver="none()")]
+    assert texts(sa.plot(runs, labels=["_mine", "other"])) == [" _mine", "other"]
+
+
 def test_a_legend_lies_on_no_line():
     calm, wild = ([0.5] * 40, [0.0, 1.0] * 20)  # the second leaves no room anywhere
     runs = {name: [made(accuracy)] for name, accuracy in (("calm", calm), ("wild", wild))}

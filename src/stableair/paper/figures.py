@@ -225,7 +225,9 @@ def published_content(name: str, overlay: RunSource = (), metric: str = "") -> C
         choice("metric", metric, [key for key in runs[0].rounds[0] if all(key in run.rounds[0] for run in runs)])
         planned = planned._replace(figure=planned.figure._replace(metric=metric))
     notes = _published_notes(planned, published, yours)
-    return Content(planned, published.curves | yours, notes, published.data)
+    every = curves(planned.figure, planned.base, lambda _, one: one)
+    missing = [label for label in every if label not in published.curves]
+    return Content(planned, published.curves | yours, notes, published.data, missing)
 
 
 def read_published(name: str) -> PublishedRuns:

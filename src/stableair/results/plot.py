@@ -122,7 +122,8 @@ def draw(
     given = dict(zip(names, texts("labels", labels or ()), strict=False))
 
     def legend_text(name: str, of_line: list[Run]) -> str:
-        return given.get(name) or (name if terse else described(name, of_line))
+        text = given.get(name) or (name if terse else described(name, of_line))
+        return f" {text}" if text.startswith("_") else text  # matplotlib hides names that begin with an underscore
 
     axes = new_figure().subplots() if ax is None else ax
     if lines is None:
