@@ -159,7 +159,8 @@ class Comparison(NamedTuple):
             ]
             for name in names
         ]
-        style = pandas.DataFrame(cells, [text[name] for name in names]).style.format(na_rep="--")
+        frame = pandas.DataFrame(cells, [text[name] for name in names])
+        style = frame.rename_axis(columns=r"accuracy (\%)").style.format(na_rep="--")
         for axis in (0, 1):
             style = style.format_index(escape="latex-math", axis=axis)
         return style.apply(lambda _: np.where(best, "textbf:--rwrap;", ""), axis=None).to_latex(hrules=True)

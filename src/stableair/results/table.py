@@ -124,7 +124,8 @@ def export(
 
     Args:
         runs: Runs, run folders, or folders that contain run folders.
-        out: File to write: .csv, .parquet (requires the extra "parquet") or .tex (booktabs, without the run folders).
+        out: File to write: .csv, .parquet (requires the extra "parquet") or .tex (booktabs, without the run folders,
+            accuracies in per cent).
         per: Content of a row: "run" or "round".
         metrics: Metrics to show. None: all recorded metrics.
         last: Per run: number of last rounds over which a metric is averaged; 1 is the last value.
@@ -198,7 +199,10 @@ def write_table(frame: DataFrame, path: str | Path, force: bool = False, tex: st
 
 
 def to_latex(frame: DataFrame) -> str:
-    """The columns of a table as LaTeX for the package booktabs."""
+    """The columns of a table as LaTeX for the package booktabs; accuracies are in per cent."""
+    accuracies = [name for name in frame if "/" in name and "accuracy" in name]
+    frame = frame.assign(**{name: 100 * frame[name] for name in accuracies})
+    frame = frame.rename(columns={name: f"{name} (%)" for name in accuracies})
     return frame.to_latex(index=False, escape=True, float_format="%.4g", na_rep="--")
 
 
