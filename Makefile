@@ -30,13 +30,16 @@ lint: .venv/installed-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# The wheel and the sdist; the wheel is then installed into an empty environment and used from another folder.
+# The wheel and the sdist; both are installed into an empty environment and tried there.
 package: .venv/installed-dev
 	rm -rf dist build/package
 	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m build --outdir dist .
-	$(PYTHON) -m venv build/package/env
-	build/package/env/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt dist/*.whl
-	cd build/package && env/bin/stableair demo
+	$(PYTHON) -m venv build/package
+	for archive in dist/*.whl dist/*.tar.gz; do \
+		PIP_CONSTRAINT=constraints.txt build/package/bin/python -m pip install --quiet --disable-pip-version-check $$archive && \
+		build/package/bin/python -P .ci/try_package.py README.md "$$($(BIN)/stableair --version)" && \
+		build/package/bin/python -m pip uninstall --quiet --yes stableair || exit 1; \
+	done
 
 clean:
 	rm -rf .venv

@@ -24,6 +24,8 @@ class Docstrings(Extension):
         if rows and "\nArgs:\n" not in text:
             table = "\n".join(["| field | type | description |", "|---|---|---|", *rows])
             cls.docstring = Docstring(f"{text}\n\n{table}".strip(), parent=cls)
+        for parameter in cls.parameters:
+            parameter.default = _default(parameter.default)
 
 
 def fields(cls: Class) -> list[Attribute]:
@@ -38,16 +40,24 @@ def _is_field(member: Any) -> bool:
 
 def description(field: Attribute) -> str:
     """The description of a field: the comment beside it, or the help text of a setting."""
-    if isinstance(field.value, ExprCall) and str(field.value.function) == "_setting":
+    if _is_setting(field.value):
         return str(field.value.arguments[1]).strip("'\"")
     return field.filepath.read_text().splitlines()[field.lineno - 1].partition("  # ")[2]
 
 
+def _is_setting(value: Any) -> bool:
+    """Whether the value of a field declares a setting of the experiment: `_setting(default, help, ...)`."""
+    return isinstance(value, ExprCall) and str(value.function) == "_setting"
+
+
+def _default(value: Any) -> Any:
+    """The default in the value of a field, or in the default of a parameter."""
+    return value.arguments[0] if _is_setting(value) else value
+
+
 def _row(field: Attribute) -> str:
     """A field as a row of a table: name, type with default, and description."""
-    value = field.value
-    if isinstance(value, ExprCall) and str(value.function) == "_setting":
-        value = value.arguments[0]
+    value = _default(field.value)
     default = f" = {value}" if value is not None else ""
     kind = f"{field.annotation}{default}".replace("|", "&#124;").replace("<", "&lt;")
     return f"| `{field.name}` | <code>{kind}</code> | {description(field).replace('|', '&#124;')} |"

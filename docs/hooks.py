@@ -29,6 +29,7 @@ from stableair.experiment import COMPONENT_SETTINGS, NESTED_COMPONENTS, registry
 
 OUTSIDE = ["CHANGELOG.md", "CONTRIBUTING.md", *(f"examples/{path.name}" for path in (ROOT / "examples").glob("*.*"))]
 SCRIPT = re.compile(r"^## \[[^]]*\]\((examples/\w+\.py)\)\n\n(?:.+\n)+", re.MULTILINE)  # a section about one of them
+SOURCE_ONLY = re.compile(r"<!-- source only -->.*?<!-- end -->\n", re.DOTALL)  # for readers of the Markdown files
 PICTURE = re.compile(r"(!\[[^]]*\])\(([\w/.-]+)\.png\)")
 
 
@@ -39,6 +40,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> str:
+    markdown = SOURCE_ONLY.sub("", markdown)
     if page.file.src_uri in OUTSIDE:
         markdown = markdown.replace("](docs/", "](")
     for path in OUTSIDE:  # in the source they lie beside docs/, on the site beside the pages

@@ -44,7 +44,7 @@ def test_gradient_and_delta_give_the_same_noiseless_path_and_another_payload(tin
         assert a.metrics["gradient/norm"] == pytest.approx(b.metrics["gradient/norm"] / tiny.lr, rel=1e-3)
 
 
-def test_four_receivers_meet_the_same_channel_and_batches(tiny):
+def test_four_receivers_get_the_same_channel_and_batches(tiny):
     seen = {}
     for spec in ("mac(C=0.01)", "gnc(max_norm=0.1)", "clip(C=0.02)", "none()"):
         sim, log = build(tiny.with_(receiver=spec)), []
@@ -68,7 +68,7 @@ def test_four_receivers_meet_the_same_channel_and_batches(tiny):
         assert not torch.equal(states[-1], first[1][-1])
 
 
-def test_what_is_observed_is_what_happened(tiny):
+def test_observed_rounds_equal_the_recorded_rounds(tiny):
     sim = build(tiny.with_(receiver="mac(C=0.05)"))
     (first,) = simulate(sim, sim.start, 1)
     fade = sim.channel.draw(5, torch.arange(5), len(sim.start.model.w), 0, 0)
@@ -174,7 +174,7 @@ def test_a_receiver_must_give_real_numbers(tiny, made):
 
 
 @pytest.mark.parametrize(("made", "code"), [(lambda w, g: w[:-1], "wrong-shape"), (lambda w, g: w * 1j, "wrong-dtype")])
-def test_a_server_is_held_to_its_contract(tiny, made, code):
+def test_a_server_that_breaks_its_contract_is_refused(tiny, made, code):
     with pytest.raises(InputError) as error:
         rounds(tiny, server=as_server_rule(made))
     assert (error.value.code, error.value.setting) == (code, "server")
@@ -188,7 +188,7 @@ def test_no_signal_and_no_noise_have_no_ratio():
     assert observe(loud._replace(clean=0 * g.double(), noise=g), g)["channel/snr_db"] is None
 
 
-def test_going_on_from_a_round_is_the_same_as_not_stopping(tiny):
+def test_a_continued_simulation_equals_an_uninterrupted_one(tiny):
     sim = build(tiny)
     whole = list(simulate(sim, sim.start, 4))
     later = list(simulate(sim, whole[1].state, 4, start=2))

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from helpers import ROOT
-from stableair import bench
+from stableair import bench, workloads
 from stableair.cli import main as cli
 from stableair.engine.trainer import StackedTrainer
 from stableair.errors import InputError
@@ -90,7 +90,7 @@ def test_a_peer_that_fails_is_named(tmp_path, monkeypatch):
     assert "no such thing" in str(error.value)
 
 
-def test_scaling_says_what_was_chosen():
+def test_scaling_prints_the_chosen_engine():
     text = bench.scaling((2, 3), {"logistic()": (1, 2, 2)}, 1, lambda line: None)
     assert "commit " in text.splitlines()[0]
     assert all(float(line.split(" | ")[-1].split()[0]) > 0 for line in text.splitlines()[4:]), "memory"
@@ -101,7 +101,7 @@ def test_scaling_says_what_was_chosen():
 
 def test_the_command_prints_and_records(tmp_path, monkeypatch, capsys, tiny):
     modes = bench.modes
-    monkeypatch.setitem(bench.WORKLOADS, "digits", tiny)
+    monkeypatch.setitem(workloads.WORKLOADS, "digits", tiny)
     (tmp_path / "records.md").write_text("# Records\n")
     monkeypatch.setattr(bench, "modes", lambda sim: list(modes(sim))[:2])  # the reference and the stacked engine
     words = ["stableair", "bench", "--rounds", "1", "--record", str(tmp_path / "records.md")]
@@ -126,7 +126,7 @@ def test_a_record_that_cannot_be_written_is_refused_first(tmp_path, monkeypatch,
 def test_the_exported_work_is_the_experiments(tmp_path, monkeypatch):
     import numpy as np
 
-    stored = np.load(bench._export_work(bench.WORKLOADS["digits"], tmp_path / "w.npz"))
+    stored = np.load(bench._export_work(workloads.WORKLOADS["digits"], tmp_path / "w.npz"))
     assert sorted(stored["order"].tolist()) == list(range(1437))
     assert (stored["x"].shape, len(stored["sizes"]), stored["x"].max()) == ((1437, 64), 50, 1)
     monkeypatch.setattr(sys, "argv", ["", str(tmp_path / "w.npz"), "3"])

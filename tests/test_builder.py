@@ -15,13 +15,13 @@ from stableair.experiment import (
 )
 
 
-def test_more_clients_than_samples_is_seen_when_it_is_built():
+def test_more_clients_than_samples_are_refused_by_build():
     error = refused("out-of-range", build, Experiment(clients=1438))
     assert (error.fields["name"], error.fields["value"], error.fields["high"]) == ("clients", 1438, 1437)
 
 
 @pytest.mark.parametrize("name", ["cuda:99", "cdua", "tpu", "meta"])
-def test_a_device_that_is_not_there(name):
+def test_a_missing_device_is_refused(name):
     with pytest.raises(sa.InputError) as error:
         build(Experiment(device=name))
     assert (error.value.code, error.value.fields["value"]) == ("unknown-device", name)
@@ -48,7 +48,7 @@ def test_the_servers_step(payload, server, step):
     torch.testing.assert_close(rule(torch.zeros(2), torch.ones(2)), torch.full((2,), -step))
 
 
-def test_a_servers_own_default_stands(registries):
+def test_the_default_arguments_of_a_server_are_kept(registries):
     sa.server("slow")(lambda lr=0.001: lambda w, g: w - lr * g)
     rule = build(Experiment(server="slow()")).server
     torch.testing.assert_close(rule(torch.zeros(2), torch.ones(2)), torch.full((2,), -0.001))
@@ -74,7 +74,7 @@ def test_building_leaves_torchs_generator_alone():
 
 
 @pytest.mark.parametrize("size", [{"model": "mlp(99999999999999)"}, {"data": "synthetic(samples=99999999999999)"}])
-def test_what_does_not_fit_into_memory_is_one_line_and_leaves_nothing(size, tmp_path):
+def test_insufficient_memory_is_one_line_and_leaves_nothing(size, tmp_path):
     with pytest.raises(ResourceError) as error:
         sa.run(Experiment(rounds=1, device="cpu", **size), tmp_path / "a")
     assert error.value.code == "out-of-memory"

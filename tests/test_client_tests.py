@@ -30,14 +30,14 @@ def test_a_client_is_tested_with_its_mix_of_classes():
     assert tests.accuracies(correct).tolist() == pytest.approx([3 / 4 * 1 / 4 + 1 / 4 * 1, 1 / 2 * 1 + 1 / 2 * 0])
 
 
-def test_a_class_that_is_not_tested_does_not_count():
+def test_a_class_without_test_samples_is_left_out():
     tests = client_tests(dataset([0, 0, 1, 2], [0, 0, 2]), parts([0, 1, 2], [3]))
     assert tests.accuracies(torch.tensor([True, False, True])).tolist() == [0.5, 1.0]
     with_none = dataset([0, 1], [0, 0])
     assert refused("no-client-test", client_tests, with_none, parts([0], [1])).fields["client"] == 1
 
 
-def test_a_client_with_all_samples_of_its_writers_is_tested_on_theirs():
+def test_a_client_with_all_samples_of_its_writers_is_tested_on_the_writers_test_samples():
     """Every sample counts alike, and samples of other writers count for nobody."""
     data = dataset([0, 0, 0, 0], [0, 1, 2, 0, 0, 1], [5, 5, 7, 9], [5, 7, 7, 9, 9, 8])
     tests = client_tests(data, parts([0, 1, 2], [3]))
@@ -53,7 +53,7 @@ def test_a_client_with_all_samples_of_its_writers_is_tested_on_theirs():
         pytest.param(None, [[0, 1, 2], [3]], id="no writers of the test samples"),
     ],
 )
-def test_otherwise_classes_count(test_writer, indices):
+def test_without_writers_the_class_proportions_are_used(test_writer, indices):
     data = dataset([0, 1, 1, 2], [0, 1, 2], [5, 5, 7, 9], test_writer)
     without_writers = dataset([0, 1, 1, 2], [0, 1, 2])
     tests, expected = (client_tests(each, parts(*indices)) for each in (data, without_writers))
@@ -82,7 +82,7 @@ def test_one_client_with_the_mix_of_the_test_split_has_its_accuracy(tiny):
 
 
 @pytest.mark.parametrize("engine", ["reference", "fast"])
-def test_they_are_recorded_on_request_and_change_nothing_else(tiny, engine):
+def test_the_accuracies_are_recorded_on_request_and_change_nothing_else(tiny, engine):
     e = tiny.with_(partition="dirichlet_by_class(0.3)", engine=engine)
     plain, run = sa.run(e), sa.run(e.with_(evaluate_clients=True))
     assert torch.equal(plain.state.model.w, run.state.model.w)
@@ -94,7 +94,7 @@ def test_they_are_recorded_on_request_and_change_nothing_else(tiny, engine):
     assert run.experiment.id() != e.id()
 
 
-def test_they_are_of_the_treatment_that_is_named(tiny, registries):
+def test_the_accuracies_use_the_selected_norm_statistics(tiny, registries):
     @sa.model("normed")
     def normed():
         return lambda shape, classes: torch.nn.Sequential(

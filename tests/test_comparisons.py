@@ -59,7 +59,7 @@ def test_the_table_pairs_seed_by_seed():
     assert "channel uses" not in text, "where nobody counted them"
 
 
-def test_fewer_than_five_seeds_get_no_marks_and_a_line_that_says_why():
+def test_fewer_than_five_seeds_get_no_marks_and_a_line_with_the_reason():
     found = comparison(many(4)[0])
     assert all(pair.p is None and not pair.mark for pairs in found.pairs.values() for pair in pairs)
     assert "*" not in str(found)
@@ -132,7 +132,7 @@ def test_experiments_that_do_not_pair_are_refused_and_nothing_is_computed(plan, 
     assert not list(tmp_path.iterdir())
 
 
-def test_runs_that_have_not_come_as_far_are_left_out(caplog):
+def test_runs_with_fewer_rounds_are_left_out(caplog):
     runs, _ = many(6)
     behind = [replace(run, rounds=[row | {"round": k} for k in range(2) for row in run.rounds]) for run in runs]
     behind[0] = runs[0]  # mac(C=1), seed 0
@@ -146,7 +146,7 @@ def test_runs_that_have_not_come_as_far_are_left_out(caplog):
     assert "12 runs left out" in caplog.text
 
 
-def test_runs_that_do_not_pair_or_are_not_there():
+def test_unpaired_and_missing_runs_are_refused():
     with pytest.raises(sa.InputError) as error:
         comparison([made(0.5), made(0.6, receiver="none()", model="mlp(3)")])
     assert (error.value.code, error.value.fields) == ("not-paired", {"name": "model"})

@@ -34,6 +34,8 @@ SAME = [
     "stacked",
     "local rule",
     "turning",
+    "power over signals",
+    "power of digital links",
     "in blocks",
 ]
 
@@ -92,7 +94,7 @@ def test_two_ranks_on_one_gpu_give_the_bits_of_one(model, cuda, tmp_path):
     assert digest(load(tmp_path / "a")) == digest(plain)
 
 
-def test_the_command_reports_a_rank_that_is_alone(command, monkeypatch):
+def test_the_command_reports_missing_ranks(command, monkeypatch):
     for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(distributed, "CONNECT_TIMEOUT", 0.1)
@@ -104,7 +106,7 @@ def test_the_command_reports_a_rank_that_is_alone(command, monkeypatch):
 @pytest.mark.parametrize(
     ("rank", "reason"), [("1", "rank 0 does not answer at 127.0.0.1:"), ("0", "1/2 clients joined")]
 )
-def test_ranks_that_are_alone_exit_with_one_line(rank, reason, monkeypatch):
+def test_ranks_without_their_peers_exit_with_one_line(rank, reason, monkeypatch):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -130,7 +132,7 @@ def test_a_run_is_stopped_with_two_ranks_and_resumed_with_three_and_with_one(kno
 
 
 @pytest.mark.slow
-def test_a_rank_that_is_killed_is_started_again_and_the_run_goes_on(known, tmp_path):
+def test_a_rank_that_is_killed_is_restarted_and_the_run_continues(known, tmp_path):
     done = ranked(2, "rounds", tmp_path / "a", 6, restarts=3, MORTAL="0")
     assert done.returncode == 0, done.stderr
     assert [e["first_round"] for e in load(tmp_path / "a").environments] == [0, 2]
@@ -195,6 +197,7 @@ def test_only_rank_0_prints(tmp_path):
 def test_the_slices_of_all_ranks_are_the_vector(size, d):
     slices = [ProcessGroup(rank, size, torch.device("cpu")).slice(d) for rank in range(size)]
     assert torch.cat([torch.arange(d)[one] for one in slices]).tolist() == list(range(d))
+    assert all(one.start % 2 == 0 or one.start == d for one in slices), "a complex symbol is divided"
 
 
 def test_an_error_about_an_upload_can_be_pickled():

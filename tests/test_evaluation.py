@@ -47,7 +47,7 @@ def shifted(sim, by):
     return sim.start.model._replace(stats=sim.start.model.stats + by)
 
 
-def test_every_treatment_is_recorded_and_the_one_named_is_the_accuracy(normed):
+def test_all_norm_statistics_are_recorded_and_the_selected_one_is_the_accuracy(normed):
     for treatment in NORM_STATS:
         sim = build(normed.with_(norm_stats=treatment))
         found = sim.evaluate(shifted(sim, 3))
@@ -57,7 +57,7 @@ def test_every_treatment_is_recorded_and_the_one_named_is_the_accuracy(normed):
     assert len(set(losses.values())) == 3, "the loss follows too"
 
 
-def test_the_clients_statistics_count_for_the_clients_treatment_alone(normed):
+def test_the_clients_statistics_affect_only_their_evaluation(normed):
     sim = build(normed)
     right, wrong = sim.evaluate(sim.start.model), sim.evaluate(shifted(sim, 50))
     assert accuracies(right)[1:] == accuracies(wrong)[1:]
@@ -104,7 +104,7 @@ def test_an_evaluation_leaves_no_trace(normed):
     assert module[0].momentum == 0.3
 
 
-def test_a_model_that_counts_or_draws_in_its_evaluation(tiny, registries):
+def test_a_model_that_counts_or_draws_random_numbers_in_its_evaluation(tiny, registries):
     """Its counter and the generators of the caller stay as they are, and every evaluation draws the same."""
 
     class Noisy(nn.Linear):
@@ -129,7 +129,7 @@ def test_a_model_that_counts_or_draws_in_its_evaluation(tiny, registries):
     assert module.calls == calls
 
 
-def test_the_treatment_never_touches_the_training(normed):
+def test_the_norm_statistics_of_the_evaluation_do_not_affect_the_training(normed):
     sims = [build(normed.with_(norm_stats=treatment)) for treatment in NORM_STATS]
     runs = [[r.state.model for r in simulate(sim, sim.start, 3)] for sim in sims]
     for other in runs[1:]:
@@ -147,7 +147,7 @@ def test_the_calibration_sample_is_forty_of_each_client_and_mixed():
     assert len((sample[:40] // 100).unique()) == 3, "the first batch holds all clients"
 
 
-def test_a_model_without_norm_statistics_has_one_accuracy_and_says_so(tiny, caplog):
+def test_a_model_without_norm_statistics_has_one_accuracy_and_logs_it(tiny, caplog):
     sim = build(tiny.with_(norm_stats="batch"))
     assert "norm_stats=batch changes nothing: the model keeps no norm statistics" in caplog.text
     assert list(sim.evaluate(sim.start.model)) == ["test/accuracy", "test/loss"]
@@ -202,7 +202,7 @@ def test_the_host_waits_once_on_a_gpu(cuda):
 
 
 @pytest.mark.parametrize("treatment", NORM_STATS)
-def test_the_averaged_model_is_its_formula_and_is_judged_as_named(normed, treatment):
+def test_the_averaged_model_follows_its_formula_and_is_evaluated_with_the_selected_statistics(normed, treatment):
     sim = build(normed.with_(average=0.7, norm_stats=treatment))
     plain, w, stats = build(normed.with_(norm_stats=treatment)), None, None
     for k, state, metrics in simulate(sim, sim.start, 4):
@@ -218,7 +218,7 @@ def test_the_averaged_model_is_its_formula_and_is_judged_as_named(normed, treatm
     assert not torch.allclose(averaged.w, new.w)
 
 
-def test_the_average_touches_the_evaluation_alone(tiny):
+def test_the_average_affects_only_the_evaluation(tiny):
     one, other = sa.run(tiny), sa.run(tiny.with_(average=0.9))
     assert torch.equal(one.state.model.w, other.state.model.w)
     assert "test/accuracy_averaged" not in one.rounds[0]

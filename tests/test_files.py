@@ -22,7 +22,7 @@ def test_the_old_content_stays_until_the_new_is_complete(tmp_path):
     assert os.listdir(tmp_path) == ["a"]
 
 
-def test_whatever_goes_wrong_the_old_file_stays_and_nothing_is_left(tmp_path):
+def test_after_any_failure_the_old_file_remains_and_no_temporary_file(tmp_path):
     path = tmp_path / "a"
     write_whole(path, b"old")
 
@@ -38,7 +38,7 @@ def test_whatever_goes_wrong_the_old_file_stays_and_nothing_is_left(tmp_path):
         write_whole(tmp_path / "no" / "a", b"x")
 
 
-def test_a_link_is_replaced_and_not_followed(tmp_path):
+def test_a_symbolic_link_is_replaced_and_not_followed(tmp_path):
     (tmp_path / "precious").write_bytes(b"mine")
     (tmp_path / "a").symlink_to(tmp_path / "precious")
     write_whole(tmp_path / "a", b"x")
@@ -46,7 +46,7 @@ def test_a_link_is_replaced_and_not_followed(tmp_path):
     assert not (tmp_path / "a").is_symlink()
 
 
-def test_a_new_file_is_as_readable_as_its_neighbours(tmp_path):
+def test_a_new_file_has_the_usual_permissions(tmp_path):
     (tmp_path / "plain").touch()
     write_whole(tmp_path / "a", b"x")
     assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == stat.S_IMODE((tmp_path / "plain").stat().st_mode)
@@ -63,7 +63,7 @@ def test_an_error_names_the_file_and_not_the_temporary_one(tmp_path, monkeypatch
     assert os.listdir(tmp_path) == []
 
 
-def test_what_a_killed_process_left_is_removed_and_nothing_else(tmp_path):
+def test_only_files_of_a_killed_process_are_removed(tmp_path):
     for name in (".a.0123abcd.tmp", ".mine.tmp", "a.0123abcd.tmp", "a"):
         (tmp_path / name).touch()
     remove_leftovers(tmp_path, older=60)

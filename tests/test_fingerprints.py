@@ -108,7 +108,7 @@ def test_equal_objects_have_equal_digests():
     assert fingerprint(torch.arange(6).view(2, 3).T) == fingerprint(torch.tensor([[0, 3], [1, 4], [2, 5]]))
 
 
-def test_forward_hooks_count():
+def test_forward_hooks_change_the_fingerprint():
     layer, hooked = nn.ReLU(), nn.ReLU()
     hooked.register_forward_hook(lambda module, args, output: 2 * output)
     assert fingerprint(layer) != fingerprint(hooked)

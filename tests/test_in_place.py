@@ -15,7 +15,7 @@ from stableair.channels.modulation import OFDM
 from stableair.channels.power import Power
 from stableair.channels.registries import aggregator, basis, channel, power, quantizer
 from stableair.channels.superposition import accumulate
-from stableair.contracts import FadingLaw, Message, Quantizer, Rule, Upload
+from stableair.contracts import FadingLaw, Message, Quantizer, Rule, Transmission, Upload
 from stableair.errors import InputError
 from stableair.memory import unchanged_uploads
 
@@ -87,27 +87,24 @@ def test_a_channel_that_changes_a_draw_or_an_upload_is_refused(tiny, registries,
 
 
 class ChangedAmplitudes(Power):
-    def gains(self, h, clients, seed, k):
-        return super().gains(h.clamp_(max=1), clients, seed, k)
+    def transmissions(self, h, clients, seed, k):
+        return super().transmissions(h.clamp_(max=1), clients, seed, k)
 
 
-class ChangedNoise(Power):
-    def noise(self, xi, total):
-        return xi.mul_(2)
+class ChangedParticipants(Power):
+    def transmissions(self, h, clients, seed, k):
+        return super().transmissions(h, clients.copy_(clients.flip(0)), seed, k)
 
 
-class ChangedSum(Power):
-    def noise(self, xi, total):
-        return xi * total.clean.abs_().max()
-
-
-@pytest.mark.parametrize("changing", [ChangedAmplitudes, ChangedNoise, ChangedSum])
-def test_a_power_rule_that_changes_its_input_is_refused(tiny, registries, changing):
+@pytest.mark.parametrize("air", ["flat()", "waveform()", "digital()"])
+@pytest.mark.parametrize("changing", [ChangedAmplitudes, ChangedParticipants])
+def test_a_power_rule_that_changes_its_input_is_refused(tiny, registries, changing, air):
     power("hasty")(changing)
-    assert refused(tiny.with_(power="hasty()")).setting == "power"
+    noise = "none()" if air == "digital()" else tiny.noise
+    assert refused(tiny.with_(power="hasty()", channel=air, noise=noise)).setting == "power"
 
 
-def test_a_noise_that_reuses_its_tensor_is_refused_where_that_matters(tiny, registries):
+def test_a_noise_that_reuses_its_tensor_is_refused_if_it_changes_a_draw(tiny, registries):
     """The pilot would overwrite the interference of the payloads."""
 
     @sa.noise("hasty")
@@ -135,7 +132,8 @@ def test_a_fading_that_reuses_its_tensor_gives_the_same_bits(tiny, registries):
 def test_the_channel_leaves_a_gain_of_the_power_rule_unchanged():
     gain = torch.full((4,), 0.5, dtype=torch.float64)
     upload = Upload(torch.arange(2), torch.full((2, 4), 3.0), torch.zeros(2, 0), torch.zeros(2))
-    total = accumulate([upload], {0: lambda d, device: gain, 1: lambda d, device: gain}, 4, 0, torch.device("cpu"))
+    sent = Transmission(lambda d, device: gain)
+    total = accumulate([upload], {0: sent, 1: sent}, 4, 0, torch.device("cpu"))
     assert total.faded.tolist() == [3.0] * 4
     assert gain.tolist() == [0.5] * 4
 
@@ -191,7 +189,8 @@ def test_no_upload_is_kept_while_the_next_one_is_computed():
             yield Upload(torch.tensor([n]), payloads, torch.zeros(1, 0), torch.zeros(1))
             del payloads
 
-    accumulate(unchanged_uploads("channel", uploads()), dict.fromkeys(range(3), 1.0), 3, 0, torch.device("cpu"))
+    sent = dict.fromkeys(range(3), Transmission(1.0))
+    accumulate(unchanged_uploads("channel", uploads()), sent, 3, 0, torch.device("cpu"))
     assert most == [0, 0, 0]
 
 

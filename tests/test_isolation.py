@@ -47,7 +47,7 @@ def modes():
         torch.is_inference_mode_enabled(),
         torch.is_autocast_enabled("cpu"),
         torch.get_default_dtype(),
-        torch.get_default_device(),
+        torch.empty(0).device,  # get_default_device() fails in torch 2.6 after set_default_device(None)
     )
 
 
@@ -84,7 +84,7 @@ def test_a_run_of_a_resnet_does_not_depend_on_the_modes_of_its_caller(normed):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_neither_do_build_choose_accelerate_and_simulate(tiny, mode):
+def test_build_choose_accelerate_and_simulate_do_not_depend_on_the_callers_modes(tiny, mode):
     def final(context):
         with context():
             sim = build(tiny)

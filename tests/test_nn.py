@@ -58,7 +58,7 @@ def test_it_is_mac_on_each_tensor(gradients, C):
 
 
 @given(st.lists(GRADIENTS, min_size=1, max_size=4), THRESHOLDS)
-def test_it_is_mac_on_all_of_them_together(gradients, C):
+def test_one_median_is_used_for_all_gradients_together(gradients, C):
     before = flat(gradients).clone()
     share = clip_grad_mac_(holding(*gradients), C, layerwise=False)
     assert torch.equal(flat(gradients), mac(C)(before))
@@ -167,7 +167,7 @@ def test_an_exhausted_generator_is_logged(caplog):
 
 
 @pytest.mark.parametrize("layerwise", [True, False])
-def test_a_parameter_given_twice_counts_once(layerwise):
+def test_a_parameter_that_is_passed_twice_is_clipped_once(layerwise):
     p, q = holding(*tensors([0.0, 1.0, 90.0], [2.0]))
     assert clip_grad_mac_([p, q, p], 1.0, layerwise).item() == 0.25
     assert p.grad.tolist() == [0.0, 1.0, 2.0]
@@ -183,7 +183,7 @@ def test_infinities_are_finite_afterwards(layerwise):
     assert not lost[0].grad.isfinite().all(), "which is where a scaled norm ends"
 
 
-def test_a_nan_makes_all_that_shares_its_median_nan():
+def test_a_nan_makes_all_entries_of_its_block_nan():
     each, together = (holding(*tensors([0.0, math.nan, 1.0], [1.0, 0.0, 0.5, 5.0])) for _ in range(2))
     assert clip_grad_mac_(each, 1.0).item() == pytest.approx(4 / 7), "its block counts as clipped"
     assert each[0].grad.isnan().all()
@@ -195,7 +195,7 @@ def test_a_nan_makes_all_that_shares_its_median_nan():
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("layerwise", [True, False])
 @pytest.mark.parametrize("C", [1.0, math.inf])
-def test_what_is_not_finite_is_refused_before_anything_changes(bad, layerwise, C):
+def test_non_finite_values_are_refused_before_any_change(bad, layerwise, C):
     parameters = holding(*tensors([0.0, 1.0, 90.0], [1.0, bad]))
     with pytest.raises(RuntimeError, match=r"`parameters` have NaN or infinite entries.*`error_if_nonfinite=False`"):
         clip_grad_mac_(parameters, C, layerwise, error_if_nonfinite=True)
@@ -265,7 +265,7 @@ def test_auto_leaves_gradients_that_do_not_vary(gradients):
     assert all(torch.equal(a, b) for a, b in zip(before, gradients, strict=True))
 
 
-def test_what_has_no_median_is_refused_before_anything_changes():
+def test_gradients_without_a_median_are_refused_before_any_change():
     table = nn.Embedding(4, 2, sparse=True)
     table(torch.tensor([1, 2])).sum().backward()
     (dense,) = holding(torch.tensor([0.0, 1.0, 90.0]))
@@ -277,7 +277,7 @@ def test_what_has_no_median_is_refused_before_anything_changes():
     assert dense.grad.tolist() == [0.0, 1.0, 90.0]
 
 
-def test_what_is_no_parameter_is_refused():
+def test_objects_other_than_parameters_are_refused():
     model = nn.Sequential(nn.Linear(2, 1))
     for wrong, name in ((model, "Linear"), (model[0], "Linear"), (model.named_parameters(), "tuple"), (3, "int")):
         with pytest.raises(InputError) as error:
@@ -316,7 +316,7 @@ def test_tensors_without_values(layerwise, C):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("layerwise", [True, False])
-def test_a_gpu_gives_the_same_and_is_not_waited_for(cuda, layerwise):
+def test_a_gpu_gives_the_same_values_without_synchronisation(cuda, layerwise):
     here, there = holding(*spread()), holding(*(g.to(cuda) for g in spread()))
     torch.cuda.set_sync_debug_mode("error")
     try:

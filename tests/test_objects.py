@@ -117,7 +117,7 @@ def test_factories(base, factory):
     assert rows(sa.run(base.with_(rounds=1), data=TABLE, model=factory)) == rows(run)
 
 
-def test_specs_are_taken_too(base):
+def test_specs_are_accepted_too(base):
     run = sa.run(base.with_(rounds=1), data="synthetic(samples=60)", model="logistic()", receiver="none()")
     assert run.settings["receiver"] == "none()"
     assert rows(run) == rows(
@@ -237,7 +237,7 @@ def test_objects_of_a_wrong_type(base):
     refused("invalid-model", base, data=TABLE, model=nn.Linear(4, 2))
 
 
-def test_a_mistake_in_an_object_is_one_line_with_its_place(base):
+def test_an_error_in_an_object_is_one_line_with_its_file_and_line(base):
     def broken(g):
         return g / [][0]
 

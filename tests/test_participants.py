@@ -14,7 +14,7 @@ from stableair.participants import bernoulli, divisor, dropout, everybody, parti
 from stableair.streams import generator
 
 
-def test_everybody_takes_part_those_with_the_most_samples_first():
+def test_all_clients_participate_in_decreasing_order_of_samples():
     who = participants(everybody(), [3, 7, 3, 9, 7], seed=0)
     assert who(0).tolist() == who(5).tolist() == [3, 1, 4, 0, 2]
     assert participants(everybody(), [4, 4, 4], seed=0)(0).tolist() == [0, 1, 2], "among equals by number"
@@ -31,7 +31,7 @@ def few(registries):
     return "few(m=2)"
 
 
-def test_who_takes_part_is_a_function_of_seed_and_round(few):
+def test_participation_is_a_function_of_seed_and_round(few):
     who = participants(participation.one(few)(), [1, 2, 3, 4, 5, 6], seed=3)
     rounds = [who(k).tolist() for k in range(20)]
     assert rounds == [who(k).tolist() for k in range(20)]
@@ -41,7 +41,7 @@ def test_who_takes_part_is_a_function_of_seed_and_round(few):
     assert set(rounds[4]) == set(drawn.tolist())
 
 
-def test_a_round_of_few_clients_is_the_mean_of_those_that_sent(tiny, few):
+def test_a_round_of_few_clients_is_the_mean_of_their_payloads(tiny, few):
     e = tiny.with_(participation=few, fading="unit()", noise="none()", receiver="none()", payload="delta")
     sim = build(e.with_(partition="dirichlet_by_class(1)"))
     (first,) = sa.simulate(sim, sim.start, 1)
@@ -53,7 +53,7 @@ def test_a_round_of_few_clients_is_the_mean_of_those_that_sent(tiny, few):
     assert first.metrics["train/loss"] == pytest.approx(upload.loss.double().mean().item())
 
 
-def test_what_a_client_does_does_not_depend_on_who_else_takes_part(tiny, few):
+def test_local_training_does_not_depend_on_other_clients(tiny, few):
     sim = build(tiny.with_(partition="dirichlet_by_class(1)"))
     (everyone,) = sim.train(sim.start.model, 3, torch.arange(5))
     (some,) = sim.train(sim.start.model, 3, torch.tensor([4, 1]))
@@ -61,7 +61,7 @@ def test_what_a_client_does_does_not_depend_on_who_else_takes_part(tiny, few):
 
 
 @pytest.mark.parametrize("engine", ["reference", "fast"])
-def test_few_clients_are_resumed_and_accelerated_as_all_are(tiny, few, tmp_path, engine):
+def test_a_run_with_sampled_clients_is_resumed_and_accelerated(tiny, few, tmp_path, engine):
     e = tiny.with_(participation=few, partition="dirichlet_by_class(1)", engine=engine, rounds=6)
     whole = sa.run(e)
     sa.run(e.with_(rounds=3), tmp_path / "a")
@@ -116,7 +116,7 @@ def test_neither_a_chunk_nor_processes_change_a_bit_of_any_sum(tiny, normed, pro
         (torch.tensor([-1]), "unknown-clients"),
     ],
 )
-def test_what_a_rule_returns_is_held_to_its_contract(who, code):
+def test_a_rule_with_an_invalid_result_is_refused(who, code):
     with pytest.raises(sa.InputError) as error:
         participants(lambda n, source: who, [1, 1, 1, 1], seed=0)(3)
     assert error.value.code == code
@@ -137,7 +137,7 @@ def test_every_rule_is_resumed_bit_for_bit(tiny, tmp_path, spec, engine):
 
 
 @pytest.mark.parametrize("spec", EXAMPLES["participations"])
-def test_what_a_client_meets_does_not_depend_on_the_rule(tiny, spec):
+def test_fading_and_batches_do_not_depend_on_the_participation_rule(tiny, spec):
     """The same fading, interference and batches as with everybody."""
     everyone, some = build(tiny), build(tiny.with_(participation=spec))
     for k in range(4):
@@ -152,7 +152,7 @@ def test_what_a_client_meets_does_not_depend_on_the_rule(tiny, spec):
 
 
 @pytest.mark.parametrize("of", ["sample(5)", "bernoulli(1)", "bernoulli(1, expected=true)", "dropout(0)"])
-def test_a_rule_that_takes_all_is_all(tiny, of):
+def test_a_participation_rule_that_selects_all_clients_equals_all(tiny, of):
     e = tiny.with_(partition="dirichlet_by_class(1)")
     one, other = sa.run(e), sa.run(e.with_(participation=of))
     assert torch.equal(one.state.model.w, other.state.model.w)
@@ -187,7 +187,7 @@ def test_a_sample_takes_each_client_and_each_pair_equally_often():
 
 
 @pytest.mark.parametrize(("rule", "share"), [(bernoulli(0.3), 0.3), (dropout(0.7), 0.3)])
-def test_clients_come_and_are_lost_independently(rule, share):
+def test_participation_and_loss_are_independent(rule, share):
     n, rounds = 6, 3000
     taken = drawn(rule, n, rounds)
     assert near(taken.mean(0), share, share * (1 - share), rounds)
@@ -197,7 +197,7 @@ def test_clients_come_and_are_lost_independently(rule, share):
     assert near(again, share**2, share**2, rounds), "from round to round too"
 
 
-def test_those_that_are_lost_do_not_depend_on_those_that_were_named():
+def test_the_loss_of_a_client_does_not_depend_on_the_selected_clients():
     lost = [drawn(dropout(0.4, of=of), 6, 200) for of in ("all()", "sample(3)", "bernoulli(0.5)")]
     for of, taken in zip((sample(3), bernoulli(0.5)), lost[1:], strict=True):
         assert torch.equal(taken, drawn(of, 6, 200) * lost[0])
@@ -279,7 +279,7 @@ def test_bad_rules_are_refused_when_the_experiment_is_made(spec, expected):
 
 
 @pytest.mark.parametrize("spec", ["sample(6)", "dropout(0.5, of='sample(6)')"])
-def test_more_samples_than_clients_are_seen_when_it_is_built(tiny, spec, tmp_path):
+def test_sampling_more_clients_than_exist_is_refused_by_build(tiny, spec, tmp_path):
     with pytest.raises(sa.InputError) as error:
         sa.run(tiny.with_(participation=spec), tmp_path / "a")
     assert (error.value.code, error.value.fields["name"]) == ("out-of-range", "m")
@@ -297,7 +297,7 @@ def test_a_rule_within_a_rule_is_written_as_text_and_read_again():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("spec", "ahead"), [("all()", 1), ("sample(2)", 0)])
-def test_batches_are_made_ready_for_the_next_round_where_its_clients_can_be_known(tiny, cuda, spec, ahead):
+def test_batches_of_the_next_round_are_prepared_if_its_clients_are_known(tiny, cuda, spec, ahead):
     sim = accelerate(build(tiny.with_(participation=spec, device=cuda, seed=1)))  # no two samples in a row are the same
     for k in range(4):
         who = sim.participants(k)

@@ -48,7 +48,7 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("kind", "body", "line"), MISTAKES)
-def test_a_mistake_in_a_plug_in_names_its_file_and_line(kind, body, line, tmp_path, registries, tiny):
+def test_an_error_in_a_plug_in_names_its_file_and_line(kind, body, line, tmp_path, registries, tiny):
     (file := tmp_path / "mine.py").write_text(HEAD.format(kind=kind, body=body))
     sa.load_plugin(file)
     setting = {"dataset": "data"}.get(kind, kind)
@@ -68,7 +68,7 @@ def test_a_plug_in_that_does_not_import_names_its_line(tmp_path):
     assert f"{file}, line 3: AttributeError" in str(error.value)
 
 
-def test_what_a_caller_raises_stays_as_it_is(tiny, registries):
+def test_an_exception_of_the_caller_is_unchanged(tiny, registries):
     """A callback in the same file as a component of the user's own is no part of it."""
 
     @sa.receiver("mine")
@@ -82,5 +82,5 @@ def test_what_a_caller_raises_stays_as_it_is(tiny, registries):
         sa.run(tiny.with_(receiver="mine"), callbacks=[Hooks(round=stop)])
 
 
-def test_components_of_the_package_have_no_home_elsewhere():
+def test_components_of_the_package_have_no_plug_in_file():
     assert [entry.name for known in KNOWN.values() for entry in known if entry.user_location] == []

@@ -24,7 +24,7 @@ def test_the_shares_are_their_formulas(k):
 
 
 @pytest.mark.parametrize("spec", EXAMPLES["lr_decays"])
-def test_every_schedule_begins_with_the_whole_rate_and_never_rises(spec):
+def test_every_schedule_starts_with_the_full_rate_and_never_increases(spec):
     shares = [lr_decay.one(spec)()(k) for k in range(200)]
     assert shares[0] == 1
     assert shares == sorted(shares, reverse=True)
@@ -32,7 +32,7 @@ def test_every_schedule_begins_with_the_whole_rate_and_never_rises(spec):
 
 
 @pytest.mark.parametrize("share", [0, -1, math.inf, math.nan, None, "half"])
-def test_a_share_that_is_no_positive_number_is_refused(share):
+def test_a_share_that_is_not_positive_is_refused(share):
     error = refused("invalid-share", share_in_round, lambda k: share, 3)
     assert (error.setting, error.fields["round"]) == ("lr_decay", 3)
 
@@ -63,7 +63,7 @@ def test_gradients_and_differences_give_the_same_trajectory(tiny, server, partic
     assert not torch.allclose(gradient.state.model.w, plain, rtol=1e-2)
 
 
-def test_the_servers_own_rate_does_not_follow(tiny):
+def test_an_explicit_server_rate_does_not_follow_the_schedule(tiny):
     e = tiny.with_(lr=0.2, lr_decay="inverse(over=1)", rounds=2, **NOISELESS)
     own = build(e.with_(server="sgd(lr=0.2)"))
     assert [build(e).server_share(k) for k in (0, 1)] == [1.0, 0.5]
@@ -84,7 +84,7 @@ def test_a_run_with_a_schedule_is_resumed(tiny, tmp_path):
     assert torch.equal(sa.run(e, tmp_path / "a", resume=True).state.model.w, sa.run(e).state.model.w)
 
 
-def test_a_schedule_of_ones_own(tiny, registries):
+def test_a_custom_schedule(tiny, registries):
     @sa.lr_decay("steps")
     def steps(every: int = 2):
         """Half the rate after every few rounds."""

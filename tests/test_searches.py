@@ -26,7 +26,7 @@ from stableair.searches import OneOf, Range, Result, Trial, draw, search, space
         ("synthetic(samples=5, classes=2)", None),
     ],
 )
-def test_what_a_word_means(text, meant):
+def test_the_parsing_of_a_word(text, meant):
     assert space("receiver.C", text) == meant
     if meant:
         assert space("receiver.C", str(meant)) == meant, "and it can be written again"
@@ -38,7 +38,7 @@ def test_a_whole_number_setting_is_searched_in_whole_numbers(tiny, tmp_path):
     assert all(type(t.values["local_epochs"]) is int for t in found.trials)
 
 
-def test_a_setting_that_is_a_word_is_no_range():
+def test_a_setting_of_text_has_no_range():
     assert space("device", "cuda:0") is None
     assert space("blocks", "tensor,layer") == OneOf(("tensor", "layer"))
 
@@ -46,7 +46,7 @@ def test_a_setting_that_is_a_word_is_no_range():
 @pytest.mark.parametrize(
     "text", ["a:b", "1:2:lag", "2:1", "1:1", "0:1:log", "-1:1:log", "1:", ":2", "1:1e400", "0.5:3:int", "0:3:log:int"]
 )
-def test_a_range_that_is_none(text):
+def test_invalid_ranges_are_refused(text):
     with pytest.raises(InputError) as error:
         space("receiver.C", text)
     assert error.value.code == "invalid-range"
@@ -119,7 +119,7 @@ def test_hopeless_trials_are_stopped_early(tiny, tmp_path, monkeypatch):
     assert ended == [t.rounds for t in found.trials], "a stopped trial ends with its rounds so far"
 
 
-def test_interrupted_at_any_round_and_repeated_it_finds_the_same(tiny, tmp_path):
+def test_a_search_interrupted_at_any_round_finds_the_same(tiny, tmp_path):
     where = {"receiver.C": Range(1e-6, 10, log=True)}
     whole = search(noisy(tiny), where, tmp_path / "whole", trials=5)
 
@@ -181,7 +181,7 @@ def test_a_trial_that_overflows_at_once_is_reported_and_the_search_goes_on(tiny,
     assert error.value.code == "every-trial-failed"
 
 
-def test_what_is_wrong_with_a_trial_ends_the_search(tiny, tmp_path):
+def test_an_error_in_a_trial_ends_the_search(tiny, tmp_path):
     """A folder that is locked or damaged, or a value that cannot be, must not decide which value wins."""
     with pytest.raises(InputError) as error:
         search(tiny, {"clients": OneOf((5, 6000))}, tmp_path / "a", trials=2)

@@ -135,7 +135,7 @@ def test_adota_has_adagrad_rmsprop_and_the_sign_as_limits():
     assert not torch.allclose(path(adam_ota(0.1, b1=0, b2=0.7, alpha=1.5), received), rmsprop, rtol=1e-2)
 
 
-def test_the_eps_of_adota_stands_under_the_root():
+def test_the_eps_of_adota_is_under_the_root():
     """For what is far below it a step is lr g / eps^(1/alpha)."""
     g = torch.tensor([1e-6, -2e-6])
     step = adagrad_ota(1.0, b1=0, alpha=1.5, eps=1e-3)(torch.zeros(2), g)
@@ -162,27 +162,27 @@ def test_the_steps_decay_as_documented():
     assert cosine.apply(torch.zeros(1), torch.ones(1), 9)[2] == {"lr": pytest.approx(0.05)}
 
 
-def test_plain_sgd_counts_nothing_and_is_what_it_was(tiny):
+def test_plain_sgd_has_no_memory_and_the_former_id(tiny):
     assert as_server_rule(sgd(0.1)).init(torch.zeros(2)) == ()
     assert build(tiny).start.server == ()
     assert sa.Experiment(server="sgd(decay=constant, over=100, floor=0.01)").id() == sa.Experiment().id()
     assert sa.Experiment(server="sgd(decay=cosine)").id() != sa.Experiment().id()
 
 
-def test_to_extend_a_run_changes_nothing_in_its_schedule(tiny, tmp_path):
+def test_extending_a_run_does_not_change_its_schedule(tiny, tmp_path):
     e = tiny.with_(server="sgd(decay=cosine, over=5)")
     assert sa.run(e)["server/lr"] == sa.run(e.with_(rounds=8))["server/lr"][:4]
     assert sa.run(e)["server/lr"][0] == tiny.lr, "lr=None is the clients'"
 
 
-def test_the_lr_of_adota_is_its_own_and_not_the_clients(tiny):
+def test_the_lr_of_adota_does_not_follow_the_clients(tiny):
     for payload in ("gradient", "delta"):
         sim = build(tiny.with_(payload=payload, server="adam_ota(b1=0, b2=0, eps=1e-16)"))
         assert sim.server(torch.zeros(1), torch.ones(1)).item() == pytest.approx(-0.01)
 
 
 @pytest.mark.parametrize("wrong", [3, None, ServerRule, "sgd()"])
-def test_what_is_no_server_rule_is_refused(wrong):
+def test_objects_other_than_server_rules_are_refused(wrong):
     with pytest.raises(InputError) as error:
         as_server_rule(wrong)
     assert (error.value.code, error.value.setting) == ("wrong-type", "server")

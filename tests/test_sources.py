@@ -63,7 +63,7 @@ def test_imports_in_functions_are_covered(folder, registries, inner, module):
     assert not [name for name in sys.modules if name.startswith("toolbox")], "the version imports nothing"
 
 
-def test_modules_that_are_not_imported_do_not_count(folder, registries):
+def test_modules_that_are_not_imported_do_not_change_the_version(folder, registries):
     before = version(folder, inner="import toolbox.gains")
     (folder / "toolbox" / "deep" / "limits.py").write_text("VALUE = 2\n")
     assert version(folder, inner="import toolbox.gains") == before

@@ -34,7 +34,7 @@ def doctested(factory):
     return any(factory.__name__ in example.source for example in examples) and any(e.want for e in examples)
 
 
-def test_a_component_without_a_doctest_is_seen():
+def test_a_component_without_a_doctest_is_detected():
     def silent():
         """It says what it does."""
 
@@ -68,7 +68,7 @@ VALUES = st.one_of(
 
 
 @given(VALUES)
-def test_what_is_written_is_read_back(value):
+def test_a_written_record_is_read_back(value):
     registry = Registry("thing", "things")
     REGISTRIES.pop("things")
     registry("thing")(lambda x: x)
@@ -219,7 +219,7 @@ def test_the_list_shows_types():
 
 
 @pytest.mark.slow
-def test_a_type_checker_sees_the_signature_of_what_is_decorated(tmp_path, monkeypatch):
+def test_a_type_checker_sees_the_signature_of_a_decorated_function(tmp_path, monkeypatch):
     mypy = pytest.importorskip("mypy.api")
     monkeypatch.setenv("MYPYPATH", str(Path(sa.__file__).parents[1]))
     (tmp_path / "user.py").write_text(
@@ -287,7 +287,7 @@ def test_an_invalid_plugin_is_named(tmp_path, registries, text, code, cause):
     assert caught.value.code == "missing-file"
 
 
-def test_a_factory_may_hand_arguments_on(registries):
+def test_a_factory_may_pass_its_arguments_to_another_factory(registries):
     open_to_all = Registry("thing", "test things")
     open_to_all("any")(lambda first, **others: (first, others))
     call = open_to_all.one("any(1, b=2, c=word)")

@@ -204,7 +204,7 @@ def test_the_score_is_minus_the_slope_of_the_log_density(alpha):
 
 
 @pytest.mark.parametrize("function", [stable.pdf, stable.cdf, stable.sf, stable.score, stable.quantile])
-def test_the_law_is_float64_keeps_the_shape_and_refuses_nonsense(function):
+def test_the_law_is_float64_keeps_the_shape_and_refuses_invalid_arguments(function):
     out = function(torch.full((2, 3), 0.25, dtype=torch.float16), 1.5, 1.0)
     assert (out.dtype, out.shape) == (torch.float64, (2, 3))
     for x, alpha, tau in ((0.5, 0.4, 1), (0.5, 2.1, 1), (0.5, 1.5, 0), (0.5, 1.5, -1), (math.nan, 1.5, 1)):

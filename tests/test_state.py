@@ -58,7 +58,7 @@ def test_any_kept_state_continues_to_the_same_bits(tiny, settings):
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
-def test_a_memory_that_matters_is_in_the_state(tiny, settings):
+def test_all_memory_of_components_is_in_the_state(tiny, settings):
     """What a component says that it keeps is what its next round depends on."""
     sim = build(tiny.with_(**settings))
     *_, third, fourth = sa.simulate(sim, sim.start, 4)

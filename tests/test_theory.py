@@ -39,7 +39,7 @@ def test_the_forms_of_lemma_1():
     assert moved == pytest.approx(unclipped(5 - math.sqrt(2), 1.5, 0.1).value)
 
 
-def test_a_form_outside_its_range_says_so():
+def test_a_form_outside_its_range_is_refused():
     value, notes = unclipped(0.05, 1.5, 0.1, form="printed")
     assert value < 0
     assert "not a probability" in notes[0]

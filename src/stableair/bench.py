@@ -26,28 +26,17 @@ from stableair.builder import build
 from stableair.contracts import Upload
 from stableair.engine import EngineChoice, Unsupported, accelerate, choose, reference_trainer
 from stableair.errors import InputError
-from stableair.experiment import IDEAL, PRESETS, Experiment
+from stableair.experiment import IDEAL, Experiment
 from stableair.literals import Precision
 from stableair.results.callbacks import Callback
 from stableair.results.environment import commit
 from stableair.results.outputs import check_no_run_file
 from stableair.runner import run
+from stableair.spec import given
 from stableair.training import reference as local
 from stableair.vector import ModelState
+from stableair.workloads import OBJECTS, WORKLOADS
 
-SET_UPS: dict[str, dict[str, Any]] = {
-    "digits": {},
-    "cnn": {
-        "data": "synthetic(samples=1000, shape=(1, 28, 28), classes=62)",
-        "model": "cnn()",
-        "clients": 10,
-    },
-    "resnet18": {"data": "synthetic(samples=5000, shape=(3, 32, 32))", "model": "resnet18()", "local_epochs": 3},
-}
-WORKLOADS = {name: Experiment(**IDEAL | settings) for name, settings in SET_UPS.items()}
-# The paper's set-ups with its channel; they need the data sets.
-WORKLOADS["cifar10"] = Experiment(**PRESETS["cifar10-noniid"])
-WORKLOADS["femnist"] = Experiment(**PRESETS["femnist"])
 SIZES = {"mlp(width=200)": (1, 8, 8), "mlp(width=2000)": (1, 8, 8)}  # image shapes of the scaling benchmark, by model
 SIZES_ON_GPU = SIZES | {"resnet18()": (3, 32, 32)}
 PEERS = "plain", "flower", "pfl_research"
@@ -88,6 +77,7 @@ def modes(sim: Simulation) -> Iterator[EngineChoice]:
         yield EngineChoice("processes", "fp32", min(n, 10), "")
 
 
+@given(OBJECTS)
 def measure(experiment: Experiment, rounds: int, report: Report, only: Sequence[str] = ("",)) -> list[Row]:
     """Compare the engine modes in their first steps on one experiment, then time them.
 

@@ -80,9 +80,8 @@ class Comparison(NamedTuple):
 
     >>> import stableair as sa
     >>> base = sa.Experiment(data="synthetic(samples=60)", clients=3, rounds=2)
-    >>> runs = [sa.run(base.with_(receiver=receiver)) for receiver in ("mac(C=1)", "none()")]
-    >>> comparison = sa.compare(runs)
-    >>> [channel for channel in comparison.lines]
+    >>> comparison = sa.compare([sa.run(base), sa.run(base.with_(receiver="none()"))])
+    >>> list(comparison.lines)
     ['sas(alpha=1.5, tau=0.1)']
     >>> comparison.pair("sas(alpha=1.5, tau=0.1)", "mac(C=1)", "none()").seeds
     1

@@ -120,6 +120,9 @@ Fading = Callable[[int, Generator], Tensor]
 # Interference xi_k of a round: (d, source) -> (d,) float32, on the source's device.
 Noise = Callable[[int, Generator], Tensor]
 
+# Complex samples first ... last - 1 of an interference in time: (first, last) -> (last - first,) complex128.
+Samples = Callable[[int, int], Tensor]
+
 # Clients of a round: (n, source) -> (m,) int64, from 0 ... n-1, each at most once. A rule may have a method
 # divisor(n), the divisor of the sum; otherwise the sum is divided by the number of senders.
 Participation = Callable[[int, Generator], Tensor]
@@ -140,8 +143,39 @@ class FadingLaw:
         return self.draw(n, source)
 
 
-# Effective channel gain: one number for all d entries, or a function (d, device) -> (d,) with one gain per entry.
-Gain = float | Callable[[int, torch.device], Tensor]
+@dataclass(frozen=True)
+class NoiseLaw:
+    """An interference with complex samples in time, for the waveform channel.
+
+    It is called like any other noise. The samples are isotropic. With one sample per unit of time, their real parts
+    have the law of the entries.
+
+    Args:
+        draw: Real entries of a round, (d, source) -> (d,).
+        samples: (source, oversampling, scale) -> the complex samples of a round with `oversampling` samples per unit of
+            time, times `scale`; None if they are not defined.
+        combined_scale: (source, weights (M,)) -> c, such that the weighted sum of M independent copies of the samples
+            has the law of c times the samples; None if there is no such c.
+    """
+
+    draw: Noise
+    samples: Callable[[Generator, int, float], Samples] | None = None
+    combined_scale: Callable[[Generator, Tensor], float] | None = None
+
+    def __call__(self, d: int, source: Generator) -> Tensor:
+        return self.draw(d, source)
+
+
+# Effective gain of a payload: one number, or a function (d, device) with one real gain per entry, (d,), or with one
+# complex gain per complex symbol, (ceil(d / 2),). It multiplies u_2i + j u_2i+1: the two entries leak into each other.
+Gain = complex | Callable[[int, torch.device], Tensor]
+
+
+class Transmission(NamedTuple):
+    """The link of a client that transmits in a round."""
+
+    gain: Gain  # of the payload, from the client to the server
+    energy: float = 1.0  # of the transmitted signal, per energy of the payload; before the scaling of all payloads
 
 
 class Accumulated(NamedTuple):
@@ -154,13 +188,14 @@ class Accumulated(NamedTuple):
     max_norm: float  # largest norm of a payload
     senders: int  # number of clients that were received
     dtype: torch.dtype  # dtype of the payloads
-    energies: tuple[float, ...] = ()  # per sender, sum_t |x_t|^2 of its signal, before a power rule scales all of them
+    energies: tuple[float, ...] = ()  # per sender, sum_t |x_t|^2 of its signal, before the scaling of all payloads
 
 
 class Resources(NamedTuple):
-    """Resources of the uplink in one round; an experiment's bandwidth and symbol energy convert them to physical units.
+    """Resources of the uplink in one round.
 
-    The side link (losses, norm buffers) and the downlink are not included.
+    An experiment's bandwidth and symbol energy convert them to physical units. The side link (losses, norm buffers) and
+    the downlink are not included.
     """
 
     symbols: float = 0.0  # complex symbols: the product of bandwidth and time, for all clients together
@@ -169,24 +204,41 @@ class Resources(NamedTuple):
 
 
 class PowerRule(Protocol):
-    """Transmit power: the gain of a client's payload, and the scale of the interference relative to it.
+    """Transmit power: the links of the clients, and a common factor sqrt(p_k) of all payloads.
 
+    The server divides by this factor, which scales the interference.
     `stableair.channels.power.Power` implements it and changes nothing: derive from it.
     """
 
     needs_noise_on_sum: bool  # whether the interference must be on the sum of the payloads, not on their mean
 
+    @property
+    def rotations(self) -> tuple[str, ...]:
+        """Arguments of the rule that rotate a client's signal: "phase" by one angle, "cfo" along the vector."""
+
+    @property
+    def adapts_to_fading(self) -> bool:
+        """Whether a client's transmission depends on its fading."""
+
     def for_fading(self, fading: Fading) -> "PowerRule":
         """Return the rule for clients with this fading; raises an InputError if the rule does not support it."""
 
-    def gains(self, h: Tensor, clients: Tensor, seed: int, k: int) -> dict[int, Gain]:
-        """Gains of the `clients` (m,) that transmit in round k, given the amplitudes h (n,) of all n clients."""
+    def transmissions(self, h: Tensor, clients: Tensor, seed: int, k: int) -> dict[int, Transmission]:
+        """Links of the `clients` (m,) that transmit in round k, given the amplitudes h (n,) of all n clients."""
 
     def gain(self, h: Tensor) -> Tensor:
         """Effective gain of a client with amplitude h: (m,) -> (m,)."""
 
-    def noise(self, xi: Tensor, total: Accumulated) -> Tensor:
-        """Interference relative to the payloads, given their sums: (d,) -> (d,)."""
+    def noise_scale(self, max_norm: float, d: int) -> float:
+        """Scale of the interference relative to the payloads, 1 / sqrt(p_k).
+
+        Args:
+            max_norm: Largest norm of a payload in the round.
+            d: Number of entries of a payload.
+
+        Returns:
+            The factor by which the interference is multiplied.
+        """
 
 
 class Modulation(Protocol):
@@ -276,7 +328,7 @@ class FlatDraw(NamedTuple):
     h: Tensor  # (m,) float64, on the host: their amplitudes
     xi: Tensor  # (d,), the interference
     pilot: Tensor | None = None  # (p,), noise-only symbols, if the receiver needs them
-    gains: dict[int, Gain] | None = None  # gain per transmitting client; None: use h
+    transmissions: dict[int, Transmission] | None = None  # link of each transmitting client; None: the gain is h
 
 
 class Received(NamedTuple):
@@ -326,7 +378,10 @@ class Reduction(Protocol):
     """Distribution of the sum over the clients: each process sums one slice of the payloads."""
 
     def slice(self, d: int) -> slice:
-        """Entries of a vector of length d that this process sums."""
+        """Return the entries of a vector of length d that this process sums.
+
+        The slice starts at an even entry, so that both entries of a complex symbol stay in one process.
+        """
 
     def assemble(self, *parts: Tensor, d: int) -> tuple[Tensor, ...]:
         """Assemble vectors of length d from the slices of all processes."""

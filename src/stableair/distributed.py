@@ -2,7 +2,7 @@
 
     torchrun --standalone --nproc-per-node 4 -m stableair run ... --resume
 
-Results do not depend on the number of ranks, bit for bit. The clients of a round are dealt out in chunks, in their
+Results do not depend on the number of ranks, bit for bit. The clients of a round are distributed in chunks, in their
 order of summation. After each wave of chunks the ranks exchange their payloads in slices: each rank gets its slice of
 every client's payload and sums it client by client, as a single process does with whole vectors. At the end the ranks
 assemble the slices. A plain all-reduce would send less data but changes the last bits of the sum.
@@ -56,7 +56,7 @@ class SingleProcess:
     run_on_every_rank = broadcast_from_main
 
     def all_gather_objects(self, value: T) -> list[T]:
-        """The value alone: there is no other rank."""
+        """A list with this value only: there is no other rank."""
         return [value]
 
     def check_agreement(self, settings: Mapping[str, Any]) -> None:
@@ -155,15 +155,19 @@ class ProcessGroup:
             log.info("each of %d ranks sent %s MB per round", self.size, f"{self.sent / rounds / 1e6:,.3g}")
 
     def slice(self, d: int, rank: int | None = None) -> slice:
-        """Entries of a vector of length d that a rank sums; by default this rank."""
-        length = -(-d // self.size)
+        """The slice of a vector of length d that a rank sums; default: this rank."""
+        length = self.slice_length(d)
         start = min(d, (self.rank if rank is None else rank) * length)
         return slice(start, min(d, start + length))
+
+    def slice_length(self, d: int) -> int:
+        """Entries of the longest slice: an even number, so that no complex symbol is divided."""
+        return 2 * -(-d // (2 * self.size))
 
     def assemble(self, *parts: Tensor, d: int) -> tuple[Tensor, ...]:
         """Vectors of length d, of which every rank holds its slice."""
         rows = torch.stack(parts)
-        padded = rows.new_zeros(len(rows), -(-d // self.size))
+        padded = rows.new_zeros(len(rows), self.slice_length(d))
         padded[:, : rows.shape[1]] = rows
         return tuple(self.all_gather(padded).transpose(0, 1).flatten(1)[:, :d])
 
@@ -178,7 +182,7 @@ class ProcessGroup:
     def exchange_slices(self, rows: Tensor) -> Tensor:
         """This rank's slice of every rank's rows: (m, d) -> (ranks, m, length of the slice)."""
         m, d = rows.shape
-        outgoing = rows.new_zeros(self.size, m, -(-d // self.size), device=self.device)
+        outgoing = rows.new_zeros(self.size, m, self.slice_length(d), device=self.device)
         for rank in range(self.size):
             part = rows[:, self.slice(d, rank)]
             outgoing[rank, :, : part.shape[1]] = part
@@ -191,7 +195,7 @@ class ProcessGroup:
 
 @dataclass
 class ShardedTrainer:
-    """A trainer whose clients are dealt out to the ranks in chunks; every rank receives the uploads of all clients.
+    """A trainer that distributes the clients over the ranks in chunks; every rank receives all uploads.
 
     Args:
         inner: Trainer of this rank's clients.

@@ -110,13 +110,35 @@ class CorruptRunError(StableairError):
 
 
 class RunBusyError(StableairError):
-    """Another process holds the lock of a run folder. Wait for it, or choose another folder."""
+    """Another process holds the lock of a run folder. Wait for it, or choose another folder.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> import stableair as sa
+    >>> from pathlib import Path
+    >>> from stableair.results.lock import locked
+    >>> with TemporaryDirectory() as folder, locked(Path(folder)):  # as another process would
+    ...     try:
+    ...         sa.run(sa.Experiment(data="synthetic(samples=60)", clients=3, rounds=1), folder)
+    ...     except sa.RunBusyError as error:
+    ...         print(error.code)
+    run-busy
+    """
 
     default_code = "run-busy"
 
 
 class ResourceError(StableairError):
-    """The device, memory, port or processes that a call needs are not available."""
+    """The device, memory, port or processes that a call needs are not available.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> import stableair as sa
+    >>> with TemporaryDirectory() as folder, sa.watch(folder, port=0) as server:
+    ...     try:
+    ...         sa.watch(folder, server.server_port)
+    ...     except sa.ResourceError as error:
+    ...         print(error.code)
+    port-busy
+    """
 
     default_code = "resource"
 
@@ -125,6 +147,13 @@ class MissingExtraError(StableairError, ImportError):
     """An optional package is not installed; the message has the command that installs it.
 
     It is also an ImportError.
+
+    >>> from stableair.optional import require
+    >>> try:
+    ...     require("no_such_package", extra="hub")
+    ... except MissingExtraError as error:
+    ...     print(error.code, isinstance(error, ImportError))
+    missing-extra True
     """
 
     default_code = "missing-extra"

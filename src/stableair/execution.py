@@ -69,6 +69,8 @@ def _with_reference(
     if experiment.precision not in ("auto", "fp32"):
         text = f"engine=reference computes in fp32: leave out precision={experiment.precision}"
         raise InputError(text, code="unsupported-precision", name="precision", value=experiment.precision)
+    if sim.start.model.w.is_cuda:
+        log.warning("engine=reference trains one client after the other, which is slow on a GPU: try engine=auto")
     chunk = getattr(sim.train, "chunk", sim.n)
     if ranks.size > 1 and isinstance(sim.train, Reference):
         chunk = _equal_chunks(sim, ranks.size)
@@ -113,8 +115,6 @@ def projection(sim: Simulation, rounds: int, engine: Engine) -> dict[str, float]
     """
     if engine["engine"] != "reference" or not isinstance(sim.train, Reference):
         return {}
-    if sim.start.model.w.is_cuda:
-        log.warning("the slow reference loop computes this run on a GPU: %s", engine["why"])
     work, clients = sim.train.work, sim.participants(0).tolist()
     if not clients:
         return {}

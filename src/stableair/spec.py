@@ -41,9 +41,9 @@ class Entry:
     'clip(C: float)'
     """
 
-    name: str
-    factory: Callable[..., Any]
-    declared: dict[str, Any]
+    name: str  # the name in specs
+    factory: Callable[..., Any]  # returns the component
+    declared: dict[str, Any]  # the options of the registration
     source: Source | None = None  # None for a factory of this package
 
     @property
@@ -110,9 +110,9 @@ class Call:
     >>> clip = call()  # the receiver itself
     """
 
-    registry: "Registry"
-    name: str
-    arguments: dict[str, Any]
+    registry: "Registry"  # the registry of its kind
+    name: str  # name of the component
+    arguments: dict[str, Any]  # the explicit arguments by name
     bare: bool = False  # written without parentheses
 
     def __str__(self) -> str:
@@ -194,7 +194,16 @@ class Call:
 
 
 class Registry:
-    """The components of one kind by name. Calling a registry returns a decorator that registers a component."""
+    """The components of one kind by name; a call returns a decorator that registers a component.
+
+    Args:
+        kind: Name of the kind in error messages, such as "receiver".
+        plural: Plural of the kind, such as "receivers".
+
+    >>> from stableair import receiver
+    >>> [str(call) for call in receiver.parse("gnc(2) | mac(C=1)")]
+    ['gnc(max_norm=2)', 'mac(C=1)']
+    """
 
     def __init__(self, kind: str, plural: str):
         self.kind = kind
@@ -203,7 +212,7 @@ class Registry:
         REGISTRIES[plural] = self
 
     def entry(self, name: str) -> Entry:
-        """Return the component of a name; each registry has the Python objects that are given to a run, too."""
+        """Return the component of a name, or the entry of Python objects that are passed to a run."""
         return OBJECT_ENTRY if name == OBJECT else self.entries[name]
 
     def __call__(self, name: str, **declared: Any) -> Callable[[Factory], Factory]:

@@ -97,7 +97,7 @@ def test_no_run_starts_when_the_time_is_up(queue, tmp_path, monkeypatch):
     assert names(tmp_path) == ["second"]
 
 
-def test_a_run_that_would_take_the_reference_loop_is_refused_and_the_others_go_on(tmp_path, monkeypatch, tiny):
+def test_a_run_that_needs_the_reference_loop_is_refused_and_the_others_continue(tmp_path, monkeypatch, tiny):
     slow = reproduce.Job("slow", tiny.with_(precision="bf16"))  # which no engine computes on a CPU
     monkeypatch.setattr(reproduce, "jobs", lambda folder: iter([slow, reproduce.Job("fast", tiny.with_(rounds=1))]))
     started = []
@@ -108,7 +108,7 @@ def test_a_run_that_would_take_the_reference_loop_is_refused_and_the_others_go_o
     assert names(tmp_path) == ["slow"]
 
 
-def test_a_search_stops_between_trials_and_needs_no_checkpoint_to_go_on(tmp_path, monkeypatch, tiny):
+def test_a_search_stops_between_trials_and_continues_without_a_checkpoint(tmp_path, monkeypatch, tiny):
     monkeypatch.setattr(reproduce, "TRIALS", 3)
     job = reproduce.Job("search", tiny.with_(rounds=2), "MAC")
     with pytest.raises(reproduce.OutOfTimeError):

@@ -31,7 +31,7 @@ def test_an_absent_noise_is_zero_on_an_analog_channel(tiny, spec):
         {"noise": "field(density=0.1)"},
         {"noise": "markov(good='none()', bad='sas(tau=3)', p=0.01)"},  # most of its rounds have no noise
         {"noise": "none()", "fading": "rayleigh()"},
-        {"noise": "none()", "power": "limit(P=1)"},
+        {"noise": "none()", "power": "limit(P=1)", "fading": "rayleigh()"},
     ],
 )
 def test_digital_refuses_a_part_that_it_would_ignore(tiny, settings):

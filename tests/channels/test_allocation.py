@@ -48,6 +48,8 @@ def largest_tensor(k=3, **settings):
         {"noise": "bursts(length=1000000000)"},
         {"noise": "field(density=1, hold=1000000000)"},
         {"noise": "middleton(A=1000, gamma=1)"},
+        {"noise": "bursts(length=1000000000)", "channel": "waveform()"},
+        {"noise": "field(density=1)", "channel": "waveform()"},
         {"noise": "markov(p=0.000001, q=0.000001)"},
     ],
     ids=lambda settings: next(iter(settings.values())),

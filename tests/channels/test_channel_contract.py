@@ -40,7 +40,7 @@ def uploads(clients, update, stats=None, chunk=2):
     return [Upload(*(t[i : i + chunk] for t in rows)) for i in range(0, len(update), chunk)]
 
 
-def test_what_is_received_has_its_shapes(make):
+def test_received_values_have_the_documented_shapes(make):
     link, clients = make(), torch.arange(5)
     got = link.superpose(uploads(clients, torch.randn(5, D)), link.draw(5, clients, D, 0, 0))
     assert (got.g.shape, got.noise.shape, got.clean.shape) == ((D,), (D,), (D,))
@@ -60,7 +60,7 @@ def test_a_round_is_a_function_of_its_draw_and_chunks_change_no_bit(make):
         assert torch.equal(g, first)
 
 
-def test_only_senders_count(make):
+def test_only_senders_are_averaged(make):
     clients, update = torch.tensor([4, 1, 3]), torch.randn(3, D)
     link = make()
     got = link.superpose(uploads(clients, update), link.draw(6, clients, D, 0, 0))
@@ -77,7 +77,7 @@ def test_uploads_of_other_clients_are_dropped(make):
     assert torch.equal(stranger.g, link.superpose(uploads(clients, update[:3]), draw).g)
 
 
-def test_where_nobody_sends_the_round_is_empty(make):
+def test_a_round_without_senders_is_empty(make):
     link = make()
     got = link.superpose([], link.draw(3, torch.arange(0), D, 0, 0))
     assert (got.senders, got.g.shape) == (0, (D,))
@@ -95,7 +95,7 @@ def test_norm_buffers_are_pooled_on_the_side_link(make):
     torch.testing.assert_close(got.stats, torch.tensor([3.0, 2 + 8 / 3]))
 
 
-def test_a_stopped_run_goes_on_bit_for_bit(spec, tiny, tmp_path):
+def test_a_stopped_run_continues_bit_for_bit(spec, tiny, tmp_path):
     experiment = tiny.with_(channel=spec, **settings(spec))
     straight = sa.run(experiment, tmp_path / "straight")
     sa.run(experiment.with_(rounds=2), tmp_path / "stopped")
@@ -110,13 +110,14 @@ LOUD = {"fading": "rician(K=1)", "noise": "sas(tau=0.2)", "power": "limit(P=1)"}
 
 
 @pytest.mark.parametrize("name", LOUD)
-def test_a_channel_honours_a_setting_or_refuses_it(spec, tiny, name):
+def test_a_channel_uses_a_setting_or_refuses_it(spec, tiny, name):
     """No setting is ignored: it changes the run, or the experiment is refused."""
     uses = used_settings(channel.one(spec))
     base = tiny.with_(channel=spec, **ABSENT | ({"noise": "gaussian(std=1)"} if "noise" in uses else {}), rounds=1)
     loud = base.with_(**{name: LOUD[name]})
-    if name in uses and (name != "power" or "noise_on=sum" in spec):
-        assert sa.run(loud)["test/loss"] != sa.run(base)["test/loss"]
+    if name in uses and (name != "power" or "noise_on=sum" in spec or spec.startswith("digital")):
+        metric = "channel/energy_mean" if name == "power" else "test/loss"
+        assert sa.run(loud)[metric] != sa.run(base)[metric]
         return
     with pytest.raises(InputError) as error:
         build(loud)
@@ -137,7 +138,7 @@ def test_pilots_are_received_or_refused(spec, tiny):
     assert (error.value.code, error.value.fields["unused"]) == ("unused-setting", {"pilots": 50})
 
 
-def test_a_channel_of_the_users_receives_the_parts_that_it_declares(tiny, registries):
+def test_a_custom_channel_receives_the_parts_that_it_declares(tiny, registries):
     received = []
 
     def declare(name, **declared):

@@ -124,7 +124,7 @@ def test_the_best_of_krum_are_averaged():
 
 
 @pytest.mark.parametrize("spec", [spec for spec in EXAMPLES["aggregators"] if spec != "mean()"])
-def test_one_false_client_of_nine_moves_a_robust_aggregate_little(spec):
+def test_one_faulty_client_of_nine_changes_a_robust_aggregate_little(spec):
     update = 1 + 0.1 * generator(0, "u").normal(9, 40).float()
     update[4] = -1e6
     got = superposed(made(f"digital(aggregate='{spec}')"), update)
@@ -137,7 +137,7 @@ def test_equal_updates_are_their_own_aggregate(spec):
     torch.testing.assert_close(got.g, torch.arange(6.0))
 
 
-def test_rounding_does_not_depend_on_who_else_takes_part_nor_on_the_aggregator():
+def test_rounding_depends_neither_on_other_clients_nor_on_the_aggregator():
     update = torch.randn(6, 30)
     of_one = [superposed(made("digital(quantize='qsgd(s=2)')"), update[i : i + 1], [i]).g for i in range(6)]
     together = superposed(made("digital(quantize='qsgd(s=2)')"), update[[4, 1]], [4, 1]).g
@@ -148,7 +148,7 @@ def test_rounding_does_not_depend_on_who_else_takes_part_nor_on_the_aggregator()
     assert not torch.equal(later, of_one[0])
 
 
-def test_uploads_may_be_written_over_once_they_are_heard():
+def test_uploads_may_be_overwritten_after_their_use():
     """As an engine does that has one buffer for all chunks."""
     buffer = torch.empty(1, 4)
 
@@ -164,7 +164,7 @@ LEAST = [("krum(f=2)", 7), ("krum(f=2, keep=3)", 7), ("krum(f=2, keep=4)", 8), (
 
 
 @pytest.mark.parametrize(("spec", "least"), LEAST)
-def test_too_few_clients_are_one_line_before_they_train(spec, least):
+def test_too_few_clients_are_one_line_before_the_training(spec, least):
     link = made(f"digital(aggregate='{spec}')")
     with pytest.raises(InputError) as error:
         link.draw(least - 1, torch.arange(least - 1), 5, 0, 0)
@@ -190,7 +190,7 @@ def test_krum_that_keeps_all_its_clients_is_refused_before_they_train(tiny):
     assert "\n" not in str(error.value)
 
 
-def test_what_does_not_fit_into_memory_is_one_line(monkeypatch):
+def test_insufficient_memory_is_one_line(monkeypatch):
     assert module.free_memory(torch.device("cpu")) > 2**20
     monkeypatch.setattr(module, "free_memory", lambda device: 2**30)
     whole, few = torch.arange(50), 10_000_000

@@ -24,7 +24,7 @@ def test_a_block_of_rounds_is_constant_and_the_next_is_new():
     assert abs(torch.corrcoef(h[[2, 3]])[0, 1]) < SIGMAS / 50_000**0.5
 
 
-def test_a_block_of_entries_has_an_amplitude_of_its_own():
+def test_a_block_of_entries_has_a_separate_amplitude():
     channel = Flat(fading.one("block(of='rician(K=1)', entries=10)")(), noise.one("none()")())
     h = entry_gains(channel, 4, 200_005)
     blocks = h[:, :200_000].reshape(4, -1, 10)
@@ -38,7 +38,7 @@ def test_a_block_of_entries_has_an_amplitude_of_its_own():
     assert not torch.equal(h, entry_gains(channel, 4, 200_005, k=1))
 
 
-def test_a_block_of_rounds_and_entries_holds_for_both():
+def test_a_block_of_rounds_and_entries_has_one_amplitude():
     channel = Flat(fading.one("block(rounds=2, entries=3)")(), noise.one("none()")())
     first, second, third = (entry_gains(channel, 2, 10, k) for k in range(3))
     assert torch.equal(first, second)
@@ -76,7 +76,7 @@ def test_an_amplitude_does_not_depend_on_the_number_of_clients(spec, monkeypatch
 
 
 @pytest.mark.parametrize("a", [0, 0.6, 0.95, 1])
-def test_slow_fading_forgets_as_it_says(a):
+def test_slow_fading_has_its_documented_correlation(a):
     """|c|^2 of a complex Gauss-Markov process has the correlation a^(2 lag)."""
     n = 40_000
     first, *later = (amplitudes(f"ar(a={a})", n, k).square() for k in (2, 3, 5, 12))

@@ -10,7 +10,8 @@ from stableair.builder import build
 from stableair.channels.flat import Flat
 from stableair.channels.power import Power
 from stableair.channels.registries import fading, noise, power
-from stableair.contracts import FlatDraw, Upload
+from stableair.channels.superposition import accumulate
+from stableair.contracts import FlatDraw, Transmission, Upload
 from stableair.errors import InputError
 from stableair.streams import generator
 
@@ -72,7 +73,7 @@ def test_another_noise_leaves_the_fading_as_it_is(channel):
     assert torch.equal(quiet.draw(5, torch.arange(5), 100, 1, 2).h, channel.draw(5, torch.arange(5), 100, 1, 2).h)
 
 
-def test_infinite_noise_is_legal_and_nan_is_not(channel):
+def test_infinite_noise_is_accepted_and_nan_is_refused(channel):
     chunks, clients, h = uploads(torch.ones(2, 3)), torch.arange(2), torch.ones(2, dtype=torch.float64)
     loud = FlatDraw(0, clients, h, torch.tensor([0.0, math.inf, 0.0]))
     assert channel.superpose(chunks, loud).g.tolist() == [1, math.inf, 1]
@@ -113,7 +114,7 @@ def test_mean_and_power_exclude_each_other():
         ({"noise": lambda d, s: None}, "wrong-shape"),
     ],
 )
-def test_a_component_is_held_to_its_contract(channel, parts, code):
+def test_a_component_that_breaks_its_contract_is_refused(channel, parts, code):
     with pytest.raises(InputError) as error:
         replace(channel, **parts).draw(5, torch.arange(5), 10, 0, 0)
     assert (error.value.code, error.value.setting) == (code, *parts)
@@ -214,7 +215,7 @@ def test_the_mean_is_over_the_clients_that_sent(channel):
     assert (got.senders, got.divisor) == (2, 2)
 
 
-def test_what_a_client_meets_does_not_depend_on_who_else_takes_part(channel):
+def test_fading_and_batches_do_not_depend_on_other_clients(channel):
     everybody = channel.draw(6, torch.arange(6), 10, seed=1, k=2)
     some = channel.draw(6, torch.tensor([4, 1]), 10, seed=1, k=2)
     assert torch.equal(some.h, everybody.h[[4, 1]])
@@ -252,13 +253,21 @@ def test_two_real_entries_and_two_pilots_take_a_symbol_each():
     assert loud.superpose(uploads(torch.ones(3, 6)), loud.draw(3, torch.arange(3), 6, 0, 0)).resources.symbols == 5
 
 
-@pytest.mark.parametrize("fades", ["rayleigh()", "block(entries=7)"])
-def test_slices_summed_apart_and_assembled_are_the_whole_sum(fades):
+@pytest.mark.parametrize(
+    ("fades", "rule"),
+    [
+        ("rayleigh()", "none()"),
+        ("block(entries=7)", "limit(P=1)"),
+        ("rayleigh()", "inversion(P=1, threshold=0.1, csi=0.8)"),
+        ("rayleigh()", "inversion(P=1, threshold=0.1, cfo=0.1)"),
+    ],
+)
+def test_slices_summed_apart_and_assembled_are_the_whole_sum(fades, rule):
     """Two processes that sum one slice each, without a process group: not a bit changes."""
-    d, update = 50, torch.randn(4, 50)
-    whole = Flat(fading.one(fades)(), noise.one("sas()")())
+    d, update = 49, torch.randn(4, 49)
+    whole = Flat(fading.one(fades)(), noise.one("sas()")(), power.one(rule)(), noise_on="sum")
     draw = whole.draw(4, torch.arange(4), d, 0, 0)
-    slices = slice(0, 26), slice(26, 50)
+    slices = slice(0, 26), slice(26, 49)
 
     class Half:
         def __init__(self, rank):
@@ -277,10 +286,10 @@ def test_slices_summed_apart_and_assembled_are_the_whole_sum(fades):
     total = whole.accumulate(uploads(update), draw)
     for name in ("faded", "clean"):
         assert torch.equal(torch.cat([getattr(one, name) for one in apart]), getattr(total, name))
-    assert all(one.max_norm == total.max_norm and one.senders == 4 for one in apart)
+    assert all(one.max_norm == total.max_norm and one.energies == total.energies for one in apart)
 
 
-def test_a_noise_with_memory_walks_from_round_zero(registries):
+def test_a_noise_with_memory_starts_its_recursion_in_round_zero(registries):
     """A plug-in whose noise of round k depends on all rounds before: pure in (seed, k), so that it can be resumed."""
 
     @noise("walk")
@@ -300,8 +309,8 @@ class Half(Power):
     def gain(self, h):
         return h / 2
 
-    def noise(self, xi, total):
-        return 2 * xi.double()
+    def noise_scale(self, max_norm, d):
+        return 2
 
 
 def test_a_power_rule_changes_gains_interference_and_pilots():
@@ -312,14 +321,27 @@ def test_a_power_rule_changes_gains_interference_and_pilots():
     torch.testing.assert_close(after.g, (update.double().mean(0) / 2 + 2 * draw.xi).float())
     torch.testing.assert_close(after.pilot, 2 * before.pilot)
     assert (after.g.dtype, after.noise.dtype) == (torch.float32, torch.float32)
+    assert after.resources.energies == pytest.approx((update.double().norm(dim=1) ** 2 / 4 / 4).tolist())
 
 
-@pytest.mark.parametrize("hook", ["gain", "noise"])
-def test_a_power_rule_is_held_to_its_contract(hook):
-    wrong = type("Wrong", (Power,), {hook: lambda self, *_: torch.ones(1)})()
+@pytest.mark.parametrize(
+    ("hook", "code"), [({"gain": torch.ones(1)}, "wrong-shape"), ({"noise_scale": -1.0}, "wrong-type"),
+                       ({"noise_scale": math.nan}, "wrong-type"), ({"noise_scale": torch.ones(3)}, "wrong-type")]
+)  # fmt: skip
+def test_a_power_rule_that_breaks_its_contract_is_refused(hook, code):
+    ((name, value),) = hook.items()
+    wrong = type("Wrong", (Power,), {name: lambda self, *_: value})()
     channel = Flat(fading.one("unit()")(), noise.one("none()")(), wrong)
     with pytest.raises(InputError) as error:
         channel.superpose(uploads(torch.ones(3, 5)), channel.draw(3, torch.arange(3), 5, 0, 0))
+    assert (error.value.code, error.value.setting) == (code, "power")
+
+
+@pytest.mark.parametrize("gains", [torch.ones(4), torch.ones(5).to(torch.complex64), 1])
+def test_gains_along_the_vector_have_one_entry_or_one_symbol_each(gains):
+    sent = {0: Transmission(lambda d, device: gains)}
+    with pytest.raises(InputError) as error:
+        accumulate(uploads(torch.ones(1, 5)), sent, 5, 0, torch.device("cpu"))
     assert (error.value.code, error.value.setting) == ("wrong-shape", "power")
 
 
@@ -330,7 +352,7 @@ def test_a_chunk_without_clients_changes_nothing(channel):
     assert torch.equal(with_it.g, channel.superpose(uploads(update), draw).g)
 
 
-def test_a_power_that_is_none_is_one_line(tiny, registries):
+def test_an_invalid_power_is_one_line(tiny, registries):
     power("loud")(lambda: 3)
     with pytest.raises(InputError) as error:  # with its file and line
         build(tiny.with_(power="loud()"))

@@ -59,14 +59,14 @@ def test_a_vector_drawn_in_pieces_is_the_one_drawn_at_once(spec, monkeypatch):
 
 
 @pytest.mark.parametrize("exponent", [2.2, 3, 4, 5, 8])
-def test_a_field_is_stable_with_the_parameters_it_says(exponent):
+def test_a_field_is_stable_with_its_documented_parameters(exponent):
     alpha, tau = field_law(density=0.2, exponent=exponent, power=2)
     assert alpha == 4 / exponent
     assert_stable(interference(f"field(density=0.2, exponent={exponent}, power=2)", 200_000), alpha, tau)
 
 
 @pytest.mark.parametrize("exponent", [4, 6])
-def test_the_law_of_a_field_is_that_of_points_thrown_into_the_plane(exponent):
+def test_the_law_of_a_field_is_that_of_a_poisson_field_in_the_plane(exponent):
     """The slow truth: a disc with 300 interferers on average, each with a normal amplitude."""
     rng, density, fields, mean = np.random.default_rng(0), 0.1, 20_000, 300
     far = math.sqrt(mean / (math.pi * density))
@@ -92,7 +92,7 @@ def test_the_gaussian_remainder_of_a_field_moves_its_characteristic_function_by_
     assert max(errors) < 1e-4
 
 
-def test_the_places_of_a_field_are_held_and_its_amplitudes_are_new():
+def test_the_positions_of_a_field_are_constant_and_its_amplitudes_are_new():
     """Within `hold` entries the field is a burst: the same joint law, and so the one of `bursts`."""
     alpha, tau = field_law(density=0.1, exponent=3)
     x = interference("field(density=0.1, exponent=3, hold=4)", 400_000).double().reshape(-1, 4) / tau
@@ -100,7 +100,7 @@ def test_the_places_of_a_field_are_held_and_its_amplitudes_are_new():
     assert_mean((x @ t).cos(), math.exp(-(t.square().sum() ** (alpha / 2))))
 
 
-def test_a_field_of_more_power_or_density_is_louder():
+def test_a_field_of_more_power_or_density_is_stronger():
     one = interference("field(density=0.1)", 1000)
     torch.testing.assert_close(interference("field(density=0.1, power=9)", 1000), 3 * one)
     torch.testing.assert_close(interference("field(density=0.2)", 1000), 2 * one)  # tau ~ density^(1/alpha), alpha = 1
@@ -112,7 +112,7 @@ def bad_rounds(p, q, rounds, seed=0):
 
 
 @pytest.mark.parametrize(("p", "q"), [(0.1, 0.3), (0.02, 0.03), (0.9, 0.8), (1, 1), (0.5, 0.5), (1, 0.2), (0, 0.5)])
-def test_looking_back_gives_what_walking_from_round_zero_does(p, q):
+def test_a_finite_history_gives_the_values_of_the_full_recursion(p, q):
     u = [generator(3, "markov", k).uniform(1).item() for k in range(150)]
     walked = [u[0] < p / (p + q)]
     for x in u[1:]:
@@ -120,7 +120,7 @@ def test_looking_back_gives_what_walking_from_round_zero_does(p, q):
     assert bad_rounds(p, q, 150, seed=3).tolist() == walked
 
 
-def test_the_chain_is_stationary_and_its_runs_have_the_lengths_it_says():
+def test_the_markov_chain_is_stationary_with_the_documented_run_lengths():
     p, q, rounds = 0.1, 0.3, 3000
     bad = bad_rounds(p, q, rounds)
     share, kept = p / (p + q), 1 - p - q

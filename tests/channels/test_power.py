@@ -8,11 +8,12 @@ import pytest
 import torch
 from scipy import special, stats
 
-from helpers.channels import SIGMAS, assert_mean, entry_gains, gains, over, received
+from helpers.channels import SIGMAS, assert_mean, entry_gains, over, received, transmissions
 from stableair.algorithm import simulate
 from stableair.builder import build
 from stableair.channels.power import estimate, mean_inverse_square, rotating_gain
-from stableair.channels.registries import fading, power
+from stableair.channels.registries import channel as channels
+from stableair.channels.registries import fading, noise, power
 from stableair.contracts import FadingLaw, Upload
 from stableair.errors import InputError
 from stableair.runner import run
@@ -38,7 +39,7 @@ def test_under_a_limit_the_sum_scales_as_the_payloads_and_nothing_else():
 
 
 @pytest.mark.parametrize("rule", ["limit(P=1e30)", "inversion(P=1e30, threshold=0.1)"])
-def test_power_without_bound_is_noiseless(rule):
+def test_unlimited_power_is_noiseless(rule):
     update = torch.randn(6, 30)
     loud, silent = (received(over(rule, "rayleigh()", xi), update)[0] for xi in ("sas(tau=3)", "none()"))
     torch.testing.assert_close(loud.g, silent.g)
@@ -82,7 +83,7 @@ def test_inversion_is_its_formula():
 
 
 @pytest.mark.parametrize("t", [0.01, 0.3, 2.0])
-def test_what_inversion_takes_is_known_for_rayleigh_fading(t):
+def test_the_power_of_inversion_is_exact_for_rayleigh_fading(t):
     """In closed form, by the mean of 10^6 draws, and for both ways to say how strong the fading is."""
     known = {"rayleigh(power=1)": special.exp1(t), "rayleigh()": math.pi / 4 * special.exp1(math.pi * t / 4)}
     for spec, expected in known.items():
@@ -118,7 +119,7 @@ def test_an_estimate_of_another_law_than_the_channel_is_averaged_over():
         ("inversion(P=1, threshold=0, csi=0.6)", "two_to_three()"),
     ],
 )
-def test_inverting_every_channel_is_refused_where_it_takes_power_without_bound(tiny, registries, rule, fades):
+def test_inversion_without_a_threshold_is_refused_if_its_power_is_unbounded(tiny, registries, rule, fades):
     fading("two_to_three")(lambda: two_to_three)
     with pytest.raises(InputError) as error:
         build(tiny.with_(power=rule, fading=fades, channel="flat(noise_on=sum)"))
@@ -142,11 +143,11 @@ two_to_three = FadingLaw(lambda n, source: 2 + source.uniform(n), support=(2.0, 
         (1, "at_least_two()"),
     ],
 )
-def test_inverting_every_channel_is_allowed_where_it_does_not(registries, csi, fades):
+def test_inversion_without_a_threshold_is_allowed_if_its_power_is_bounded(registries, csi, fades):
     fading("two_to_three")(lambda: two_to_three)
     fading("at_least_two")(lambda: replace(two_to_three, support=(2.0, math.inf)))
     channel = over(f"inversion(P=1, threshold=0, csi={csi})", fades)
-    assert len(received(channel, torch.ones(9, 5))[1].gains) == 9
+    assert len(received(channel, torch.ones(9, 5))[1].transmissions) == 9
     h, errors, phases = (generator(7, name, 0) for name in "hep")
     square = estimate(channel.fading.draw(10**5, h), channel.fading, csi, errors, phases).abs().square()
     assert channel.power.mean_inverse_square == pytest.approx((1 / square).mean().item(), rel=0.02)
@@ -166,71 +167,101 @@ def test_the_power_to_invert_an_estimate_of_a_constant_is_its_integral_over_the_
 
 
 @pytest.mark.parametrize(("csi", "t"), [(0.9, 0.2), (0.5, 0.5), (0, 1.0), (1, 0.3)])
-def test_who_knows_its_channel_by_csi_is_heard_with_csi(csi, t):
+def test_an_imperfect_channel_estimate_reduces_the_gain_to_csi(csi, t):
     n = 100_000
-    active, found = gains(f"inversion(P=1, threshold={t}, csi={csi})", n=n)
+    active, found, energies = transmissions(f"inversion(P=1, threshold={t}, csi={csi})", n=n)
     assert abs(len(active) / n - math.exp(-t)) < SIGMAS * math.sqrt(math.exp(-t) * (1 - math.exp(-t)) / n)
     everybody = torch.zeros(n, dtype=torch.float64)
-    everybody[active] = found
+    everybody[active] = found.real
     assert_mean(everybody, csi * math.exp(-t))
+    assert_mean(energies, math.exp(t) * special.exp1(t))
     if csi == 1:
         torch.testing.assert_close(found, torch.ones_like(found))
     else:
-        assert_mean(found, csi)
-        var = (1 - csi**2) / 2 * math.exp(t) * special.exp1(t)  # of Re(e / h_hat), given that it is active
-        assert found.var().item() == pytest.approx(var, rel=0.03)
+        assert_mean(found.real, csi)
+        assert_mean(found.imag, 0)
+        var = (1 - csi**2) / 2 * math.exp(t) * special.exp1(t)  # of each part of e / h_hat, given that it is active
+        assert found.real.var().item() == pytest.approx(var, rel=0.03)
+        assert found.imag.var().item() == pytest.approx(var, rel=0.03)
 
 
 @pytest.mark.parametrize("phase", [0.3, 1.5, 4.0])
-def test_a_phase_error_costs_what_it_says(phase):
+def test_a_phase_error_costs_the_documented_gain(phase):
     law = math.sin(phase) / phase, math.exp(-(phase**2) / 2)
     for phase_law, factor in zip(("uniform", "gaussian"), law, strict=True):
         for csi in (1, 0.8):
             rule = f"inversion(P=1, threshold=0.5, csi={csi}, phase={phase}, phase_law={phase_law})"
-            assert_mean(gains(rule)[1], csi * factor)
+            gains = transmissions(rule)[1]
+            assert_mean(gains.real, csi * factor)
+            assert_mean(gains.imag, 0)
 
 
-def test_a_carrier_offset_turns_from_entry_to_entry():
-    """Each client by itself: its first entry as without it, and then Re(c exp(2 pi j eps i))."""
-    rule, d = "inversion(P=1, threshold=0.1, csi=0.8, phase=1, cfo={})", 50
-    still, turned = (entry_gains(over(rule.format(cfo), "rayleigh()", "none()"), 20, d) for cfo in (0, 0.02))
-    torch.testing.assert_close(turned[:, 0], still[:, 0])
-    loud = still.any(1)
-    torch.testing.assert_close(turned.any(1), loud)
-    sums = turned[loud][:, 2:] + turned[loud][:, :-2]  # cos(x + e) + cos(x - e) = 2 cos(e) cos(x)
-    turn = (sums / (2 * turned[loud][:, 1:-1])).median(1).values.acos() / (2 * math.pi)
-    assert (turn <= 0.02).all()
-    assert turn.std() > 0.002
-    torch.testing.assert_close(sums, 2 * (2 * math.pi * turn[:, None]).cos() * turned[loud][:, 1:-1])
+@pytest.mark.parametrize("d", [50, 51, 1])
+def test_a_carrier_offset_rotates_from_symbol_to_symbol(d):
+    """Each client by itself: its symbols, times its gain without the offset and exp(2 pi j eps i)."""
+    rule, update = "inversion(P=1, threshold=0.1, csi=0.8, phase=1, cfo={})", torch.randn(d)
+    (active, gains, _), clients = transmissions(rule.format(0), "rayleigh()", 20), torch.arange(20)
+    channel = over(rule.format(0.02), "rayleigh()", "none()")
+    draw = channel.draw(20, clients, d, 0, 0)
+    assert list(draw.transmissions) == active.tolist()
+    c = np.append(update.double(), [0] * (d % 2)).view(np.complex128)
+    turns = []
+    for client, gain in zip(active.tolist(), gains.tolist(), strict=True):
+        offset = draw.transmissions[client].gain.args[1]
+        turns.append(offset)
+        sent = Upload(torch.tensor([client]), update[None], torch.zeros(1, 0), torch.zeros(1))
+        rotated = gain * c * np.exp(2j * np.pi * offset * np.arange(len(c)))
+        np.testing.assert_allclose(channel.accumulate([sent], draw).faded, rotated.view(float)[:d], atol=1e-12)
+    assert 0.002 < np.std(turns) < np.max(np.abs(turns)) <= 0.02
+
+
+@pytest.mark.parametrize("phase", [0.3, 1.0])
+@pytest.mark.parametrize("air", ["inversion", "waveform"])
+def test_the_distortion_by_phase_errors_is_the_variance_of_the_complex_gain(air, phase):
+    """E |g - m mean|^2 = Var(exp(j phi)) sum |u_n|^2 / N^2, Var = 1 - m^2, m = sin(a) / a, at the same uses."""
+    n, d = 20, 2000
+    if air == "inversion":
+        channel = over(f"inversion(P=1, threshold=0.1, phase={phase})", "unit()", "none()")
+    else:
+        parts = {"fading": fading.one("unit()")(), "noise": noise.one("none()")()}
+        channel = channels.one(f"waveform('hadamard(n=1)', phase={phase})")()(**parts)
+    update, m = torch.randn(n, d), math.sin(phase) / phase
+    errors = []
+    for k in range(150):
+        got, _ = received(channel, update, k)
+        errors.append((got.g - m * got.clean).square().sum())
+        assert got.resources.symbols == d / 2
+    assert_mean(torch.stack(errors), (1 - m * m) * update.square().sum().item() / n**2)
 
 
 def test_phase_errors_and_carrier_offsets_go_either_way():
     """Their mean cosine would be the same on one side alone; what two impairments do together would not."""
     channel = over("inversion(P=1, threshold=0, phase=1, cfo=0.01)", "unit()", "none()")
-    found = channel.draw(4000, torch.arange(4000), 1, seed=0, k=0).gains
-    _, phases, turns = torch.tensor([gain.args for gain in found.values()]).T
-    for drawn, most in ((phases, 1), (turns, 0.01)):
+    found = channel.draw(4000, torch.arange(4000), 1, seed=0, k=0).transmissions
+    gains, turns = (torch.tensor(x) for x in zip(*(sent.gain.args for sent in found.values()), strict=True))
+    for drawn, most in ((gains.angle(), 1), (turns, 0.01)):
         assert stats.kstest(drawn.numpy(), stats.uniform(-most, 2 * most).cdf).pvalue > 1e-3
 
 
 def test_far_along_a_long_vector_a_carrier_still_turns_exactly():
-    found = rotating_gain(2.0, 0.3, 0.25, 11_000_001, torch.device("cpu"))[-4:]
+    found = rotating_gain(2 + 1j, 0.25, 22_000_001, torch.device("cpu"))
+    assert len(found) == 11_000_001
     i = np.arange(11_000_001 - 4, 11_000_001) % 4
-    np.testing.assert_allclose(found.numpy(), 2 * np.cos(0.3 + np.pi / 2 * i), atol=1e-7)
+    np.testing.assert_allclose(found[-4:].numpy(), (2 + 1j) * 1j**i, atol=1e-7)
 
 
-def test_a_gain_does_not_depend_on_who_else_takes_part_nor_on_the_other_impairments():
+def test_a_gain_depends_neither_on_other_clients_nor_on_other_impairments():
     n = 30
     channel = over("inversion(P=1, threshold=0.2, csi=0.9, phase=0.5)", "rayleigh()", "none()")
-    everybody = channel.draw(n, torch.arange(n), 5, seed=0, k=3).gains
-    some = channel.draw(n, torch.tensor([7, 2, 21]), 5, seed=0, k=3).gains
+    everybody = channel.draw(n, torch.arange(n), 5, seed=0, k=3).transmissions
+    some = channel.draw(n, torch.tensor([7, 2, 21]), 5, seed=0, k=3).transmissions
     assert some == {client: everybody[client] for client in (7, 2, 21) if client in everybody}
     rule = "inversion(P=1, threshold=0.1, csi={}, phase=0.5)"
-    (_, unsure), (_, sure) = (gains(rule.format(csi), "unit()", n) for csi in (0.999, 1))
+    unsure, sure = (transmissions(rule.format(csi), "unit()", n)[1] for csi in (0.999, 1))
     torch.testing.assert_close(unsure, sure, rtol=0, atol=0.1)  # the phases are the same
 
 
-def test_everybody_silenced_is_an_empty_round(tiny, caplog):
+def test_a_round_in_which_no_client_is_received_is_empty(tiny, caplog):
     e = tiny.with_(power="inversion(P=1, threshold=100)", channel="flat(noise_on=sum)", receiver="mac(C=auto)")
     result = run(e.with_(rounds=2))
     assert [record.args for record in caplog.records if record.name == "stableair"] == [(0,), (1,)], "one note a round"
@@ -239,7 +270,7 @@ def test_everybody_silenced_is_an_empty_round(tiny, caplog):
 
 
 @pytest.mark.parametrize("rule", ["limit(P=1)", "inversion(P=1, threshold=100)"])
-def test_infinite_interference_beside_nothing_sent_is_none(rule):
+def test_infinite_interference_without_a_signal_gives_zero(rule):
     channel, clients = over(rule, "rayleigh()"), torch.arange(3)
     draw = channel.draw(3, clients, 4, 0, 0)._replace(xi=torch.tensor([math.inf, -math.inf, 1.0, 0.0]))
     nothing = Upload(clients, torch.zeros(3, 4), torch.zeros(3, 0), torch.zeros(3))
@@ -264,5 +295,6 @@ def test_limit_goes_with_fading_along_the_vector():
 
 def test_without_fading_an_imperfect_estimate_makes_the_mean_gain_larger():
     """E[1 / (csi + sqrt(1 - csi^2) e)] over the circle is 1 / csi: that the mean gain is csi is Rayleigh's alone."""
-    found = gains("inversion(P=1, threshold=0.01, csi=0.9)", "unit()")[1]
-    assert_mean(found, 1 / 0.9)
+    found = transmissions("inversion(P=1, threshold=0.01, csi=0.9)", "unit()")[1]
+    assert_mean(found.real, 1 / 0.9)
+    assert_mean(found.imag, 0)

@@ -69,7 +69,7 @@ def test_a_pulse_is_close_to_the_root_raised_cosine_it_is_made_from():
 
 @pytest.mark.parametrize("spec", [*EXAMPLES["bases"], "ofdm(n=16, prefix=4, taps=3)"])
 @pytest.mark.parametrize("d", [1, 2501])
-def test_in_step_and_without_phases_it_is_equation_3(spec, d, monkeypatch):
+def test_synchronised_pulses_without_phases_are_equation_3(spec, d, monkeypatch):
     monkeypatch.setattr(module, "PIECE", 200)  # so that it takes several
     air, update = on(spec, fades="rayleigh()", interference="sas()"), torch.randn(5, d)
     draw = air.draw(5, torch.arange(5), d, seed=1, k=2)
@@ -147,7 +147,7 @@ def test_the_far_tail_of_the_subordinator_keeps_its_digits():
     torch.testing.assert_close(A[1:] / A[0], torch.tensor([4.0, 8.0]).double() ** (1 / 0.75), rtol=1e-9, atol=0)
 
 
-def test_a_late_client_turns_the_subcarriers_and_no_more_while_the_prefix_lasts():
+def test_a_delay_within_the_prefix_only_rotates_the_subcarriers():
     air, update = on("ofdm(n=16, prefix=5)", ", timing=5"), torch.randn(1, 320)
     draw = air.draw(1, torch.arange(1), 320, 0, 0)
     for late in range(6):
@@ -157,7 +157,7 @@ def test_a_late_client_turns_the_subcarriers_and_no_more_while_the_prefix_lasts(
         torch.testing.assert_close(y, c * ramp, rtol=1e-5, atol=1e-5)
 
 
-def test_a_pulse_that_is_a_symbol_late_is_the_neighbours():
+def test_a_pulse_that_is_a_symbol_late_is_received_in_the_next_symbol():
     air, update = on("pulse(samples=4)", ", timing=4"), torch.randn(1, 200)
     draw = air.draw(1, torch.arange(1), 200, 0, 0)
     late = draw._replace(links=[draw.links[0]._replace(delay=4)])
@@ -166,14 +166,14 @@ def test_a_pulse_that_is_a_symbol_late_is_the_neighbours():
     assert got[:2].abs().max() < 1e-5
 
 
-def test_delays_are_all_that_may_be_and_equally_often():
+def test_all_possible_delays_are_equally_frequent():
     air = on("ofdm()", ", timing=3")
     delays = [link.delay for link in air.draw(4000, torch.arange(4000), 2, 0, 0).links]
     assert stats.chisquare([delays.count(i) for i in range(4)]).pvalue > 1e-3
     assert set(delays) == {0, 1, 2, 3}
 
 
-def test_a_carrier_that_is_off_turns_every_sample_further(monkeypatch):
+def test_a_carrier_offset_rotates_each_sample_further(monkeypatch):
     monkeypatch.setattr(module, "PIECE", 64)
     air, update = on("hadamard(n=1)", ", cfo=0.01"), torch.randn(1, 600)
     draw = air.draw(1, torch.arange(1), 600, 0, 0)
@@ -185,7 +185,7 @@ def test_a_carrier_that_is_off_turns_every_sample_further(monkeypatch):
 
 
 @pytest.mark.parametrize("equalise", ["off", "phase", "full"])
-def test_echoes_fade_the_subcarriers_and_a_client_may_make_up_for_it(equalise):
+def test_multipath_fades_the_subcarriers_and_a_client_may_compensate_it(equalise):
     air, update = on(f"ofdm(n=16, prefix=4, taps=4, equalise={equalise})"), torch.randn(1, 96)
     draw = air.draw(1, torch.arange(1), 96, 0, 0)
     response = torch.fft.fft(draw.links[0].impulse_response, 16)
@@ -195,20 +195,20 @@ def test_echoes_fade_the_subcarriers_and_a_client_may_make_up_for_it(equalise):
     )
 
 
-def test_echoes_have_unit_power_in_all():
+def test_the_taps_of_a_multipath_channel_have_unit_total_power():
     paths = on("ofdm(taps=4)").draw(5000, torch.arange(5000), 2, 0, 0).links
     power = torch.stack([link.impulse_response for link in paths]).abs().square().sum(1)
     assert abs(power.mean() - 1) < 4.5 * power.std() / 5000**0.5
 
 
-def test_a_uniform_phase_leaves_its_sine_over_itself():
+def test_a_uniform_phase_error_gives_the_gain_sin_x_over_x():
     a, n = 1.2, 20_000
     gains = torch.tensor([p.gain for p in on("ofdm()", f", phase={a}").draw(n, torch.arange(n), 2, 0, 0).links])
     assert abs(gains.real.mean() - math.sin(a) / a) < 4.5 * gains.real.std() / n**0.5
     assert abs(gains.imag.mean()) < 4.5 * gains.imag.std() / n**0.5
 
 
-def test_what_a_client_meets_does_not_depend_on_who_else_takes_part():
+def test_fading_and_batches_do_not_depend_on_other_clients():
     air = on("ofdm(taps=3)", ", timing=4, cfo=0.1, phase=1", fades="rayleigh()", interference="sas()")
     everybody, some = (air.draw(6, torch.tensor(clients), 10, 1, 2) for clients in ([0, 1, 2, 3, 4, 5], [4, 1]))
     for mine, theirs in zip(some.links, (everybody.links[4], everybody.links[1]), strict=True):
@@ -242,7 +242,7 @@ def test_one_client_has_a_gamma_gain():
     assert stats.kstest(found.real.flatten().numpy(), stats.gamma(4, scale=1 / 4).cdf).pvalue > 1e-3
 
 
-def test_more_antennas_quieten_the_clients_cross_talk_and_interference_of_alpha_above_1():
+def test_more_antennas_reduce_cross_talk_and_interference_of_alpha_above_1():
     spread = {M: (gains(M, 5, 60)[0].mean(1) - 1).abs().square().mean().sqrt().item() for M in (16, 1024)}
     assert spread[16] / spread[1024] == pytest.approx(8, rel=0.4)  # as 1 / sqrt(M)
     for alpha, tolerance in ((1.5, 0.1), (1, 0.1)):
@@ -355,7 +355,7 @@ def test_a_custom_basis_must_return_a_basis(registries):
     [
         ({"noise": "student_t(df=3)"}, "unsupported-noise"),
         ({"fading": "block(of='rayleigh()', entries=3)"}, "unsupported-fading"),
-        ({"power": "limit(P=1)"}, "unused-setting"),
+        ({"power": "limit(P=1)"}, "noise-not-on-sum"),
     ],
 )
 def test_unsupported_parts_are_refused(tiny, settings, code):

@@ -49,7 +49,7 @@ def test_no_quotes_are_needed(command, small):
     assert command(*again[1:], "-o", "b")[0] == 0
 
 
-def test_of_a_space_given_twice_the_last_one_counts(command, small, tmp_path):
+def test_the_last_range_of_a_repeated_setting_is_used(command, small, tmp_path):
     words = [word for word in small if not word.startswith("receiver=")]
     spaces = "receiver.C=5:10", "receiver.C=0.1,0.2"
     code, _, errors = command("search", *words, *spaces, "--trials", 2, "-o", "s")

@@ -11,7 +11,7 @@ import stableair as sa
 from stableair.paper import demo, theorem
 
 
-def test_search_says_what_it_found_and_the_command_that_runs_it(command, small, tmp_path):
+def test_search_prints_its_result_and_the_command_that_runs_it(command, small, tmp_path):
     words = [word for word in small if not word.startswith("receiver=")]
     options = "--trials", 2, "--device", "cpu", "--out", "s"
     code, out, errors = command("search", *words, "receiver.C=0.1:10:log", *options)
@@ -78,7 +78,7 @@ def test_the_demo_tunes_on_validation_and_compares_on_test(command, monkeypatch,
     ("words", "said"),
     [(["--device", "x"], "device 'x' is not there"), (["--data-dir", "empty"], "cifar10.safetensors is not there")],
 )
-def test_what_a_figure_lacks_is_found_before_its_search(command, tmp_path, words, said, monkeypatch):
+def test_missing_inputs_of_a_figure_are_found_before_its_search(command, tmp_path, words, said, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)  # nothing is fetched
     monkeypatch.setenv("STABLEAIR_DATA", os.environ["STABLEAIR_DATA"])
     monkeypatch.setattr("stableair.sweeps.workers.run", lambda *_, **__: pytest.fail("computed in vain"))

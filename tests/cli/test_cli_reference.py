@@ -36,7 +36,7 @@ def test_the_list_of_a_kind_describes_the_arguments(command):
     assert description not in command("list")[1]
 
 
-def test_list_needs_nothing_that_ran_before():
+def test_list_works_without_earlier_commands():
     words = [sys.executable, "-m", "stableair", "list"]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")

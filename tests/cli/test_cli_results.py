@@ -31,7 +31,7 @@ def test_plot_itself_needs_no_torch(tiny, tmp_path):
     assert (done.returncode, done.stdout, done.stderr) == (0, "curves.png\n", "")
 
 
-def test_one_bad_folder_does_not_spoil_the_others(command, small, caplog):
+def test_an_unreadable_folder_does_not_affect_the_others(command, small, caplog):
     command("run", *small, "--out", "good")
     for words in (["plot"], ["report"]):
         code, _, errors = command(*words, "missing", "a" * 300, "good")

@@ -6,7 +6,7 @@ import stableair as sa
 from helpers.words import but
 
 
-def test_run_records_and_says_how_it_went(command, small, tmp_path):
+def test_run_records_and_prints_its_result(command, small, tmp_path):
     code, out, errors = command("run", *small, "--out", "a")
     assert (code, errors) == (0, "")
     lines = out.splitlines()
@@ -30,7 +30,7 @@ def test_resume_and_refusal(command, small):
     assert (code, len(out.splitlines())) == (0, 1), "a finished run is not computed again"
 
 
-def test_seeds_have_folders_of_their_own(command, small, tmp_path):
+def test_each_seed_has_a_separate_folder(command, small, tmp_path):
     code, _, _ = command("run", *but(small, "seed=4"), "--seeds", 3, "--out", "a")
     assert code == 0
     assert {sa.load(p).experiment.seed: p.name for p in (tmp_path / "a").iterdir()} == {
@@ -59,7 +59,7 @@ def test_a_plugin_and_a_file(command, small, tmp_path):
     assert (code, errors) == (0, "")
 
 
-def test_a_diverged_run_exits_0_and_says_so(command, small):
+def test_a_diverged_run_exits_0_and_prints_that_it_diverged(command, small):
     code, out, _ = command("run", *but(small, "receiver=none()", "noise=sas(alpha=0.5, tau=1e37)"), "--out", "a")
     assert code == 0
     assert out.splitlines()[-1].startswith("a: diverged at round ")

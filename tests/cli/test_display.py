@@ -11,7 +11,7 @@ from stableair.cli.runs import SeedDisplay
 ROW = {"round": 1, "test/accuracy": 0.5, "test/loss": 1.0, "train/loss": 2.0, "channel/snr_db": -41.26}
 
 
-def test_a_round_in_words():
+def test_the_text_of_a_round():
     assert describe_round(ROW) == "test accuracy 0.5000  train loss 2  SNR -41.3 dB"
     assert describe_round(ROW | {"channel/snr_db": None}).endswith("SNR none")
     assert describe_round(ROW | {"diverged": True, "test/accuracy": None}) == "diverged"

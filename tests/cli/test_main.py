@@ -91,7 +91,7 @@ def test_the_command_line_adds_the_option_that_would_help(command, monkeypatch, 
     assert command("figure", "fig3a") == (2, "", f"error: {said}\n")
 
 
-def test_an_error_that_hints_at_nothing_stays_as_it_is(command, monkeypatch):
+def test_an_error_without_advice_is_unchanged(command, monkeypatch):
     def plan(*_, **__):
         raise sa.InputError("a is taken")
 

@@ -67,7 +67,7 @@ def test_channels_are_found(x, shape):
     torch.testing.assert_close(data.inputs(data.train.x).mean((0, 2, 3)), torch.zeros(shape[0]), atol=1e-4, rtol=0)
 
 
-def test_channels_are_as_stated():
+def test_the_declared_axis_of_the_channels_is_used():
     x = PIXELS[:, :3]
     last = sa.Dataset.from_arrays(x, Y, channels="last")
     assert tuple(last.train.x.shape[1:]) == (3, 3, 5)
@@ -123,7 +123,7 @@ def test_labels_are_numbered_in_sorted_order(labels, numbers):
     assert data.classes == len(set(numbers))
 
 
-def test_classes_may_be_stated():
+def test_classes_may_be_declared():
     assert sa.Dataset.from_arrays(TABLE, Y, classes=9).classes == 9
     named = sa.Dataset.from_arrays(TABLE, np.array(["d", "c", "b", "a"])[Y], classes=("d", "c", "b", "a"))
     assert whole(named) == whole(sa.Dataset.from_arrays(TABLE, Y))
@@ -148,7 +148,7 @@ def test_test_split_is_stratified_and_a_function_of_the_seed(share):
     assert not torch.equal(data.test.x, sa.Dataset.from_arrays(x, y, test=share, seed=6).test.x)
 
 
-def test_a_class_with_one_sample_is_for_training():
+def test_the_only_sample_of_a_class_is_a_training_sample():
     data = sa.Dataset.from_arrays([[0.0], [1.0], [2.0]], ["a", "b", "b"])
     assert data.train.y.tolist().count(0) == 1
     refused("too-few-samples", [[0.0], [1.0]], ["a", "b"])

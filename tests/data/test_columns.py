@@ -129,7 +129,7 @@ def test_a_path_outside_the_data_set_is_not_read(tmp_path, secret, path, monkeyp
     assert not list((tmp_path / "data").glob("*"))
 
 
-def test_a_path_below_the_data_set_is_read_and_embedded_bytes_come_first(tmp_path, secret):
+def test_a_path_below_the_data_set_is_read_and_embedded_bytes_have_priority(tmp_path, secret):
     (tmp_path / "s").mkdir()
     for i in range(3):
         IMAGES[i].save(tmp_path / "s" / f"{i}.png")

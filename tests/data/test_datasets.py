@@ -10,7 +10,7 @@ from stableair.training.augmentation import crop_flip
 
 
 @pytest.mark.parametrize("spec", [spec for spec in EXAMPLES["data"] if spec != "remote()"])
-def test_every_set_is_a_set(spec, own_files):
+def test_every_data_set_has_two_splits_and_labels(spec, own_files):
     data = dataset.one(spec)()
     for split in (data.train, data.test):
         assert len(split.x) == len(split.y) > 0
@@ -23,14 +23,14 @@ def test_every_set_is_a_set(spec, own_files):
     assert x.isfinite().all()
 
 
-def test_nothing_here_reads_the_data_of_real_clients():
+def test_a_local_run_cannot_use_the_data_of_real_clients():
     with pytest.raises(InputError) as error:
         dataset.one("remote()")()
     assert error.value.code == "remote-data"
 
 
 @pytest.mark.parametrize("name", IMAGE_SETS)
-def test_a_set_is_as_its_row_says(name):
+def test_a_data_set_has_the_properties_of_its_row(name):
     known, data = IMAGE_SETS[name], dataset.one(name)()
     assert (data.classes, data.model, data.mean, data.std) == (known.classes, known.model, known.mean, known.std)
     assert tuple(data.train.x.shape[1:]) == tuple(data.test.x.shape[1:]) == known.shape

@@ -139,7 +139,7 @@ def test_text_labels_become_numbers_common_to_both_splits(tmp_path, empty):
         ("image=img, train=99", "train must be at most 12"),
     ],
 )
-def test_wrong_columns_say_which_there_are(cifar_like, empty, spec, said):
+def test_wrong_columns_are_refused_with_the_existing_columns(cifar_like, empty, spec, said):
     with pytest.raises(InputError) as error:
         dataset.one(f"hf(name='{cifar_like[0]}', {spec})")()
     assert said in str(error.value)
@@ -238,7 +238,7 @@ def test_a_failed_write_leaves_nothing(empty, monkeypatch):
     assert not list(empty.iterdir())
 
 
-def test_a_prepared_file_is_as_readable_as_its_neighbours(empty):
+def test_a_prepared_file_has_the_usual_permissions(empty):
     hub.write("a", TWO_IMAGES, hub.NAMED["cifar10"])
     (empty / "plain").touch()
     modes = {path.name: path.stat().st_mode for path in empty.iterdir()}
@@ -256,7 +256,7 @@ def test_a_file_that_cannot_be_written_is_named_and_the_old_description_stays(em
     assert {path.name: path.read_bytes() for path in empty.iterdir()} == before
 
 
-def test_an_old_description_never_stands_beside_a_new_file(empty, monkeypatch):
+def test_a_new_file_never_has_an_old_description(empty, monkeypatch):
     hub.write("a", TWO_IMAGES, hub.NAMED["cifar10"])
     monkeypatch.setattr(hub, "describe", lambda *_, **__: 1 / 0)
     with pytest.raises(ZeroDivisionError):
@@ -274,7 +274,7 @@ def test_no_two_sources_share_a_file(tmp_path, monkeypatch):
     assert len(set(names)) == len(names)
 
 
-def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_fetched(tmp_path, monkeypatch):
+def test_a_folder_without_write_permission_is_refused_before_any_download(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv(hub.VARIABLE, str(tmp_path / "file" / "data"))
     monkeypatch.setattr(hub, "_fetch", lambda *_: pytest.fail("fetched in vain"))
@@ -318,7 +318,7 @@ def test_the_folder_is_the_variables_else_the_users_cache(monkeypatch, tmp_path)
     assert hub.folder() == tmp_path / "stableair"
 
 
-def test_a_folder_without_images_is_refused_before_anything_goes_through_it(tmp_path, empty):
+def test_a_folder_without_images_is_refused_before_it_is_searched(tmp_path, empty):
     (tmp_path / "texts").mkdir()
     for i in range(3):
         (tmp_path / "texts" / f"{i}.json").write_text('[{"image": 1, "label": 2}]')
@@ -328,7 +328,7 @@ def test_a_folder_without_images_is_refused_before_anything_goes_through_it(tmp_
         assert error.value.code == "not-an-image-set"
 
 
-def test_no_home_is_one_line_that_says_what_to_set(monkeypatch):
+def test_a_missing_home_folder_is_one_line_with_the_variable_to_set(monkeypatch):
     monkeypatch.delenv(hub.VARIABLE)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(hub.Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("no home")))

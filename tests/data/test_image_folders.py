@@ -199,7 +199,7 @@ def test_other_image_files_and_archives_are_changes(folder, name):
     assert refused(folder).code == "changed-data"
 
 
-def test_conversion_again_takes_the_change(folder):
+def test_a_repeated_conversion_reads_changed_images(folder):
     before = dict(load(folder).files)
     Image.fromarray(np.full((6, 8), 7, np.uint16)).save(folder / "a" / "0.tiff")
     hub.prepare(*stored(str(folder)), again=True)
@@ -221,7 +221,7 @@ def test_only_the_digest_tells_a_change_that_keeps_size_and_time(folder):
     hub.check(name, contents=True)
 
 
-def test_conversion_again_does_not_take_the_librarys_copy(tmp_path, monkeypatch):
+def test_a_repeated_conversion_does_not_read_the_librarys_cache(tmp_path, monkeypatch):
     from datasets import Dataset, Features, Value
     from datasets import Image as ImageColumn
 

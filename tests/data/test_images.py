@@ -121,6 +121,6 @@ def test_a_photograph_with_previews_is_its_first_image():
     assert abs(decode(BytesIO(content)).astype(int) - np.asarray(image)).max() < 10
 
 
-def test_an_image_in_words():
+def test_the_description_of_an_image():
     assert describe(np.zeros((6, 8, 3), np.uint8)) == "8 x 6 8-bit colour"
     assert describe(np.zeros((6, 8, 1), np.float32)) == "8 x 6 32-bit grey"

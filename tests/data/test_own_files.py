@@ -93,7 +93,7 @@ def test_bad_csv_is_one_line_that_names_the_file(own_files, code, text, fields):
     assert {key: error.fields[key] for key in fields} == fields
 
 
-def test_files_and_arguments_that_are_wrong(own_files):
+def test_invalid_files_and_arguments_are_refused(own_files):
     refused("unreadable-file", lambda: sa.Dataset.from_csv("nothing.csv", "label"))
     refused("unreadable-file", lambda: sa.Dataset.from_csv(".", "label"))
     refused("wrong-columns", lambda: sa.Dataset.from_csv("flowers.csv", "species", features=("species",)))
@@ -137,7 +137,7 @@ def test_bad_npz_is_one_line_that_names_the_file(own_files, code, arrays):
     assert "bad.npz" in str(refused(code, lambda: sa.Dataset.from_npz("bad.npz")))
 
 
-def test_file_that_is_no_npz(own_files):
+def test_a_file_that_is_not_npz_is_refused(own_files):
     for name in ("flowers.csv", "nothing.npz"):
         refused("unreadable-file", lambda name=name: sa.Dataset.from_npz(name))
 

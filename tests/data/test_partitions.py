@@ -31,7 +31,7 @@ def concentration(parts, y):
 
 @pytest.mark.parametrize("spec", EXAMPLES["partitions"])
 @given(data=st.data())
-def test_every_sample_to_exactly_one_client_and_nobody_empty(spec, data):
+def test_every_sample_belongs_to_one_client_and_no_client_is_empty(spec, data):
     clients = data.draw(st.integers(1, 30))
     y = data.draw(st.lists(st.integers(0, 5), min_size=2 * clients, max_size=200))
     parts = parts_of(partition.one(spec)(), y, clients, seed=data.draw(st.integers(0, 5)))  # divide() checks the cover
@@ -48,7 +48,7 @@ def test_a_thousand_clients_and_sixty_thousand_samples(spec):
 
 @pytest.mark.parametrize("beta", [1e-300, 1e-6, 1e-3, 0.1, 1.0, 1e3, 1e9, 1e308])
 @pytest.mark.parametrize("rule", [dirichlet, dirichlet_by_class])
-def test_any_concentration(rule, beta):
+def test_any_dirichlet_concentration(rule, beta):
     y = np.arange(997) % 10
     assert len(np.concatenate(parts_of(rule(beta), y, 40))) == 997
 
@@ -88,7 +88,7 @@ def test_a_small_concentration_means_few_classes_a_client(rule):
     assert few > 0.5
 
 
-def test_dirichlet_mixes_have_the_concentration_asked_for():
+def test_dirichlet_mixes_have_the_requested_concentration():
     # With far more samples than the clients take from any class, a client's mix is Dir(beta) itself: the mean of
     # sum p^2 over Dir(beta) on c classes is (beta + 1) / (c beta + 1).
     y, beta = np.arange(200_000) % 10, 0.3
@@ -123,7 +123,7 @@ def test_more_clients_than_samples():
     assert (error.value.code, error.value.fields["name"]) == ("out-of-range", "clients")
 
 
-def test_a_partition_that_breaks_its_promise_is_refused():
+def test_a_partition_that_omits_or_repeats_samples_is_refused():
     twice = lambda train, clients, rng: [np.array([0, 1]), np.array([1])]  # noqa: E731
     empty = lambda train, clients, rng: [np.array([0, 1]), np.array([], dtype=int)]  # noqa: E731
     with pytest.raises(InputError) as error:
@@ -186,7 +186,7 @@ def test_an_error_of_flowers_partitioner_is_raised_as_one_line(text, said):
     assert said in str(error.value)
 
 
-def test_a_partition_that_loses_samples_says_how_many():
+def test_the_error_of_an_incomplete_partition_has_the_number_of_lost_samples():
     with pytest.raises(InputError) as error:
         parts_of(lambda train, clients, rng: [np.arange(4), np.arange(3, 6)], np.zeros(10, int), 2)
     assert error.value.code == "invalid-partition"

@@ -13,11 +13,17 @@ from stableair.cli.reference import describe_arguments
 from stableair.experiment import COMPONENT_SETTINGS, NESTED_COMPONENTS, registry
 from stableair.spec import Entry
 
-PENDING = (  # modules whose docstrings are not complete yet
-    "channels", "comparisons", "engine", "errors", "experiment", "paper", "results", "runner", "searches", "spec",
-    "sweeps",
-)  # fmt: skip
-NO_DOCTEST: dict[str, str] = {}  # paths of public names without an example that runs, and the reason
+PENDING = ("channels",)  # modules whose docstrings are not complete yet
+NO_DOCTEST = {  # paths of public names without an example that runs, and the reason
+    "stableair.flower.app.client_app": "an extra",
+    "stableair.flower.app.server_app": "an extra",
+    "stableair.flower.mods.limited": "an extra",
+    "stableair.results.trackers.MLflow": "an extra",
+    "stableair.results.trackers.TensorBoard": "an extra",
+    "stableair.results.trackers.WandB": "an extra, and a service",
+    "stableair.spec.load_plugin": "the registered component would stay",
+    "stableair.sweeps.clusters.submit": "SLURM",
+}
 SUMMARY = 100  # characters, which a summary must not reach
 
 SOURCE = griffe.load("stableair", search_paths=[ROOT / "src"])
@@ -33,21 +39,27 @@ def find(path: str) -> griffe.Object:
 
 
 NAMES = {find(f"{module}.{name}").path for name, module in sa._public().items()}
+NAMES |= {"stableair.spec.Registry"}  # the class of the decorators, such as sa.receiver
+
+
+def front_matter(key: str) -> set[str]:
+    """The paths that the pages of the reference list under a key of their front matter."""
+    pages = [page.read_text() for page in (ROOT / "docs/reference").glob("*.md")]
+    heads = [yaml.safe_load(text.split("---")[1]) for text in pages if text.startswith("---")]
+    return {f"stableair.{path}" for head in heads for path in head.get(key, [])}
 
 
 def whole_modules() -> set[str]:
     """The modules that are public names, and the modules that a page of the reference shows completely."""
-    pages = [page.read_text() for page in (ROOT / "docs/reference").glob("*.md")]
-    heads = [yaml.safe_load(text.split("---")[1]) for text in pages if text.startswith("---")]
-    shown = {f"stableair.{name}" for head in heads for name in head.get("whole", [])}
-    return shown | {name for name in NAMES if find(name).is_module}
+    return front_matter("whole") | {name for name in NAMES if find(name).is_module}
 
 
 def documented() -> list[griffe.Object]:
-    """The public functions and classes, and the factories of the components."""
+    """The public functions and classes, the factories of the components, and other entries of the reference."""
     content = [member for path in whole_modules() for member in find(path).members.values()]
     members = {member.path for member in content if member.is_public and not member.is_alias}
-    found = map(find, sorted(NAMES | COMPONENTS.keys() | members))
+    others = {find(path).path for path in front_matter("also")}
+    found = map(find, sorted(NAMES | COMPONENTS.keys() | members | others))
     return [obj for obj in found if obj.is_function or obj.is_class]
 
 
@@ -140,6 +152,9 @@ def test_a_component_without_a_docstring_has_no_descriptions():
 
 
 RECORD = '''
+from dataclasses import dataclass
+
+
 class Point(NamedTuple):
     """A point.
 
@@ -161,17 +176,23 @@ class Circle(NamedTuple):
     r: float  # not shown twice
 
 
+@dataclass
 class Settings:
     lr: float = _setting(0.03, "Learning rate.", RATE)
 '''
 
 
 @pytest.fixture
-def records():
+def package():
     extension = docs_module("docstrings").Docstrings()
     modules, extensions = {"__init__.py": RECORD}, griffe.load_extensions(extension)
     with griffe.temporary_visited_package("records", modules, extensions=extensions) as package:
-        yield {name: package[name].docstring.value for name in ("Point", "Circle", "Settings")}
+        yield package
+
+
+@pytest.fixture
+def records(package):
+    return {name: package[name].docstring.value for name in ("Point", "Circle", "Settings")}
 
 
 def test_the_site_shows_fields_as_a_table_with_their_comments(records):
@@ -181,6 +202,10 @@ def test_the_site_shows_fields_as_a_table_with_their_comments(records):
 
 def test_the_site_shows_settings_with_their_defaults_and_help_texts(records):
     assert "| `lr` | <code>float = 0.03</code> | Learning rate. |" in records["Settings"]
+
+
+def test_the_site_shows_the_defaults_of_settings_in_the_signature(package):
+    assert str(package["Settings"].parameters["lr"].default) == "0.03"
 
 
 def test_the_site_shows_arguments_once(records):

@@ -85,7 +85,7 @@ def test_the_search_shows_no_source_of_formulas(site):
     assert json.loads(index.partition("=")[2])["docs"]
 
 
-def test_what_is_kept_of_others_is_small_and_has_its_licence():
+def test_third_party_assets_are_small_and_have_their_licence():
     kept = [path for path in (ROOT / "docs/assets").rglob("*") if path.is_file()]
     assert sum(path.stat().st_size for path in kept) < 1_000_000
     for folder in ("katex", "iframe-worker"):

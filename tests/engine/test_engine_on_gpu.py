@@ -83,7 +83,7 @@ def test_on_a_gpu_a_trajectory_in_fp32_is_the_references(cuda, tiny):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("sizes", [[8, 8, 8], [9, 4, 2, 13, 6]], ids=["equal", "unequal"])
-def test_on_a_gpu_what_cannot_be_stacked_is_vmapped(cuda, sizes):
+def test_on_a_gpu_a_model_that_cannot_be_stacked_is_vmapped(cuda, sizes):
     data = synthetic(samples=sum(sizes), classes=3, shape=(3, 8, 8))
     train = reference(Attentive().double(), data, sizes, device=cuda)
     sim = replace(build(sa.Experiment(device=cuda)), train=train, n=len(sizes), start=State(state(train.work.module)))

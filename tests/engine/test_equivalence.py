@@ -64,7 +64,7 @@ class Tricky(nn.Module):
     [("none", "vmapped"), ("blocked", "vmapped"), ("hooked", "reference"), ("hooked later", "reference"),
      ("mixed later", "vmapped"), ("mixed in full batches", "vmapped"), ("counted", "vmapped")],
 )  # fmt: skip
-def test_a_trial_sees_more_than_the_outputs_at_the_start(trick, engine):
+def test_the_equivalence_check_compares_more_than_the_first_outputs(trick, engine):
     module = Tricky(trick).double()
     if trick == "hooked":
         module.first.weight.register_hook(lambda grad: -grad)
@@ -111,7 +111,7 @@ def test_a_blocked_gradient_is_not_stacked():
     ],
     ids=["dropout", "momentum", "control flow", "no batching rule"],
 )  # fmt: skip
-def test_what_cannot_be_trained_side_by_side_is_named(module, stacking, vmapping):
+def test_the_unsupported_layer_of_a_model_is_named(module, stacking, vmapping):
     sim = around(module)
     with pytest.raises(InputError, match=f"engine fast cannot take this model: .*({stacking}).*{vmapping}") as error:
         choose(sim, "fast")
@@ -121,7 +121,7 @@ def test_what_cannot_be_trained_side_by_side_is_named(module, stacking, vmapping
     assert vmapping in choice.why, "and it says why"
 
 
-def test_what_stacked_gives_something_else_is_not_stacked():
+def test_a_model_with_another_result_when_stacked_is_not_stacked():
     module = nn.Sequential(nn.Flatten(), nn.Linear(192, 3)).double()
     module[1].register_forward_hook(lambda layer, inputs, output: 2 * output)  # which a traced program does not see
     sim = around(module, (9, 4, 7))
@@ -170,7 +170,7 @@ def test_a_module_that_casts_to_float32_is_judged_by_its_own_rounding():
     assert isinstance(vmapped_program(work), Vmapped)
 
 
-def test_a_small_effect_of_a_hook_is_seen():
+def test_a_small_effect_of_a_hook_is_detected():
     module = nn.Sequential(nn.Flatten(), nn.Linear(192, 3))
     module[1].register_forward_hook(lambda layer, inputs, output: 1.00001 * output)
     with pytest.raises(Unsupported):

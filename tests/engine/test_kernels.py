@@ -71,7 +71,7 @@ def test_convolution_and_the_sums_for_its_norm(case):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_gradient_of_the_input_and_what_else_flows_there(case):
+def test_the_gradient_of_the_input_includes_other_paths(case):
     n, b, h, w, c, o, k, stride, pad = case
     x, weight = drawn(n, b, h, w, c).requires_grad_(), drawn(n, o, k, k, c)
     y = convolved(x, weight, stride, pad)
@@ -83,7 +83,7 @@ def test_gradient_of_the_input_and_what_else_flows_there(case):
 
 @pytest.mark.parametrize("norms", ["one", "two"])
 @pytest.mark.parametrize("case", CASES)
-def test_a_gradient_passes_through_relu_to_the_norms_behind_it(case, norms):
+def test_a_gradient_passes_through_relu_to_the_norm_layers(case, norms):
     n, b, h, w, c, o, k, stride, pad = case
     dy, weight = drawn(n, b, *((side + 2 * pad - k) // stride + 1 for side in (h, w)), o), drawn(n, o, k, k, c)
     layers = [(drawn(n, b, h, w, c), Moments(*(drawn(n, c) for _ in range(4)))) for _ in range(1 + (norms == "two"))]
@@ -115,7 +115,7 @@ def test_a_step_on_the_weights_and_their_copy(case):
 
 
 @pytest.mark.parametrize("rest", ["nothing", "a shortcut", "a shortcut with a norm"])
-def test_norm_relu_and_shortcut_there_and_back(rest):
+def test_forward_and_backward_of_norm_relu_and_shortcut(rest):
     """The second client has a sample less: what is computed of the third is not counted, and its gradient is zero."""
     n, shape, c, there = 2, (3, 5, 4), 20, (3, 2)
     y, aside = drawn(n, *shape, c).requires_grad_(), drawn(n, *shape, c)

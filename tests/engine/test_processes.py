@@ -43,7 +43,7 @@ def interrupt(pipe):
     raise KeyboardInterrupt
 
 
-def test_a_worker_that_has_gone_is_one_line(tiny):
+def test_a_lost_worker_is_one_line(tiny):
     fast = accelerate(build(tiny), EngineChoice("processes", "fp32", 2, "")).train
     list(fast(build(tiny).start.model, 0, torch.arange(5)))
     for process in fast._pool.processes:
@@ -56,7 +56,7 @@ def test_a_worker_that_has_gone_is_one_line(tiny):
 
 
 @pytest.mark.slow  # a refusal that reaches the parent is tested below
-def test_whatever_fails_in_a_worker_is_named(tiny):
+def test_every_failure_of_a_worker_is_named(tiny):
     sim = build(tiny)
     wrong = Reference(replace(sim.train.work, parts=[torch.tensor([0, 10**6])] * 2))
     fast = accelerate(replace(sim, train=wrong, n=2), EngineChoice("processes", "fp32", 2, "")).train
@@ -66,7 +66,7 @@ def test_whatever_fails_in_a_worker_is_named(tiny):
     assert "IndexError: " in str(error.value)
 
 
-def test_what_a_worker_refuses_reaches_the_parent(tiny):
+def test_an_error_of_a_worker_reaches_the_parent(tiny):
     sim = build(tiny)
     module = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.BatchNorm1d(3))
     single = Reference(replace(sim.train.work, module=module, parts=[torch.arange(4), torch.arange(1)]))

@@ -30,7 +30,7 @@ def test_which_networks_have_convolutions_for_the_kernels():
     assert not has_kernels(Vmapped(built("cnn(width=7)"))), "which is not stacked"
 
 
-def test_what_is_chosen_on_a_cpu(tiny, monkeypatch):
+def test_the_engine_on_a_cpu(tiny, monkeypatch):
     monkeypatch.setattr("stableair.engine.selection._cores", lambda: 2)
     sim = build(tiny.with_(batch_size=1))  # twelve samples and five epochs a client: sixty steps
     assert choose(sim, "auto")[:3] == ("stacked", "fp32", 5)
@@ -57,7 +57,7 @@ def test_what_is_chosen_on_a_cpu(tiny, monkeypatch):
     assert error.value.code == "no-fast-engine"
 
 
-def test_what_is_refused(tiny):
+def test_invalid_arguments_are_refused(tiny):
     sim = build(tiny)
     for engine in ("auto", "fast"):
         with pytest.raises(InputError) as error:
@@ -109,7 +109,7 @@ def test_an_accelerated_simulation_is_accelerated_anew(tiny):
             assert torch.equal(a, b)
 
 
-def test_a_trainer_of_ones_own_is_accelerated(tiny):
+def test_a_custom_trainer_is_accelerated(tiny):
     class Trainer:
         work, chunk = build(tiny).train.work, 2
 
@@ -120,13 +120,13 @@ def test_a_trainer_of_ones_own_is_accelerated(tiny):
     agree(sim.train, accelerate(sim).train, sim.start.model, 1e-5)
 
 
-def test_a_simulation_with_an_evaluation_of_its_own_is_accelerated(tiny):
+def test_a_simulation_with_a_custom_evaluation_is_accelerated(tiny):
     own = lambda model, averaged: {"test/loss": 1.0}  # noqa: E731
     assert accelerate(replace(build(tiny), evaluate=own)).evaluate is own
 
 
 @pytest.mark.parametrize("asked", [{"engine": "fast"}, {"precision": "fp32"}, {"engine": "auto"}])
-def test_a_resumed_run_goes_on_as_it_began_whatever_fits_now(tiny, tmp_path, monkeypatch, asked):
+def test_a_resumed_run_keeps_its_chunk_for_any_free_memory(tiny, tmp_path, monkeypatch, asked):
     sa.run(tiny.with_(rounds=2, **asked), tmp_path / "a")
     monkeypatch.setattr(stableair.engine.selection, "CPU_CHUNK", 2)
     told = []
@@ -136,14 +136,14 @@ def test_a_resumed_run_goes_on_as_it_began_whatever_fits_now(tiny, tmp_path, mon
     assert (told[1]["chunk"], told[1]["engine"]) == (3, "stacked"), "unless it is asked for something else"
 
 
-def test_another_chunk_is_no_other_engine(tiny, tmp_path):
+def test_another_chunk_is_the_same_engine(tiny, tmp_path):
     told = []
     sa.run(tiny.with_(rounds=1, engine="reference"), tmp_path / "a")
     sa.run(tiny.with_(chunk=3), tmp_path / "a", resume=True, callbacks=[Hooks(start=told.append)])
     assert (told[0]["engine"], told[0]["chunk"]) == ("reference", 3)
 
 
-def test_a_run_says_how_it_is_computed_and_a_resumed_one_goes_on_so(tiny, tmp_path):
+def test_a_run_logs_its_engine_and_a_resumed_run_keeps_it(tiny, tmp_path):
     told = []
     slow = tiny.with_(engine="reference", chunk=2)
     sa.run(slow.with_(rounds=2), tmp_path / "a", callbacks=[Hooks(start=told.append)])

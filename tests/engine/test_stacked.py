@@ -49,7 +49,7 @@ def test_a_dense_layer_that_is_tapped_takes_the_references_steps(spec):
     agree(slow, stacked(slow), state(module))
 
 
-def test_taps_stand_for_the_gradients_of_dense_weights():
+def test_inputs_and_output_gradients_replace_the_gradients_of_dense_weights():
     module, taps = Reused().double(), []
     own = {name: torch.stack(2 * [p.detach()]).requires_grad_() for name, p in module.named_parameters()}
     x = torch.randn(2, 4, 3, 8, 8).double()
@@ -217,7 +217,7 @@ def test_a_batch_norm_over_a_single_number():
     assert errors[1] == errors[2] == errors[0]
 
 
-def test_a_users_own_network():
+def test_a_network_of_the_user():
     torch.manual_seed(0)
     slow = reference(Own().double(), synthetic(samples=20, classes=3, shape=(3, 8, 8)), [9, 4, 7])
     agree(slow, stacked(slow), state(slow.work.module))

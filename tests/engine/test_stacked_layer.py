@@ -37,7 +37,7 @@ def stacked_gain(layer, x, n, tensors, mask):
     return gain * (weight * x + bias)
 
 
-def test_a_layer_of_ones_own_is_stacked_once_it_is_known(layers):
+def test_a_custom_layer_is_stacked_after_its_registration(layers):
     sim = around(nn.Sequential(nn.Flatten(), Gain(), nn.Linear(192, 3)).double(), (9, 4, 7))
     assert choose(sim, "auto").engine == "vmapped"
     assert stacked_layer(Gain)(stacked_gain) is stacked_gain
@@ -89,7 +89,7 @@ def test_a_layer_that_mixes_samples_gets_the_mask_or_is_not_stacked(layers, decl
     ],
     ids=["known", "elementwise", "one of two", "none", "a function", "no layer"],
 )
-def test_what_cannot_be_made_a_stacked_layer(layers, kinds, code):
+def test_layers_that_cannot_be_stacked(layers, kinds, code):
     before = dict(LAYERS)
     with pytest.raises(InputError) as error:
         stacked_layer(*kinds)(stacked_gain)

@@ -103,7 +103,7 @@ def test_label_smoothing_is_in_the_loss_of_every_engine():
     ("rule", "note"),
     [("sgd()", ""), ("sgd(momentum=0.9)", "tensor by tensor"), ("sgd(clip=1)", "vmapped"), ("adam()", "by tensor")],
 )
-def test_the_choice_says_how_the_steps_are_taken(tiny, rule, note):
+def test_the_reason_of_the_engine_names_how_steps_are_computed(tiny, rule, note):
     choice = choose(build(tiny.with_(local=rule)), "auto")
     assert choice.engine == "stacked"
     assert note in choice.why
@@ -138,7 +138,7 @@ def normed(w, g, memory, lr):
     ],
     ids=["counter as tensor", "norm", "counter as number", "branches", "not entrywise", "random"],
 )
-def test_a_rule_of_ones_own_takes_the_best_engine_that_can(tiny, rule, engine):
+def test_a_custom_local_rule_gets_the_fastest_engine_that_supports_it(tiny, rule, engine):
     sim = build(tiny.with_(partition="dirichlet_by_class(1)"))
     sim = replace(sim, train=replace(sim.train, work=replace(sim.train.work, rule=rule)))
     choice = choose(sim, "auto")

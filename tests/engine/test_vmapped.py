@@ -49,7 +49,7 @@ class Doubled(nn.Module):
     ],
     ids=["padding", "layer norm", "attention", "training mode", "coupled samples", "batch norm of vectors"],
 )  # fmt: skip
-def test_what_cannot_be_stacked_is_vmapped(module, said):
+def test_a_model_that_cannot_be_stacked_is_vmapped(module, said):
     sim = around(module.double(), (10, 4, 7))  # no batch of one sample, which a batch norm of vectors refuses
     with pytest.raises(Unsupported, match=said):
         checked_program(Stacked, sim.train.work)
@@ -58,7 +58,7 @@ def test_what_cannot_be_stacked_is_vmapped(module, said):
     agree(sim.train, accelerate(sim, choice).train, sim.start.model)
 
 
-def test_the_private_switch_of_vmap_is_there_and_is_restored():
+def test_the_private_switch_of_vmap_exists_and_is_restored():
     """If this fails, torch has changed: `without_vmap_fallback` needs the new switch, or vmapped runs become slow."""
     switch = torch._C._functorch._is_vmap_fallback_enabled
     before = switch()

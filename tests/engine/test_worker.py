@@ -11,7 +11,7 @@ from stableair.engine.worker import StackedWorker, _graph_size, schedule
 from stableair.vector import state
 
 
-def test_clients_that_have_finished_take_no_work(monkeypatch):
+def test_finished_clients_are_not_computed(monkeypatch):
     slow = reference(built("logistic()"), synthetic(samples=24, classes=3, shape=(3, 8, 8)), [4, 14, 6])
     real, taken = StackedWorker.step, []
     monkeypatch.setattr(StackedWorker, "step", lambda self, m: (taken.append(m), real(self, m)))
@@ -26,7 +26,7 @@ def test_a_graph_has_room_for_its_clients_and_little_more(n, data):
     assert len({_graph_size(m, n) for m in range(1, n + 1)}) <= 12, "few graphs"
 
 
-def test_what_is_laid_out_ahead_is_what_is_taken(monkeypatch):
+def test_prepared_batches_equal_the_batches_of_the_round(monkeypatch):
     slow = reference(built("logistic()"), synthetic(samples=24, classes=3, shape=(3, 8, 8)), [9, 4, 11])
     made = []
     real = stableair.engine.trainer.schedule

@@ -50,7 +50,7 @@ def test_invalid_words(words, code):
     refused(code, from_words, words)
 
 
-def test_of_a_repeated_setting_the_last_one_counts_and_a_note_names_both(caplog):
+def test_the_last_value_of_a_repeated_setting_is_used_with_a_note(caplog):
     caplog.set_level("INFO", "stableair")
     e = from_words(["clients=5", "noise=none", "clients=6", "noise=sas(tau=1)"])
     assert (e.clients, e.noise) == (6, "sas(tau=1)")
@@ -72,7 +72,7 @@ def test_an_argument_without_its_component_suggests_the_dotted_key(word, advice)
     assert advice in str(refused("unknown-setting", from_words, [word]))
 
 
-def test_the_text_of_errors_in_words():
+def test_the_text_of_errors_with_values():
     assert str(refused("unknown-preset", from_words, ["digts"])).startswith(
         "'digts' is not a preset, a file or key=value; did you mean 'digits'? allowed: digits, "
     )

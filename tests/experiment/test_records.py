@@ -118,7 +118,7 @@ def test_reading_files(tmp_path):
         assert refused("unreadable-file", Experiment.read, tmp_path / name).fields["path"] == tmp_path / name
 
 
-def test_a_new_setting_or_argument_moves_no_id(monkeypatch, registries):
+def test_a_new_setting_or_argument_changes_no_id(monkeypatch, registries):
     """What enters the baseline with the value that means "as before" is in no id."""
     before = {spec: Experiment(receiver=spec).id() for spec in ("mac(C=1)", "mac(C=2)")}
     mac = receiver.entries["mac"]
@@ -133,7 +133,7 @@ def test_a_new_setting_or_argument_moves_no_id(monkeypatch, registries):
     assert Experiment(receiver="mac(C=1, sharpness=2)").id() != before["mac(C=1)"]
 
 
-def test_a_default_that_changes_moves_the_id_and_old_records_keep_theirs(monkeypatch, registries):
+def test_a_changed_default_changes_the_id_and_old_records_keep_theirs(monkeypatch, registries):
     old = Experiment(receiver="mac(C=1)")
     record, before = old.to_record(), old.id()
     mac = receiver.entries["mac"]
@@ -147,7 +147,7 @@ def test_a_default_that_changes_moves_the_id_and_old_records_keep_theirs(monkeyp
     assert (again.id(), again.receiver) == (before, "mac(C=1, gain=None)"), "what it was called with is written out"
 
 
-def test_a_default_within_a_spec_moves_the_id_and_old_records_keep_theirs(monkeypatch, registries):
+def test_a_changed_default_within_a_spec_changes_the_id_and_old_records_keep_theirs(monkeypatch, registries):
     given, plain = (Experiment(noise=text) for text in ("markov(good='sas(tau=1)')", "markov()"))
     sas = noise.entries["sas"]
 
@@ -163,7 +163,7 @@ def test_a_default_within_a_spec_moves_the_id_and_old_records_keep_theirs(monkey
         assert "alpha=1.5" in Experiment.from_record(record).noise, text
 
 
-def test_a_new_argument_within_a_spec_moves_no_id(monkeypatch, registries):
+def test_a_new_argument_within_a_spec_changes_no_id(monkeypatch, registries):
     before, sas = Experiment(noise="markov(p=0.2)").id(), noise.entries["sas"]
 
     def wider(alpha: float = 1.5, tau: float = 0.1, sharpness: float = 1.0):
@@ -185,14 +185,14 @@ def test_the_baseline_names_every_setting_and_argument():
                 assert {p.name for p in parameters if p.default is not p.empty} == known.keys(), (field, entry.name)
 
 
-def test_no_id_has_moved():
+def test_no_id_has_changed():
     assert {name: Experiment(**settings).id() for name, settings in PRESETS.items()} == PRESET_IDS
     assert Experiment().id() == PRESET_IDS["digits"]
     chained = Experiment(receiver="mac(C=auto) | gnc(2)", channel="flat(noise_on=sum)", server="momentum()")
     assert chained.id() == "fedcf6776880"
 
 
-def test_no_id_of_a_published_run_has_moved():
+def test_no_id_of_a_published_run_has_changed():
     ids = {}
     for path in published_runs.FOLDER.glob("*.csv"):
         runs = json.loads(path.with_suffix(".json").read_text())["runs"]

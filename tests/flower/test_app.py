@@ -38,7 +38,7 @@ def test_our_clients_train_with_the_local_rule_and_the_rounds_rate(small):
     )
 
 
-def test_what_flower_began_a_plain_run_finishes(small, tmp_path):
+def test_a_plain_run_continues_a_run_of_flower(small, tmp_path):
     OverTheAir(averaging(), small, tmp_path).start(ours(small), num_rounds=2)
     resumed = sa.run(small, tmp_path, resume=True)
     assert torch.equal(resumed.state.model.w, sa.run(small).state.model.w)
@@ -66,7 +66,7 @@ def another(small, node, **changes):
         ({"lr": 0.5, "seed": 1}, "the server has seed 0, this node 1; lr 0.03, this node 0.5"),
     ],
 )
-def test_a_node_of_another_model_or_version_is_left_out_and_says_so(small, changes, why):
+def test_a_node_with_another_model_or_version_is_left_out_and_logs_it(small, changes, why):
     over = OverTheAir(averaging(), small)
     found = over.start(another(small, NODES[2], **changes), num_rounds=1)
     assert over.left_out == [(0, NODES[2], why)]

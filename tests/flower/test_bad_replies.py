@@ -61,7 +61,7 @@ def test_a_node_that_never_answers_is_named():
     assert over.left_out == [(0, 44, "no reply within 5 s")]
 
 
-def test_a_node_that_the_superlink_gives_up_is_named_with_its_reason():
+def test_a_node_that_the_superlink_drops_is_named_with_the_reason():
     def answer(message):
         if message.metadata.dst_node_id != 44:
             return reply(message)
@@ -85,7 +85,7 @@ def test_with_too_few_replies_the_model_stays(tmp_path, caplog):
     assert len(over.left_out) == 3
 
 
-def test_if_nobody_can_be_heard_at_first_it_ends_at_once(tmp_path):
+def test_a_run_whose_first_round_has_no_replies_ends_at_once(tmp_path):
     with pytest.raises(InputError) as error:
         air(lambda m: Message(Error(code=1, reason="another version"), reply_to=m), folder=tmp_path / "new")
     assert (error.value.code, error.value.fields["nodes"]) == ("no-replies", 4)
@@ -93,13 +93,13 @@ def test_if_nobody_can_be_heard_at_first_it_ends_at_once(tmp_path):
     assert not (tmp_path / "new").exists()
 
 
-def test_if_nodes_do_not_come_it_ends():
+def test_a_run_with_missing_nodes_ends():
     with pytest.raises(InputError) as error:
         air(clients=5, timeout=0.01)
     assert (error.value.code, error.value.fields["connected"]) == ("missing-nodes", 4)
 
 
-def test_a_model_that_diverges_ends_the_run_and_asks_nobody_any_more(tmp_path):
+def test_a_model_that_diverges_ends_the_run_without_further_requests(tmp_path):
     grid = Nodes(reply)
     over, _ = air(grid=grid, rounds=5, server="sgd(lr=1e39)", receiver="none()", folder=tmp_path)
     assert over.diverged

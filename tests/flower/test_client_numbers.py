@@ -101,7 +101,7 @@ def without_the_impostor(message):
     return claiming(IMPOSTOR, from_round=99)(message)
 
 
-def test_an_impostor_is_left_out_and_its_victim_is_not():
+def test_a_node_with_the_number_of_another_node_is_left_out():
     strategy, result = air(claiming(IMPOSTOR, from_round=2), rounds=3)
     assert {dropped.node for dropped in strategy.left_out} == {FIRST}
     assert bits(result.arrays) == bits(air(without_the_impostor, rounds=3)[1].arrays)

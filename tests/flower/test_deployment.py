@@ -202,7 +202,7 @@ def waited(condition, process, log):
     return found
 
 
-def test_a_deployment_outlives_its_superlink_and_a_node_and_refuses_strangers(tmp_path):
+def test_a_deployment_survives_the_death_of_its_superlink_and_of_a_node_and_refuses_unknown_nodes(tmp_path):
     e = sa.Experiment(partition="dirichlet_by_class(beta=2.0)", model="logistic()", clients=3, rounds=3, local_epochs=1,
                       receiver="mac(C=auto)", device="cpu", engine="reference")  # fmt: skip
     settings = {"partition": e.partition, "model": e.model, "rounds": 3, "local_epochs": 1, "receiver": e.receiver}

@@ -21,7 +21,7 @@ from stableair.flower import OverTheAir
 
 @pytest.mark.parametrize("kind", [FedAvg, FedAdam, FedAvgM])
 @pytest.mark.parametrize("payload", ["gradient", "delta"])
-def test_a_run_goes_on_where_it_ended(kind, payload, tmp_path):
+def test_a_finished_run_is_extended(kind, payload, tmp_path):
     options = {FedAvg: {}, FedAdam: {"eta": 0.5}, FedAvgM: {"server_learning_rate": 0.5, "server_momentum": 0.9}}[kind]
     settings = {"receiver": "mac(C=auto)", "server": "momentum()", "payload": payload}
     _, found = air(rounds=4, strategy=averaging(kind, **options), **settings)
@@ -35,7 +35,7 @@ def test_a_run_goes_on_where_it_ended(kind, payload, tmp_path):
     assert run.environments[0]["strategy"].startswith(kind.__name__)
 
 
-def test_the_rounds_that_the_clients_see_go_on_too(tmp_path):
+def test_the_round_numbers_of_the_clients_also_continue(tmp_path):
     seen = []
 
     def answer(message):
@@ -74,7 +74,7 @@ def test_the_evaluation_is_recorded_as_that_of_any_run(tmp_path):
     assert run["train/loss"][0] == pytest.approx(1 + sum(NODES) / 4000)
 
 
-def test_without_a_loss_there_is_none(tmp_path):
+def test_without_losses_of_the_clients_no_loss_is_recorded(tmp_path):
     air(lambda message: reply(message, train_loss=None), folder=tmp_path)
     assert sa.load(tmp_path)["train/loss"] == [None, None]
 

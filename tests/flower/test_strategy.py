@@ -83,7 +83,7 @@ SILENT = {"noise": "none()", "fading": "unit()"}
     [{}, {"channel": "waveform(basis=hadamard, antennas=3)"}, {"channel": "digital(aggregate=median)"} | SILENT],
     ids=lambda settings: settings.get("channel", "flat"),
 )
-def test_only_those_that_replied_are_on_the_air(settings):
+def test_only_clients_that_replied_are_in_the_sum(settings):
     over, found = air(lambda m: None if m.metadata.dst_node_id == 44 else reply(m), **settings)
     rounds, layout, _ = algorithm_1(over.experiment.with_(clients=4), 2, heard=(0, 2, 3))
     assert torch.equal(flat(found.arrays, layout), rounds[-1].state.model.w)
@@ -128,7 +128,7 @@ def test_a_strategy_that_compares_replies_is_refused(kind):
     assert error.value.code == "needs-replies"
 
 
-def test_so_is_one_that_clips_replies_and_one_that_is_none():
+def test_a_strategy_that_clips_replies_and_an_object_without_strategy_are_refused():
     with pytest.raises(InputError) as error:
         OverTheAir(DifferentialPrivacyServerSideFixedClipping(averaging(), 1.0, 1.0, 2))
     assert error.value.code == "needs-replies"
@@ -137,7 +137,7 @@ def test_so_is_one_that_clips_replies_and_one_that_is_none():
     assert error.value.code == "wrong-type"
 
 
-def test_a_strategy_of_ones_own_says_that_one_reply_will_do():
+def test_a_custom_strategy_may_accept_a_single_reply():
     class Own(FedAvg):
         def aggregate_train(self, server_round, replies):
             return super().aggregate_train(server_round, replies)
@@ -160,7 +160,7 @@ def test_a_strategy_that_steps_itself_keeps_types_and_norm_buffers(kind):
     assert bits(once)["1.num_batches_tracked"] == bits(start_arrays())["1.num_batches_tracked"]
 
 
-def test_fedprox_asks_in_its_own_way():
+def test_the_proximal_term_of_flowers_fedprox_is_used():
     seen = []
 
     def answer(message):
@@ -187,7 +187,7 @@ def test_settings_are_checked(settings, expected):
     assert (error.value.code, error.value.fields.get("name")) == expected
 
 
-def test_who_takes_part_is_the_strategys_to_say(small, registries):
+def test_a_participation_rule_is_refused_because_the_strategy_selects_clients(small, registries):
     @sa.participation("nobody")
     def nobody():
         return lambda n, source: torch.arange(0)

@@ -50,7 +50,9 @@ def received(channel, update, k=0, seed=0):
     return channel.superpose([upload], draw), draw
 
 
-def gains(rule, fades="rayleigh(power=1)", n=100_000, k=0):
-    channel = over(rule, fades, "none()")
-    found = channel.draw(n, torch.arange(n), 1, seed=0, k=k).gains
-    return torch.tensor(list(found)), torch.tensor(list(found.values()), dtype=torch.float64)
+def transmissions(rule, fades="rayleigh(power=1)", n=100_000, k=0):
+    """The clients that transmit (m,), their complex gains (m,) and their energies (m,)."""
+    found = over(rule, fades, "none()").draw(n, torch.arange(n), 1, seed=0, k=k).transmissions
+    rows = [(sent.gain, sent.energy) for sent in found.values()]
+    gains, energies = (torch.tensor(column, dtype=torch.complex128) for column in zip(*rows, strict=True))
+    return torch.tensor(list(found)), gains, energies.real

@@ -98,14 +98,30 @@ def _air(r, clients):
         channel = r.choice([*channels, f'digital(quantize="{quantize}", aggregate="{aggregate}")'])
         if "aggregate" in channel and "mean()" not in aggregate:
             participation = participation.replace(", expected=True", "")
-        air = {"channel": channel, "fading": "unit()", "noise": "none()"}
+        power = r.choice(["none()", "limit(P=1)", "inversion(P=1, threshold=0.1, csi=0.9)", "half_power()"])
+        fadings = [fading for fading in _fadings() if "entries" not in fading]
+        adapts = power.startswith(("inversion", "half"))
+        air = {
+            "channel": channel,
+            "fading": r.choice(fadings) if adapts else "unit()",
+            "noise": "none()",
+            "power": power,
+        }
     elif kind < 0.35:
         channels = [spec for spec in EXAMPLES["channels"] if spec.startswith("waveform")]
         bases = [f'waveform(basis="{basis}")' for basis in [*EXAMPLES["bases"], "samples()"]]
         channel = r.choice([*channels, *bases])
         fadings = [fading for fading in _fadings() if "entries" not in fading]
-        noise = r.choice(["sas(alpha=1.5, tau=0.1)", "sas(alpha=1.9, tau=0.01)", "gaussian(std=0.5)", "none()"])
-        air = {"channel": channel, "fading": r.choice(fadings), "noise": noise}
+        power = r.choice(["none()", "limit(P=1)", "inversion(P=1, threshold=0.1, csi=0.9, phase=0.2)", "half_power()"])
+        if "antennas" in channel and power != "none()":
+            power = "limit(P=1)"
+        if power != "none()":
+            channel = channel.removesuffix(")") + ", noise_on=sum)"
+        noises = ["sas(alpha=1.5, tau=0.1)", "sas(alpha=1.9, tau=0.01)", "gaussian(std=0.5)", "none()"]
+        if "antennas" not in channel:
+            noises += ["bursts(length=7)", "field(density=0.01, hold=5)"]
+        noises.append("markov(good='sas(tau=0.1)', bad='gaussian(std=1)')")
+        air = {"channel": channel, "fading": r.choice(fadings), "noise": r.choice(noises), "power": power}
     else:
         power = r.choice(["none()", "none()", *EXAMPLES["powers"], "half_power()"])
         fadings = [fading for fading in _fadings() if "entries" not in fading or "inversion" not in power]

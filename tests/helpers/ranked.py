@@ -126,6 +126,19 @@ def experiments():
             noise="none()",
             receiver="none()",
         ),
+        "power over signals": TINY.with_(
+            engine="reference",
+            channel="waveform(hadamard, noise_on=sum)",
+            power="inversion(P=1, threshold=0.1, csi=0.9, phase=0.2)",
+            noise="bursts(length=5)",
+        ),
+        "power of digital links": TINY.with_(
+            engine="reference",
+            channel="digital('qsgd(s=3)')",
+            power="inversion(P=1, threshold=0.3)",
+            noise="none()",
+            receiver="none()",
+        ),
         "stacked": TINY.with_(engine="fast", chunk=2),
         "local rule": TINY.with_(
             engine="fast", chunk=2, local="adam()", lr_decay="inverse(over=1)", evaluate_clients=True

@@ -10,7 +10,7 @@ from typer.main import get_command
 
 import stableair as sa
 from helpers.isolation import forget_note_printer
-from stableair import bench, theory
+from stableair import theory, workloads
 from stableair.cli import main as cli
 from stableair.data import hub
 from stableair.experiment import PRESETS, TYPES
@@ -123,8 +123,8 @@ def said(tmp_path, monkeypatch, capfd, registries):
     monkeypatch.setattr(demo, "TUNING_ROUNDS", 1)
     monkeypatch.setattr(demo, "GRID", {name: (spec, values[:1]) for name, (spec, values) in demo.GRID.items()})
     monkeypatch.setattr(theorem, "CHECKS", theorem.CHECKS[:1])
-    for name in bench.WORKLOADS:
-        monkeypatch.setitem(bench.WORKLOADS, name, tiny)
+    for name in workloads.WORKLOADS:
+        monkeypatch.setitem(workloads.WORKLOADS, name, tiny)
     monkeypatch.setattr(Figure, "savefig", lambda self, file, **_: file.write(b"a picture"))  # what takes longest
     sa.run(tiny, tmp_path / "run")
     theory.best_threshold(1.5)  # computed once

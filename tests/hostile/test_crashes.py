@@ -55,7 +55,7 @@ def points(monkeypatch, work, **options):
     return len(seen)
 
 
-def test_a_run_goes_on_after_a_crash_at_any_point(monkeypatch, tmp_path):
+def test_a_run_continues_after_a_crash_at_any_point(monkeypatch, tmp_path):
     whole = numbers(sa.run(TINY))
     n = points(monkeypatch, lambda: sa.run(TINY, tmp_path / "whole"))
     for after in range(n):
@@ -68,7 +68,7 @@ def test_a_run_goes_on_after_a_crash_at_any_point(monkeypatch, tmp_path):
     assert n > 20
 
 
-def test_a_search_goes_on_after_a_crash_at_any_point(monkeypatch, tmp_path):
+def test_a_search_continues_after_a_crash_at_any_point(monkeypatch, tmp_path):
     def search(folder):
         return sa.search(TINY.with_(rounds=1), {"receiver.C": "0.01:10:log"}, folder, trials=2)
 

@@ -41,7 +41,7 @@ NAMES = "experiment.json", "environment.json", "clients.json", "rounds.jsonl", "
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_damaged_run_is_refused_or_resumed_right(finished, tmp_path, name):
+def test_a_damaged_run_is_refused_or_resumed_correctly(finished, tmp_path, name):
     chance, refused, right = random.Random(name), 0, 0
     for i in range(TRIES):
         folder = shutil.copytree(finished[0].folder, tmp_path / str(i))
@@ -63,7 +63,7 @@ def test_a_damaged_run_is_refused_or_resumed_right(finished, tmp_path, name):
 
 
 @pytest.mark.parametrize("name", NAMES[:4])
-def test_a_damaged_run_is_left_out_of_a_page_and_the_others_are_not(finished, tmp_path, name):
+def test_a_damaged_run_is_left_out_of_a_report(finished, tmp_path, name):
     chance, left_out = random.Random(name), 0
     sa.run(TINY.with_(seed=1), tmp_path / "good")
     for _ in range(TRIES):

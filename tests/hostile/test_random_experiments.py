@@ -45,7 +45,7 @@ def test_an_experiment_is_a_function_of_its_number():
     assert draw(3) == draw(3) != draw(4)
 
 
-def test_most_experiments_are_legal(registries):
+def test_most_random_experiments_are_valid(registries):
     register()
     refused = 0
     for number in range(100):

@@ -41,7 +41,7 @@ def done(*words, **options):
     return process.returncode, out, errors
 
 
-def test_a_terminal_that_knows_no_greek_loses_no_picture(tmp_path):
+def test_a_picture_is_written_on_a_terminal_without_greek_letters(tmp_path):
     words = "figure", "fig4a", *TINY, "rounds=1", "partition=iid()", "norm_stats=clients", "--C", 1, "--out"
     code, out, errors = done(*map(str, words), str(tmp_path / "f"), PYTHONIOENCODING="latin-1")
     assert (code, errors) == (0, "")
@@ -49,7 +49,7 @@ def test_a_terminal_that_knows_no_greek_loses_no_picture(tmp_path):
     assert (tmp_path / "f" / "fig4a.png").stat().st_size > 1000
 
 
-def test_a_folder_whose_name_is_no_text(tmp_path):
+def test_a_folder_name_that_is_not_unicode(tmp_path):
     folder = os.fsdecode(os.fsencode(tmp_path) + b"/\xff\xfe")
     for words in (["run", *TINY, "rounds=1", "--out", folder], ["plot", folder, "-o", f"{folder}.png"],
                   ["report", folder, "-o", f"{folder}.html"]):  # fmt: skip
@@ -83,7 +83,7 @@ def test_a_broken_pipe_is_reported(tmp_path):
     assert sa.load(tmp_path / "a").rounds
 
 
-def test_an_output_that_is_full(tmp_path):
+def test_a_full_output_device(tmp_path):
     with open("/dev/full", "w") as full, begin("list", out=full) as process:
         errors = process.stderr.read().decode()
     assert (process.returncode, errors) == (2, "error: writing: No space left on device\n")

@@ -14,6 +14,6 @@ def test_the_page_shows_a_picture_of_every_part_of_the_air():
         assert f"(images/air-{name}.png)" in page
 
 
-def test_a_picture_is_written_where_it_is_asked_for(command, tmp_path):
+def test_a_picture_is_written_to_the_requested_path(command, tmp_path):
     assert command("air", "bursts", "-o", "b.pdf") == (0, "b.pdf\n", "")
     assert (tmp_path / "b.pdf").read_bytes().startswith(b"%PDF")

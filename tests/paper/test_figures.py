@@ -91,7 +91,7 @@ VARIED = [("fig4a", "alpha", "noise"), ("fig4b", "tau", "noise"), ("fig4c", "C",
 
 
 @pytest.mark.parametrize(("name", "key", "field"), VARIED)
-def test_one_thing_is_varied(name, key, field, tmp_path, no_data):
+def test_exactly_one_setting_is_varied(name, key, field, tmp_path, no_data):
     planned, runs, _notes = compute(name, tmp_path)
     values = [runs_from[0].settings[field] for runs_from in runs.values()]
     assert len(set(values)) == len(values) == len(planned.figure.values)
@@ -104,7 +104,7 @@ def test_one_thing_is_varied(name, key, field, tmp_path, no_data):
     assert len(list(tmp_path.glob("search-*"))) == (name != "fig4c")
 
 
-def test_the_measured_snr_stands_beside_the_papers(tmp_path, no_data):
+def test_the_measured_snr_is_shown_with_the_papers(tmp_path, no_data):
     planned, runs, _notes = compute("fig4b", tmp_path, SMALL | {"clients": 3}, seeds=2)
     labels = texts(draw(planned, runs))
     found = [[one["channel/snr_db"][0] for one in each] for each in list(runs.values())[:2]]
@@ -128,7 +128,7 @@ def test_thresholds_of_the_user_are_used_and_reported(tmp_path, no_data):
     assert "C = 0.5 was set, not searched" in caption(planned, runs, notes)
 
 
-def test_the_caption_tells_the_data_and_what_is_not_the_papers(tmp_path, no_data):
+def test_the_caption_names_the_data_and_differences_from_the_paper(tmp_path, no_data):
     planned, runs, notes = compute("fig3a", tmp_path)
     text = caption(planned, runs, notes)
     assert "Changed settings: model=logistic()" in text
@@ -142,14 +142,14 @@ def test_the_caption_tells_the_data_and_what_is_not_the_papers(tmp_path, no_data
     assert "100 rounds" in full
 
 
-def test_bands_over_seeds_and_settings_of_ones_own(tmp_path, no_data):
+def test_bands_over_seeds_and_custom_settings(tmp_path, no_data):
     planned, runs, _notes = compute("fig3c", tmp_path, SMALL | {"clients": 3, "noise.tau": 0.7}, seeds=2)
     assert {one.settings["seed"] for one in runs["MAC"]} == {0, 1}
     assert {one.settings["noise"] for one in runs["MAC"]} == {"sas(alpha=1.5, tau=0.7)"}
     assert len(draw(planned, runs).axes[0].collections) == 4
 
 
-def test_an_older_run_that_went_further_is_cut(tmp_path, no_data):
+def test_an_older_run_with_more_rounds_is_truncated(tmp_path, no_data):
     planned, _, _ = compute("fig4c", tmp_path)
     longer = planned.base.with_(receiver="mac(C=0.05)", rounds=3)
     sa.run(longer, tmp_path / longer.name, resume=True)
@@ -214,7 +214,7 @@ def test_the_command_draws_png_and_pdf(tmp_path, monkeypatch, capsys, no_data):
         monkeypatch.setattr(runner, "build", lambda *_: pytest.fail("computed again"))
 
 
-def test_a_figure_from_python_is_the_commands(tmp_path, monkeypatch, no_data):
+def test_a_figure_from_python_equals_the_figure_of_the_command(tmp_path, monkeypatch, no_data):
     monkeypatch.chdir(tmp_path)
     picture = sa.figure("fig3c", smoke=True, rounds=1, settings=SMALL, thresholds={"MAC": 0.5, "GNC": 7})
     assert texts(picture) == ["Ideal", "MAC", "GNC", "Noisy"]
@@ -229,7 +229,7 @@ def test_a_figure_from_python_is_the_commands(tmp_path, monkeypatch, no_data):
     assert stop.value.code == 0
 
 
-def test_a_figure_from_python_takes_what_the_command_takes(tmp_path, no_data):
+def test_a_figure_from_python_accepts_the_options_of_the_command(tmp_path, no_data):
     picture = sa.figure(
         "fig4b", tmp_path, smoke=True, rounds=3, seeds=2, settings=SMALL | {"noise.alpha": 2}, search_each=True,
         trials=1, search_rounds=2,

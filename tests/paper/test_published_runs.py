@@ -61,7 +61,7 @@ def changed(folder, change):
     return published_runs.read("fig3a", published_curves("fig3a"))
 
 
-def test_something_is_published():
+def test_published_runs_exist():
     assert {"fig3a", "fig3d"} <= set(PUBLISHED)
 
 
@@ -81,7 +81,7 @@ def test_every_published_figure_is_drawn_from_its_files(name, tmp_path, monkeypa
 
 
 @pytest.mark.parametrize("name", ARCHIVES)
-def test_a_published_run_is_the_experiment_of_its_curve_but_for_what_is_listed(name):
+def test_a_published_run_is_the_experiment_of_its_curve_except_for_listed_differences(name):
     about = json.loads((published_runs.FOLDER / f"{name}.json").read_text())
     curves, listed = publish.published_curves(name), published_runs.allowed_differences(name)
     assert all(len(reason) > 20 for reason in listed.values()), "each has a reason"
@@ -120,7 +120,7 @@ def test_the_published_rounds_are_those_of_the_folders(name):
                 )
 
 
-def test_they_are_small_and_part_of_the_package():
+def test_the_published_files_are_small_and_in_the_package():
     files = [path for path in published_runs.FOLDER.iterdir() if path.is_file()]
     assert sum(path.stat().st_size for path in files) < 2_000_000
     patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["stableair"]
@@ -162,7 +162,7 @@ def test_the_tables_of_the_pages_are_those_of_the_published_files(page):
     assert publish.rewritten(page) == page.read_text(), "python bench/reproduce.py publish writes them anew"
 
 
-def test_what_is_written_is_read_and_written_alike(published_folder):
+def test_written_published_runs_are_read_and_written_again_unchanged(published_folder):
     found = published_runs.read("fig3a", published_curves("fig3a"))
     assert (list(found.curves), found.data, found.left_out) == (["MAC", "Noisy"], "made up", [])
     (mac,), (noisy,) = found.curves.values()
@@ -214,7 +214,7 @@ def test_the_runs_recorded_by_version_0_1_are_read_and_drawn():
         np.testing.assert_allclose(lines[label].get_ydata(), mean)
 
 
-def test_what_does_not_match_its_experiment_is_named_and_left_out(published_folder, caplog):
+def test_runs_that_do_not_match_their_experiment_are_named_and_left_out(published_folder, caplog):
     def other_partition(about):
         about["runs"]["mac"]["experiment"]["partition"] = "dirichlet(beta=0.3)"
         about["runs"]["mac"]["experiment"].pop("arguments")

@@ -57,7 +57,7 @@ def test_a_number_without_gain_is_the_papers_rule():
     assert not isinstance(mac(0.1), sa.Rule), "a plain function without memory"
 
 
-def test_doublings_are_standard_normal_without_a_signal():
+def test_scores_of_doublings_are_standard_normal_without_a_signal():
     laws = [(noise(1.2, k=2 * k, d=2000), noise(1.2, k=2 * k + 1, d=2000)) for k in range(300)]
     _, turned, less, more = np.moveaxis([doublings(x.double(), r.double(), 0.06)[:6] for x, r in laws], -1, 0)
     for scores in (turned, more - less):
@@ -65,7 +65,7 @@ def test_doublings_are_standard_normal_without_a_signal():
         assert np.abs(scores.var(0) - 1).max() < 0.5
 
 
-def test_a_strong_signal_lifts_the_threshold_and_a_weak_one_does_not():
+def test_a_strong_signal_raises_the_threshold_and_a_weak_one_does_not():
     def threshold(std):
         rule = RepeatedReceiver(mac("auto"))
         for k in range(4):
@@ -80,7 +80,7 @@ def test_a_strong_signal_lifts_the_threshold_and_a_weak_one_does_not():
     assert lost[-1] < 0.5 * lost[0], "the second round tells signal from noise"
 
 
-def test_auto_leaves_alone_what_does_not_vary():
+def test_auto_leaves_constant_blocks_unchanged():
     for g in (torch.zeros(50), torch.full((50,), 3.0), torch.tensor([2.0])):
         assert torch.equal(mac("auto")(g), g)
 
@@ -116,7 +116,7 @@ def test_the_memory_is_saved_and_restored(rule, tmp_path):
     assert not torch.equal(rule(strong + noise(k=6)), other(strong + noise(k=6))), "the memory matters"
 
 
-def test_pilots_tell_the_noise_where_the_vector_cannot(tiny):
+def test_pilots_reveal_the_noise_if_the_vector_does_not(tiny):
     with_pilots = tiny.with_(receiver="mac(C=auto, pilot=20000)", noise="sas(alpha=1.3, tau=0.05)")
     last = sa.run(with_pilots).rounds[-1]
     assert last["receiver/alpha"] == pytest.approx(1.3, abs=0.05)
@@ -138,7 +138,7 @@ def test_the_reference_is_clipped_too():
     assert scores[0][1] > 10, "unclipped, the impulses of the round before would drown the signal"
 
 
-def test_pilots_are_symbols_of_their_own():
+def test_pilots_are_separate_symbols():
     fade = Flat(unit(), sas(1.5, 0.1), pilots=100).draw(3, torch.arange(3), 200, 0, 0)
     assert fade.pilot.shape == (100,)
     assert not torch.equal(fade.pilot, fade.xi[:100])
@@ -170,7 +170,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tiny, tmp_path, spec):
     ],
     ids=["ideal", "gaussian", "strong signal", "layer"],
 )
-def test_auto_does_not_break_where_nothing_needs_repair(channel):
+def test_auto_changes_little_without_noise(channel):
     base = sa.Experiment(rounds=25, device="cpu", **channel)
     auto, plain = (sa.run(base.with_(receiver=r))["test/accuracy"][-1] for r in ("mac(C=auto)", "none()"))
     assert auto > plain - 0.02
@@ -208,12 +208,12 @@ def test_a_burst_does_not_lengthen_the_step():
     assert ((out[6:] @ weak) / (weak @ weak)).tolist() == pytest.approx([1, 1], abs=0.1), "and it is forgotten at once"
 
 
-def test_without_the_gain_a_burst_counts_as_little():
+def test_without_gain_a_burst_has_little_weight():
     out, _ = received_rounds(mac("auto", gain=False), [0.1] * 5 + [30.0])
     assert out[5].norm() < 2 * out[4].norm()
 
 
-def test_the_signal_is_tracked_and_outlives_loud_rounds():
+def test_the_signal_is_tracked_across_rounds_with_strong_noise():
     rule, known = RepeatedReceiver(mac("auto")), []
     for k, (std, tau) in enumerate([(0.02, 0.1)] * 10 + [(0.06, 0.1)] * 3 + [(0.06, 3.0)] * 5):
         rule(noise(1.5, tau, k, 20_000) + signal(std, 20_000))
@@ -222,14 +222,14 @@ def test_the_signal_is_tracked_and_outlives_loud_rounds():
     assert known[12:] == pytest.approx([0.06**2] * 6, rel=0.3), "three rounds after it has grown, and not forgotten"
 
 
-def test_the_reference_is_made_of_the_quiet_rounds():
+def test_the_reference_consists_of_rounds_with_little_noise():
     rule, weak = RepeatedReceiver(mac("auto")), signal(0.05, 20_000)
     for k, tau in enumerate([1.0, 1.0, 0.01, 1.0, 1.0]):
         rule(noise(1.5, tau, k, 20_000) + weak)
     assert torch.cosine_similarity(rule.memory["before"].clamp(-0.2, 0.2), weak, dim=0) > 0.8
 
 
-def test_silence_is_no_reference():
+def test_rounds_without_noise_are_not_used_as_reference():
     rule, weak = RepeatedReceiver(mac("auto", pilot=100)), signal(0.05, 2000)
     for k in range(4):
         g = torch.zeros(2000) if k < 2 else weak + noise(1.5, 0.001, k, 2000)
@@ -258,7 +258,7 @@ def test_the_gain_is_the_signals_own():
     assert passed == pytest.approx(1, abs=0.05)
 
 
-def test_evidence_of_a_quiet_round_does_not_lift_the_threshold_of_a_loud_one():
+def test_a_round_with_little_noise_does_not_raise_the_threshold_of_a_round_with_much_noise():
     heavy = 0.01 * signal(1.0, 20_000) ** 3
     rule, C = RepeatedReceiver(mac("auto")), []
     for k in range(10):
@@ -267,7 +267,7 @@ def test_evidence_of_a_quiet_round_does_not_lift_the_threshold_of_a_loud_one():
     assert max(C[2::3]) < 1.5 * 1.255
 
 
-def test_silence_under_loud_pilots():
+def test_zero_noise_with_strong_pilots():
     rule = RepeatedReceiver(mac("auto", pilot=100))
     assert rule(torch.zeros(50), pilot=noise(d=100)).tolist() == [0.0] * 50
     assert rule.metrics["step"] == pytest.approx(1)
@@ -286,7 +286,7 @@ def test_a_sparse_signal_is_found_beyond_octaves_of_noise():
 
 
 @pytest.mark.parametrize("alpha", [0.8, 1.5, 1.9])
-def test_noise_alone_does_not_lift_the_threshold(alpha):
+def test_noise_alone_does_not_raise_the_threshold(alpha):
     rule, lifted = RepeatedReceiver(mac("auto")), 0
     for k in range(30):
         rule(noise(alpha, 1.0, k, 2000))

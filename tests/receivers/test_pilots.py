@@ -14,7 +14,7 @@ from stableair.streams import generator
 
 
 @pytest.mark.parametrize("pilots", [1, 2, MIN_PILOTS - 1])
-def test_too_few_pilots_are_refused_with_the_least_number(pilots):
+def test_too_few_pilots_are_refused_with_the_minimum_number(pilots):
     with pytest.raises(InputError) as error:
         sa.Experiment(receiver=f"mac(C=auto, pilot={pilots})")
     assert (error.value.code, error.value.fields["low"], error.value.fields["value"]) == (
@@ -42,7 +42,7 @@ def test_pilots_with_a_fixed_threshold_are_refused():
 
 
 @pytest.mark.parametrize("alpha", [1.0, 1.8])
-def test_the_least_number_of_pilots_gives_nearly_the_best_threshold(alpha):
+def test_the_minimum_number_of_pilots_gives_nearly_the_best_threshold(alpha):
     """On average the clipping keeps 95 % of the best threshold's efficacy, and with 5 pilots less than 90 %."""
     source = generator(0, "pilot", 0)
     best = theory.efficacy(clip(theory.best_threshold(alpha)), alpha, n=2001)
@@ -59,7 +59,7 @@ def test_the_least_number_of_pilots_gives_nearly_the_best_threshold(alpha):
     assert mean_efficacy(5) < 0.91
 
 
-def test_with_the_least_number_of_pilots_a_run_clips(tiny):
+def test_a_run_with_the_minimum_number_of_pilots_clips(tiny):
     run = sa.run(tiny.with_(receiver=f"mac(C=auto, pilot={MIN_PILOTS})", rounds=2))
     assert all(math.isfinite(C) for C in run["receiver/C"])
     assert all(fraction > 0 for fraction in run["clip/fraction"])

@@ -143,7 +143,7 @@ def test_chain_applies_in_order():
     assert chain(gnc(1), mac(1))(g)[1] < 0.02 < chain(mac(1), gnc(1))(g)[1]
 
 
-def test_blockwise_takes_each_block_on_its_own():
+def test_blockwise_repairs_each_block_separately():
     g = torch.tensor([0.0, 1.0, 90.0, 5.0, 7.0, 7.0, 7.0, -50.0])
     assert blockwise(mac(1.0), BLOCKS)(g).tolist() == [0.0, 1.0, 2.0, 5.0, 7.0, 7.0, 7.0, 6.0]
     assert blockwise(mac(1.0), BLOCKS.merge("model"))(g).tolist() == [4.0, 4.0, 6.0, 5.0, 6.0, 6.0, 6.0, 4.0]
@@ -172,7 +172,7 @@ class Counting:
         return received.g * len(lengths), {"lengths": lengths}, {"seen": len(lengths)}
 
 
-def test_a_class_with_apply_and_init_is_a_rule_that_is_given_the_whole_vector(registries):
+def test_a_class_with_apply_and_init_is_a_rule_for_the_whole_vector(registries):
     sa.receiver("counting")(Counting)
     rule = RepeatedReceiver(assemble(receiver.parse("none() | counting()"), BLOCKS, "tensor"), BLOCKS)
     g = torch.ones(8)
@@ -230,7 +230,7 @@ def test_chains_and_blocks_nest_either_way():
         assert memory == ((), 1), "one entry per rule"
 
 
-def test_the_memory_of_one_nesting_fits_the_others():
+def test_the_memory_does_not_depend_on_the_nesting():
     for one in nestings():
         _, memory, _ = one.apply(Reception(G, WHOLE), one.init(G))
         for other in nestings():
@@ -290,7 +290,7 @@ def test_a_class_asks_for_pilots_by_an_attribute():
 
 
 @pytest.mark.parametrize("wrong", [3, None, Counting, "mac(C=1)"])
-def test_what_is_no_rule_is_refused(wrong):
+def test_objects_other_than_rules_are_refused(wrong):
     with pytest.raises(InputError) as error:
         chain(mac(1.0), wrong)
     assert (error.value.code, error.value.setting) == ("wrong-type", "receiver")

@@ -54,7 +54,7 @@ def test_lines_are_the_combinations_of_the_other_arguments():
     assert [len(runs) for runs in lines.lines["sas(tau=0.1)"].values()] == [2, 2], "seeds share a point"
 
 
-def test_a_value_without_a_number_is_a_reference():
+def test_a_run_without_a_number_is_a_horizontal_line():
     assert labels(by_argument(grid(1, 2, "auto"), "receiver.C")) == ({"mac": [1, 2]}, ["mac(C=auto)"])
 
 

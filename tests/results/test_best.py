@@ -30,7 +30,7 @@ def test_it_is_the_state_after_the_best_round(metric, best, tiny, tmp_path):
 
 @pytest.mark.parametrize("stopped_after", range(4))
 @pytest.mark.parametrize("checkpoint_every", [1, 3])
-def test_a_resumed_run_keeps_the_same_one(stopped_after, checkpoint_every, tiny, tmp_path):
+def test_a_resumed_run_keeps_the_same_best_round(stopped_after, checkpoint_every, tiny, tmp_path):
     options = {"keep_best": True, "monitor": "channel/snr_db", "checkpoint_every": checkpoint_every}
     e = tiny.with_(rounds=5)
     with pytest.raises(Stop):
@@ -39,7 +39,7 @@ def test_a_resumed_run_keeps_the_same_one(stopped_after, checkpoint_every, tiny,
     assert run.best.rounds == best_round(run, "channel/snr_db", max) + 1
 
 
-def test_a_run_that_has_one_keeps_it_up_to_date_and_a_damaged_one_is_replaced(tiny, tmp_path):
+def test_the_best_checkpoint_is_updated_and_a_damaged_one_is_replaced(tiny, tmp_path):
     sa.run(tiny.with_(rounds=1), tmp_path, keep_best=True, monitor="test/loss")
     sa.run(tiny.with_(rounds=3), tmp_path, resume=True, monitor="train/loss")
     run = sa.load(tmp_path)
@@ -79,7 +79,7 @@ def test_a_best_checkpoint_of_a_lost_round_does_not_compete(tiny, tmp_path):
     assert run.best.rounds == best_round(run, "test/loss", min) + 1
 
 
-def test_there_is_none_unless_asked_for(tiny, tmp_path):
+def test_by_default_there_is_no_best_checkpoint(tiny, tmp_path):
     run = sa.run(tiny, tmp_path)
     assert not (tmp_path / BEST).exists()
     refused("no-best", lambda: run.best)

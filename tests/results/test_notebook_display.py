@@ -84,5 +84,5 @@ def test_a_line_rises_with_the_values_and_has_gaps():
 
 
 @pytest.mark.parametrize("values", [[], [0.5], [None, 0.5, None]])
-def test_fewer_than_two_values_are_no_line(values):
+def test_a_sparkline_needs_two_values(values):
     assert sparkline(values) == ""

@@ -103,7 +103,7 @@ def test_invalid_options_are_refused_before_anything_is_computed(name, tiny, tmp
     refused("needs-folder", sa.run, tiny, track="tensorboard")
 
 
-def test_the_progress_bar_is_for_people_only(monkeypatch, tiny, capsys):
+def test_the_progress_bar_is_shown_only_in_interactive_terminals(monkeypatch, tiny, capsys):
     assert not is_interactive()
     sa.run(tiny)
     assert capsys.readouterr().out == ""

@@ -33,7 +33,7 @@ def test_files_of_a_run_are_never_written(run_folder, name, force):
     assert content(run_folder) == before
 
 
-def test_links_to_files_of_a_run(run_folder, tmp_path):
+def test_symbolic_links_to_files_of_a_run(run_folder, tmp_path):
     (tmp_path / "link.html").symlink_to(run_folder / "rounds.jsonl")
     os.link(run_folder / "rounds.jsonl", run_folder / "hard.html")
     for path in (tmp_path / "link.html", run_folder / "hard.html"):
@@ -141,7 +141,7 @@ def test_formats_without_metadata_are_written(run_folder, tmp_path):
         assert plot.save(figure, tmp_path / f"a.{ending}").stat().st_size > 500
 
 
-def test_the_current_folder_is_no_page():
+def test_the_current_folder_is_refused_as_output_file():
     with pytest.raises(InputError) as error:
         check_output(Path())
     assert error.value.code == "cannot-write"

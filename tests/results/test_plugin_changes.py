@@ -153,7 +153,7 @@ def test_kept_results_can_be_recomputed_later(plugin, settings, tmp_path):
     assert mixed_components([again]) == []
 
 
-def test_only_components_of_the_experiment_count(plugin, settings, tmp_path):
+def test_only_components_of_the_experiment_change_the_version(plugin, settings, tmp_path):
     plain = settings | {"receiver": "mac(C=1)"}
     first = plugin(run, plain, tmp_path / "a")
     assert environments(tmp_path / "a")[0]["plugins"] == {}
@@ -161,7 +161,7 @@ def test_only_components_of_the_experiment_count(plugin, settings, tmp_path):
     assert plugin(run, plain, tmp_path / "a")["seconds"] == first["seconds"]
 
 
-def test_nested_components_count(plugin, settings):
+def test_versions_include_nested_components(plugin, settings):
     noise = "markov(good='quiet()', bad='sas(tau=3)', p=0.1, q=0.5)"
     sources = plugin(lambda: component_sources(sa.Experiment(**settings | {"noise": noise})))
     assert set(sources) == {"receiver scaled", "noise quiet"}

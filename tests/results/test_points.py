@@ -94,7 +94,7 @@ def test_texts_are_on_an_axis_of_texts_without_a_line_between_them():
     assert axes.lines[0].get_linestyle() == "None"
 
 
-def test_a_run_that_diverged_counts_as_accuracy_0_and_has_no_other_metric():
+def test_a_run_that_diverged_has_accuracy_0_and_no_other_metric():
     for metric, value in (("test/accuracy", 0.0), ("validation/accuracy", 0.0), ("test/loss", math.nan)):
         run = made([0.5, None], metric)
         run.rounds[-1]["diverged"] = True

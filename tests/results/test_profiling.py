@@ -36,7 +36,7 @@ def test_the_steps_are_within_the_seconds_of_the_round(tiny):
     assert profile_rows(sa.run(tiny)) == []
 
 
-def test_a_step_within_another_one_is_not_counted_twice(monkeypatch):
+def test_the_seconds_of_a_nested_step_are_not_added_twice(monkeypatch):
     clock = iter([0.0, 1.0, 3.0, 7.0])
     monkeypatch.setattr(profiling.time, "perf_counter", lambda: next(clock))
     watch = Stopwatch(torch.device("cpu"))
@@ -48,7 +48,7 @@ def test_a_step_within_another_one_is_not_counted_twice(monkeypatch):
 @pytest.mark.parametrize(
     ("step", "setting"), [("receiver", "receiver"), ("server", "server"), ("channel", "noise"), ("training", "model")]
 )
-def test_time_is_counted_where_it_is_spent(step, setting, tiny, registries):
+def test_seconds_are_assigned_to_the_step_that_used_them(step, setting, tiny, registries):
     def slow(value):
         time.sleep(0.02)
         return value

@@ -93,7 +93,7 @@ def test_a_model_that_is_no_longer_finite_ends_its_run(tiny, tmp_path, registrie
     assert at_once.diverged == 0
 
 
-def test_clients_that_overflow_later_on_mean_divergence_and_at_first_an_error(tiny, tmp_path, registries):
+def test_an_overflow_is_an_error_in_the_first_round_and_divergence_later(tiny, tmp_path, registries):
     @sa.noise("push")
     def push():
         return lambda d, source: torch.full((d,), -1e30)
@@ -133,7 +133,7 @@ def test_files_of_a_run_without_its_experiment_are_not_overwritten(tiny, tmp_pat
         assert error.value.code == "corrupt-run"
 
 
-def test_a_folder_in_which_nothing_was_written_is_gone(tiny, tmp_path):
+def test_an_empty_run_folder_is_removed(tiny, tmp_path):
     with pytest.raises(sa.InputError) as error:
         run(tiny.with_(clients=1000), tmp_path / "a" / "b" / "c")
     assert (error.value.code, error.value.fields["name"]) == ("out-of-range", "clients")

@@ -184,7 +184,7 @@ def test_only_groups_with_the_same_task_are_paired():
     assert [(p.better, p.worse) for p in compare_groups(groups, "test/accuracy")] == [("c", "a")]
 
 
-def test_a_copy_of_a_run_does_not_count_twice(tiny, tmp_path):
+def test_a_copy_of_a_run_is_used_once(tiny, tmp_path):
     for name, rounds in (("a", 2), ("b", 3)):
         sa.run(tiny.with_(rounds=rounds), tmp_path / name)
     (run,), left_out = find([tmp_path])

@@ -77,7 +77,7 @@ def test_the_memory_of_a_receiver_is_resumed(tiny, tmp_path, registries, monkeyp
     assert same(resumed, run(tiny))
 
 
-def test_resume_starts_where_there_is_nothing(tiny, tmp_path):
+def test_resume_starts_a_new_run_in_an_empty_folder(tiny, tmp_path):
     (tmp_path / "empty").mkdir()
     begun = tmp_path / "begun"  # a run that ended before its first round was complete
     begun.mkdir()
@@ -219,7 +219,7 @@ def test_a_crash_at_any_write_can_be_resumed(tiny, tmp_path, monkeypatch, after)
     assert same(run(tiny, tmp_path / "a", resume=True), run(tiny))
 
 
-def test_a_resumed_run_takes_as_many_threads_as_it_began_with(tiny, tmp_path):
+def test_a_resumed_run_uses_its_first_number_of_threads(tiny, tmp_path):
     """Their number changes the last bits of sums in a large model."""
     before, seen = torch.get_num_threads(), []
     try:

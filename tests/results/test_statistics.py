@@ -60,7 +60,7 @@ def test_one_seed_has_no_uncertainty_and_few_seeds_have_no_p():
 
 
 @pytest.mark.parametrize("shift", [0.0, 0.1, 0.05])
-def test_differences_equal_up_to_rounding_have_no_p(shift):
+def test_differences_equal_up_to_rounding_have_no_p_value(shift):
     first = np.array([0.3, 0.6, 0.7, 0.8, 0.9, 0.45])
     second = first - shift
     assert (np.ptp(first - second) > 0) == (shift > 0), "the last bits of the differences differ"
@@ -82,7 +82,7 @@ def test_the_smallest_real_difference_has_a_p():
     assert p_value(first, second) < 1e-10
 
 
-def test_an_interval_covers_the_mean_as_often_as_it_says():
+def test_an_interval_has_its_nominal_coverage():
     rng, n, repeats = np.random.default_rng(0), 5, 2000
     draws = rng.standard_normal((repeats, n))
     intervals = (confidence_interval(d.mean(), d.std(ddof=1) / n**0.5, n) for d in draws)
@@ -90,7 +90,7 @@ def test_an_interval_covers_the_mean_as_often_as_it_says():
     assert abs(covered / repeats - 0.95) < 4 * (0.95 * 0.05 / repeats) ** 0.5
 
 
-def test_holm_by_hand():
+def test_holm_against_a_manual_computation():
     assert holm([0.04, 0.01, 0.03]) == pytest.approx([0.06, 0.03, 0.06]), "3 p, 2 p, 1 p, never falling"
     assert holm([0.01, None, 0.5]) == [pytest.approx(0.02), None, pytest.approx(0.5)]
     assert holm([0.01, None, 0.5], tests=3) == [pytest.approx(0.03), None, 1.0], "a planned test counts"

@@ -92,13 +92,13 @@ def test_an_interrupted_run_stops_where_an_uninterrupted_one_does(tiny, tmp_path
     assert same(sa.run(e, tmp_path, resume=True, **options), whole)
 
 
-def test_the_rule_is_no_part_of_the_experiment(tiny, tmp_path):
+def test_the_stopping_rule_is_not_part_of_the_experiment(tiny, tmp_path):
     stopped = sa.run(tiny, tmp_path, stop="test/loss > 0")
     assert stopped.experiment.id() == tiny.id()
     assert json.loads((tmp_path / "environment.json").read_text())[0]["stopping"]["stop"] == "test/loss > 0"
 
 
-def test_stopped_runs_count_in_comparisons_and_in_the_progress_of_a_sweep(tiny, tmp_path):
+def test_stopped_runs_are_finished_in_comparisons_and_in_the_progress_of_a_sweep(tiny, tmp_path):
     plan = [tiny, tiny.with_(receiver="none()")]
     sa.run(plan[1], tmp_path / plan[1].name)
     assert len(sa.run(plan[0], tmp_path / plan[0].name, stop="test/loss > 0")) == 1

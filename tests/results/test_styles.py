@@ -76,7 +76,7 @@ def test_labels_are_in_the_order_of_the_legend():
     assert (error.value.code, error.value.fields["lines"]) == ("label-count", ["mac(C=2)", "mac(C=5)", "mac(C=10)"])
 
 
-def test_axes_that_are_given_are_drawn_into():
+def test_existing_axes_are_used():
     figure = Figure(figsize=(8, 3))
     left, right = figure.subplots(1, 2)
     assert sa.plot(GRID, ax=left) is figure

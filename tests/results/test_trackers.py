@@ -127,7 +127,7 @@ def test_a_tracker_is_closed_when_the_next_run_starts_or_by_hand(tmp_path, tiny)
 
 
 @pytest.mark.parametrize("wrong", [[print], [sa.Callback], sa.Callback(), 3])
-def test_what_is_no_list_of_callbacks_is_refused(wrong, tiny):
+def test_invalid_callbacks_are_refused(wrong, tiny):
     with pytest.raises(InputError) as error:
         sa.run(tiny, callbacks=wrong)
     assert error.value.code in ("not-a-callback", "wrong-type")

@@ -54,7 +54,7 @@ def test_a_page_that_did_not_change_is_not_rendered_again(tiny, tmp_path, monkey
         assert get() == page
 
 
-def test_only_this_machine_is_answered(tmp_path):
+def test_only_requests_from_this_machine_are_served(tmp_path):
     with sa.watch([tmp_path], port=0) as server:
         assert server.server_address[0] == "127.0.0.1"
     with served(tmp_path) as get:

@@ -91,7 +91,7 @@ def test_whole_numbers_come_from_the_annotation(settings, key, whole, given):
     assert parse_spaces(sa.Experiment(**settings), {key: given}) == {key: Range(1, 5, int=whole)}
 
 
-def test_an_annotation_in_quotes_counts(registries):
+def test_an_annotation_in_quotes_is_evaluated(registries):
     @sa.receiver("quoted")
     def quoted(k: "int", C: "float | int" = 1):
         return lambda g: g
@@ -113,7 +113,7 @@ def test_an_annotation_in_quotes_counts(registries):
         ("receiver.C", "-1e308:1e308"),
     ],
 )
-def test_a_range_that_cannot_be_drawn_from(key, given):
+def test_empty_ranges_are_refused(key, given):
     with pytest.raises(InputError) as error:
         parse_spaces(sa.Experiment(participation="sample(m=1)"), {key: given})
     assert error.value.code == "invalid-range"

@@ -46,7 +46,7 @@ def slurm(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_what_slurm_is_handed_is_an_array_of_processes_that_take_part(slurm, tmp_path):
+def test_slurm_gets_an_array_of_processes_that_share_the_sweep(slurm, tmp_path):
     options = {"partition": "gpu", "time": 90, "gpus_per_node": 1, "cpus_per_task": 4}
     assert sa.submit(PLAN, tmp_path / "s", jobs=2, options=options) == "77"
     script = slurm.read_text()
@@ -127,7 +127,7 @@ def descendants(pid):
 
 
 @pytest.mark.slow
-def test_a_ray_task_whose_worker_is_killed_goes_on_from_its_checkpoint(ray_cluster, tmp_path):
+def test_a_ray_task_whose_worker_is_killed_continues_from_its_checkpoint(ray_cluster, tmp_path):
     address, head = ray_cluster
     words = [*WORDS, "rounds=60", "--seeds", "2"]
     sweep = begun("sweep", *words, "--out", tmp_path / "s", "--ray", address)

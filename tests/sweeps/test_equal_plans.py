@@ -44,7 +44,7 @@ def test_an_experiment_with_a_byte_order_mark_is_read(tmp_path, name, text):
 @pytest.mark.parametrize(
     ("content", "code"), [(b"rounds = ", "not-toml"), (b"data = '\xff'", "unreadable-file"), (None, "unreadable-file")]
 )
-def test_a_file_that_is_no_plan(tmp_path, content, code):
+def test_a_file_without_a_plan_is_refused(tmp_path, content, code):
     path = tmp_path / "plan.toml"
     if content is not None:
         path.write_bytes(content)
@@ -67,7 +67,7 @@ def test_a_file_that_is_no_plan(tmp_path, content, code):
         ([3], "wrong-type"),
     ],
 )
-def test_a_plan_that_is_refused(plan, code):
+def test_invalid_plans_are_refused(plan, code):
     with pytest.raises(InputError) as error:
         expand_plan(plan)
     assert error.value.code == code

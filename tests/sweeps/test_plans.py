@@ -19,7 +19,7 @@ def test_a_plan_is_every_combination_with_every_seed():
     assert {e.clients for e in found} == {7}
 
 
-def test_tables_of_runs_go_on_top_of_what_stands_above(tmp_path):
+def test_tables_of_runs_override_the_settings_above_them(tmp_path):
     (tmp_path / "plan.toml").write_text(
         'preset = "digits-noniid"\nseeds = 2\nnoise.tau = 0.5\n'
         '[[runs]]\nreceiver = "mac(C=1)"\nseeds = 1\n[[runs]]\nreceiver = ["gnc(max_norm=3)", "none()"]\nclients = 9\n'
@@ -32,14 +32,14 @@ def test_tables_of_runs_go_on_top_of_what_stands_above(tmp_path):
     assert {(e.partition, e.noise) for e in found} == {("dirichlet(beta=0.3)", "sas(alpha=1.5, tau=0.5)")}
 
 
-def test_what_is_planned_twice_is_there_once():
+def test_repeated_experiments_of_a_plan_are_run_once():
     assert len(expand_plan({"noise.tau": [0.5, 0.5, 5e-1], "seed": [0, 0]})) == 1
     with pytest.raises(sa.InputError) as error:
         expand_plan({"runs": [{"rounds": 3}, {"rounds": 4}]})
     assert error.value.code == "planned-twice"
 
 
-def test_words_are_a_plan_with_commas_outside_of_brackets(tmp_path):
+def test_command_line_words_are_a_plan_with_commas_outside_of_brackets(tmp_path):
     (tmp_path / "plan.toml").write_text("clients = 9\nnoise.tau = [0.1, 0.2]\n")
     words = [str(tmp_path / "plan.toml"), "receiver=mac(C=1, gain=True),chain", "noise.tau=0.3", "rounds=5", "seeds=2"]
     assert parse_plan(words) == {
@@ -84,7 +84,7 @@ def test_a_wrong_plan_is_one_line_and_nothing_is_made(plan, expected, tmp_path):
 
 
 @pytest.mark.parametrize("text", ["a = ", "a = 1\na = 2", "\0"])
-def test_a_plan_that_is_no_toml(text, tmp_path):
+def test_an_invalid_toml_plan_is_refused(text, tmp_path):
     (tmp_path / "plan.toml").write_text(text)
     with pytest.raises(sa.InputError) as error:
         read_plan(tmp_path / "plan.toml")

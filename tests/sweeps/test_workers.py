@@ -82,7 +82,7 @@ def test_helpers_end_with_the_process_that_started_them(tmp_path):
 
 
 @pytest.mark.slow
-def test_stopped_in_order_it_says_how_to_go_on_and_leaves_no_process(tmp_path):
+def test_a_stopped_command_prints_how_to_continue_and_leaves_no_process(tmp_path):
     parent = begun("sweep", *WORDS, "rounds=100000", "--parallel", 2, "--out", tmp_path / "s")
     until(lambda: sum(rounds(path) > 1 for path in (tmp_path / "s").glob("*")) == 2)
     (helper,) = children(parent.pid)
@@ -125,7 +125,7 @@ def test_every_outcome_is_reported_once_and_a_locked_experiment_is_not_a_failure
     assert events == [(good.name, "Run")], "a finished run has neither start nor rounds"
 
 
-def test_one_that_fails_keeps_no_other_from_being_computed(tmp_path):
+def test_a_failed_experiment_does_not_stop_the_others(tmp_path):
     plan = PLAN | {"lr": [1e30, 0.03], "receiver": "mac(C=1)"}
     with pytest.raises(sa.InputError) as error:
         sa.sweep(plan, tmp_path / "s")
@@ -137,7 +137,7 @@ def test_one_that_fails_keeps_no_other_from_being_computed(tmp_path):
     assert not (tmp_path / "t").exists()
 
 
-def test_a_longer_run_that_is_there_is_cut(tmp_path):
+def test_an_existing_longer_run_is_truncated(tmp_path):
     (experiment,) = expand_plan(SETTINGS)
     sa.run(experiment.with_(rounds=4), tmp_path / experiment.name)
     (run,) = sa.sweep([experiment.with_(rounds=2)], tmp_path)
@@ -145,7 +145,7 @@ def test_a_longer_run_that_is_there_is_cut(tmp_path):
 
 
 @pytest.mark.parametrize("folder", ["/proc/x", "/proc"])
-def test_a_folder_in_which_nothing_can_be_made_is_refused_at_once(folder):
+def test_a_folder_without_write_permission_is_refused_at_once(folder):
     with pytest.raises(sa.InputError) as error, locked(Path(folder)):
         pass
     assert error.value.code == "not-writable"
@@ -172,7 +172,7 @@ def test_torchrun_and_helpers_are_not_mixed(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_helpers_have_gpus_of_their_own_unless_one_is_named(monkeypatch):
+def test_each_worker_has_a_separate_gpu_unless_device_is_set(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert [processes.assign_gpu(i, [Experiment()]).get("CUDA_VISIBLE_DEVICES") for i in range(1, 5)] == [
@@ -186,7 +186,7 @@ def test_helpers_have_gpus_of_their_own_unless_one_is_named(monkeypatch):
     assert processes.assign_gpu(1, [Experiment(), Experiment(device="cuda:1")]) == {}
 
 
-def test_a_job_holds_all_that_another_process_needs(tmp_path, registries):
+def test_a_job_contains_everything_that_another_process_needs(tmp_path, registries):
     plugin = tmp_path / "mine.py"
     plugin.write_text("import stableair as sa\n@sa.receiver('twice')\ndef twice(): return lambda g: 2 * g\n")
     sa.load_plugin(plugin)

@@ -217,7 +217,7 @@ def test_a_rule_that_breaks_the_contract_is_refused(step, code):
     assert refused(code, steps, torch.ones(2)).setting == "local"
 
 
-def test_a_rule_of_ones_own_is_a_function_a_local_rule_or_a_class(tiny, registries):
+def test_a_custom_local_rule_is_a_function_a_local_rule_or_a_class(tiny, registries):
     @sa.local("signs")
     def signs(share: float = 0.1):
         """Steps of one length."""
@@ -250,7 +250,7 @@ def test_adamw_decays_whatever_the_gradient_is():
 
 
 @pytest.mark.parametrize("payload", ["gradient", "delta"])
-def test_the_default_is_todays_training_bit_for_bit(tiny, payload):
+def test_the_default_training_keeps_its_bits(tiny, payload):
     written_out = "sgd(momentum=0, weight_decay=0, nesterov=false, clip=none)"
     e = tiny.with_(payload=payload)
     other = e.with_(local=written_out, lr_decay="constant()", label_smoothing=0)

@@ -70,7 +70,7 @@ def test_batches_differ_between_rounds_clients_and_seeds():
     assert not torch.equal(one, other)
 
 
-def test_norm_buffers_travel_beside_the_update():
+def test_norm_buffers_are_sent_with_the_update():
     module = network(nn.BatchNorm1d(6, track_running_stats=True))
     start = state(module)
     train = trainer(module, parts=[PARTS[0], PARTS[2]], epochs=1, batch_size=5, chunk=1)

@@ -17,8 +17,9 @@ ABSENT = {"fading": "unit()", "noise": "none()", "power": "none()"}  # specs of 
 def assemble(calls: Mapping[str, Call], pilots: int, norms: Layout, divisor: float | None) -> Channel:
     """Make a channel from the parts that it uses.
 
-    A channel declares the settings that it uses: `@channel("digital", uses=())`. Without a declaration it uses all of
-    `fading`, `noise`, `power` and `pilots`. Its factory receives these settings, `norms` and `divisor`.
+    A channel declares the settings that it uses: `@channel("digital", uses=("power",))`. Without a declaration it uses
+    all of `fading`, `noise`, `power` and `pilots`. If a power rule adapts to the fading, a channel that uses the power
+    rule uses the fading, too. The channel's factory receives the used settings, `norms` and `divisor`.
 
     Args:
         calls: Parsed specs of `channel`, `fading`, `noise` and `power`.
@@ -26,17 +27,21 @@ def assemble(calls: Mapping[str, Call], pilots: int, norms: Layout, divisor: flo
         norms: Layout of the norm buffers.
         divisor: Divisor of the sum; None for the number of senders.
 
+    Returns:
+        The channel.
+
     Raises:
-        InputError: The channel ignores one of the settings ("unused-setting"), or a component breaks its contract.
+        InputError: The channel ignores one of the settings ("unused-setting"); the parts do not work together
+            ("noise-not-on-sum", "unsupported-noise", "unsupported-fading", "unsupported-power", "unbounded-power"); or
+            a component breaks its contract ("wrong-type").
     """
     call = calls["channel"]
     uses = used_settings(call)
+    parts: dict[str, Any] = {"power": _power(calls["power"])} if "power" in uses else {}
+    if parts and parts["power"].adapts_to_fading and "fading" not in uses:
+        uses += ("fading",)
     _check_unused(calls, uses, pilots)
-    parts: dict[str, Any] = {name: calls[name]() for name in PARTS if name in uses}
-    if "power" in uses and not isinstance(parts["power"], Power):
-        actual = type(parts["power"]).__name__
-        text = f"power {calls['power']} must return a Power: got {actual}"
-        raise InputError(text, code="wrong-type", setting="power", expected="Power", actual=actual)
+    parts |= {name: calls[name]() for name in PARTS if name in uses and name not in parts}
     if "pilots" in uses:
         parts["pilots"] = pilots
     channel: Channel = call()(**parts, norms=norms, divisor=divisor)
@@ -45,6 +50,16 @@ def assemble(calls: Mapping[str, Call], pilots: int, norms: Layout, divisor: flo
         text = f"channel {call} must return an object with the methods draw and superpose: got {actual}"
         raise InputError(text, code="wrong-type", setting="channel", expected="Channel", actual=actual)
     return channel
+
+
+def _power(call: Call) -> Power:
+    """The power rule of a spec."""
+    rule = call()
+    if not isinstance(rule, Power):
+        actual = type(rule).__name__
+        text = f"power {call} must return a Power: got {actual}"
+        raise InputError(text, code="wrong-type", setting="power", expected="Power", actual=actual)
+    return rule
 
 
 def used_settings(call: Call) -> tuple[str, ...]:

@@ -11,9 +11,29 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from stableair.channels.fading import unit
+from stableair.channels.power import Power
 from stableair.channels.registries import aggregator, channel, make_part, quantizer
-from stableair.channels.superposition import accumulate, side_link
-from stableair.contracts import Aggregator, ChannelFactory, Message, Quantizer, Received, Resources, Upload
+from stableair.channels.superposition import (
+    accumulate,
+    amplitudes,
+    check_one_amplitude,
+    noise_scale,
+    scaled_energies,
+    side_link,
+)
+from stableair.contracts import (
+    Aggregator,
+    ChannelFactory,
+    Fading,
+    Message,
+    PowerRule,
+    Quantizer,
+    Received,
+    Resources,
+    Transmission,
+    Upload,
+)
 from stableair.errors import InputError, ResourceError
 from stableair.memory import unchanged
 from stableair.streams import Generator, generator
@@ -86,8 +106,9 @@ class DigitalDraw(NamedTuple):
     """Random state of the digital channel in round k."""
 
     k: int
-    clients: Tensor  # (m,) int64, the participants; empty if they are too few for the aggregator
-    sources: dict[int, Generator]  # per participant, for the rounding of its update
+    clients: Tensor  # (m,) int64, the participants that transmit; empty if they are too few for the aggregator
+    sources: dict[int, Generator]  # per client that transmits, for the rounding of its update
+    transmissions: dict[int, Transmission]  # likewise; only their energies matter
     d: int
     device: torch.device
 
@@ -96,16 +117,26 @@ class DigitalDraw(NamedTuple):
 class Digital:
     """Error-free orthogonal transmission: g = aggregate(Q(u_1), ..., Q(u_N)), (d,).
 
-    There is neither fading nor noise. The N messages take sum_n bits_n / rate complex uses. The mean stores no
-    message; other aggregators store all N, with 1 byte per entry for int8 levels, and convert one slice at a time to
-    floats.
+    There is neither fading of the updates nor noise. The N messages take sum_n bits_n / rate complex symbols. The mean
+    stores no message; other aggregators store all N, with 1 byte per entry for int8 levels, and convert one slice at a
+    time to floats.
+
+    A power rule sets which clients transmit, and the energy of their symbols: without a rule 1, with a limit 2 P, and
+    with inversion 2 rho / |h_hat_n|^2. A symbol counts as a payload of two real entries and norm 1.
 
     Args:
         norms: Layout of the norm buffers on the side link.
         divisor: Divisor of the sum; None for the number of senders. Requires the mean.
         quantizer: Encoding of an update.
         aggregator: Aggregation of the updates.
-        rate: Bits per complex channel use.
+        rate: Bits per complex symbol.
+        power: Transmit power rule.
+        fading: Amplitudes of the clients, for a power rule that adapts to them.
+
+    Raises:
+        InputError: A divisor with an aggregator other than the mean ("divisor-without-mean"); a power rule with phase
+            or frequency errors, which an error-free channel does not have ("unsupported-power"); fading that changes
+            along the vector ("unsupported-fading").
     """
 
     norms: Layout = NOTHING
@@ -113,30 +144,42 @@ class Digital:
     quantizer: Quantizer = field(default_factory=none)
     aggregator: Aggregator = field(default_factory=Aggregator)
     rate: float = 1.0
+    power: PowerRule = field(default_factory=Power)
+    fading: Fading = field(default_factory=unit)
 
     def __post_init__(self) -> None:
         if self.divisor and self.aggregator.keeps_updates:
             text = f"a divisor of the sum ({self.divisor:g}) needs channel digital(aggregate=mean)"
             raise InputError(text, code="divisor-without-mean", divisor=self.divisor)
+        check_one_amplitude(self.fading, "digital")
+        if self.power.rotations:
+            names = " and ".join(self.power.rotations)
+            text = f"channel digital transmits without errors: leave out {names} of the power rule, or choose flat or"
+            raise InputError(f"{text} waveform", code="unsupported-power", setting="power", names=self.power.rotations)
+        object.__setattr__(self, "power", self.power.for_fading(self.fading))
 
     def draw(
         self, n: int, clients: Tensor, d: int, seed: int, k: int, device: torch.device | str = "cpu"
     ) -> DigitalDraw:
-        """Draw the sources of the participants' rounding, each a function of (seed, k, client).
+        """Draw the links of the participants, and the sources of their rounding: functions of (seed, k, client).
 
-        With fewer participants than the aggregator needs, the round has no senders.
+        With fewer senders than the aggregator needs, the round has no senders.
 
         Raises:
             InputError: All n clients are too few for the aggregator.
             ResourceError: The updates that the aggregator keeps do not fit into memory.
         """
-        if not enough_clients(self.aggregator, k, len(clients), n):
-            clients = clients[:0]
+        h = amplitudes(self.fading, n, seed, k)
+        with unchanged("power", h, clients):
+            transmissions = self.power.transmissions(h, clients, seed, k)
+        if not enough_clients(self.aggregator, k, len(transmissions), n):
+            transmissions = {}
+        clients = torch.tensor(list(transmissions), dtype=torch.int64)
         device = torch.device(device)
         sources = {client: generator(seed, "quantize", k, client, device=device) for client in clients.tolist()}
         if self.aggregator.keeps_updates:
             check_memory(len(clients) * d * self.quantizer.dtype.itemsize, device, len(clients))
-        return DigitalDraw(k, clients, sources, d, device)
+        return DigitalDraw(k, clients, sources, transmissions, d, device)
 
     def superpose(self, uploads: Iterable[Upload], draw: DigitalDraw) -> Received:
         """Aggregate the messages of the clients: chunks of (m, d) payloads -> g (d,)."""
@@ -157,12 +200,12 @@ class Digital:
                 summed.add_(message.levels, alpha=message.scale)
             return message.bits / self.rate  # symbols of modulus 1
 
-        gains = dict.fromkeys(draw.sources, 1.0)
-        total = accumulate(uploads, gains, draw.d, draw.k, draw.device, transmit=transmit)
+        total = accumulate(uploads, draw.transmissions, draw.d, draw.k, draw.device, transmit=transmit)
         n = self.divisor or max(total.senders, 1)
         g = (aggregate_slices(self.aggregator, levels, scales) if levels else summed / n).to(total.dtype)
         stats, loss = side_link(total, self.norms)
-        used = Resources(bits / self.rate, total.energies, bits)
+        energies = scaled_energies(total.energies, noise_scale(self.power, 1.0, 2))
+        used = Resources(bits / self.rate, energies, bits)
         return Received(g, stats, total.clean / n, loss, torch.zeros_like(g), total.senders, n, None, used)
 
 
@@ -227,13 +270,25 @@ def check_memory(needed: int, device: torch.device, clients: int) -> None:
         raise ResourceError(text, code="out-of-memory", needed=needed, free=free)
 
 
-@channel("digital", uses=(), specs={"quantize": quantizer, "aggregate": aggregator})
+@channel("digital", uses=("power",), specs={"quantize": quantizer, "aggregate": aggregator})
 def digital(quantize: str = "none()", aggregate: str = "mean()", rate: float = 1) -> ChannelFactory:
     """An error-free digital reference: updates are quantised and sent separately, and the server aggregates them.
 
     g = aggregate(Q(u_1), ..., Q(u_N)); quantize is none() or qsgd(s); aggregate is mean(), median(), trimmed_mean(f),
-    krum(f) or geometric_median(). A round takes bits / rate complex channel uses. Fading, noise, power and pilots are
-    not used.
+    krum(f) or geometric_median(). A round takes bits / rate complex symbols. A symbol has modulus 1, with
+    power=limit(P) the power 2 P, with power=inversion(P, threshold) 2 rho / |h_hat_n|^2, where the clients below the
+    threshold do not transmit. Fading is used by power rules that adapt to it. Noise and pilots are not used.
+
+    Args:
+        quantize: Spec of the quantiser.
+        aggregate: Spec of the aggregator.
+        rate: Bits per complex symbol.
+
+    Returns:
+        A factory of the channel.
+
+    Raises:
+        InputError: A spec or an argument is invalid.
 
     >>> digital("qsgd(s=4)", "krum(f=1)")().rate
     1.0

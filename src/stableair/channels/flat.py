@@ -11,7 +11,7 @@ from torch import Tensor
 from stableair.channels.fading import amplitudes_along
 from stableair.channels.power import Power
 from stableair.channels.registries import channel
-from stableair.channels.superposition import NOISE_ON, WholeVector, accumulate, amplitudes, finish
+from stableair.channels.superposition import NOISE_ON, WholeVector, accumulate, amplitudes, finish, fit_power
 from stableair.contracts import (
     Accumulated,
     ChannelFactory,
@@ -23,9 +23,9 @@ from stableair.contracts import (
     PowerRule,
     Received,
     Reduction,
+    Transmission,
     Upload,
 )
-from stableair.errors import InputError
 from stableair.memory import unchanged
 from stableair.streams import generator
 from stableair.validation import choice
@@ -39,7 +39,8 @@ class Flat:
     Given the payloads u_n (d,) of the senders, their gains h_n and the interference xi (d,), the server receives
     g = (1/N) sum_n h_n u_n + xi (d,), or with noise_on="sum" g = (1/N) (sum_n h_n u_n + xi). N is the number of
     senders, or the divisor. The side link has neither fading nor interference: stats (b,) and the loss () are plain
-    means. Without senders, g is the interference alone.
+    means. Without senders, g is the interference alone. A complex gain of a power rule multiplies the complex symbols
+    u_2i + j u_2i+1.
 
     Args:
         fading: Amplitudes of the clients.
@@ -50,6 +51,10 @@ class Flat:
         divisor: Divisor of the sum; None for the number of senders.
         noise_on: "mean" adds the interference to the mean, as in Eq. (3); "sum" adds it to the sum.
         reduction: How several processes share the sum. A subclass that overrides `superpose` must apply it.
+
+    Raises:
+        InputError: The power rule needs the interference on the sum ("noise-not-on-sum"), or does not support the
+            fading ("unsupported-fading", "unbounded-power").
     """
 
     fading: Fading
@@ -62,13 +67,17 @@ class Flat:
     reduction: Reduction = field(default_factory=WholeVector)
 
     def __post_init__(self) -> None:
-        if self.power.needs_noise_on_sum and self.noise_on != "sum":
-            text = "this power rule needs the interference on the sum of the payloads: add channel='flat(noise_on=sum)'"
-            raise InputError(text, code="noise-not-on-sum")
-        object.__setattr__(self, "power", self.power.for_fading(self.fading))
+        object.__setattr__(self, "power", fit_power(self.power, self.fading, self.noise_on))
 
     def with_reduction(self, reduction: Reduction) -> "Flat":
-        """The same channel, with the sums shared between processes."""
+        """The same channel, with the sums shared between processes.
+
+        Args:
+            reduction: How they share it.
+
+        Returns:
+            The channel; its `superpose` expects uploads that hold this process's slice.
+        """
         return replace(self, reduction=reduction)
 
     def draw(self, n: int, clients: Tensor, d: int, seed: int, k: int, device: torch.device | str = "cpu") -> FlatDraw:
@@ -76,17 +85,33 @@ class Flat:
 
         All n amplitudes are drawn, then those of the participants selected: a client's amplitude is a function of
         (seed, k, client), independent of the other participants.
+
+        Args:
+            n: Number of all clients.
+            clients: The participants, (m,).
+            d: Entries of a payload.
+            seed: Seed of the experiment.
+            k: The round.
+            device: Where the interference is drawn.
+
+        Returns:
+            The draw, a function of (seed, k).
+
+        Raises:
+            InputError: A component breaks its contract ("wrong-shape", "wrong-dtype", "changed-in-place").
         """
         h = amplitudes(self.fading, n, seed, k)
         xi = self._noise(d, "noise", seed, k, device)
         with unchanged("noise", xi):  # a noise may reuse the tensor that it returned
             pilot = self._noise(self.pilots, "pilot", seed, k, device) if self.pilots else None
         with unchanged("power", h, clients):
-            gains = self.power.gains(h, clients, seed, k)
+            transmissions = self.power.transmissions(h, clients, seed, k)
         if isinstance(self.fading, FadingLaw) and self.fading.block_length:
-            law = self.fading
-            gains = {client: self._gain_along(law, h[client].item(), seed, k, client) for client in gains}
-        return FlatDraw(k, clients, h[clients], xi, pilot, gains)
+            transmissions = {
+                client: Transmission(self._gain_along(self.fading, h[client].item(), seed, k, client), sent.energy)
+                for client, sent in transmissions.items()
+            }
+        return FlatDraw(k, clients, h[clients], xi, pilot, transmissions)
 
     def _noise(self, entries: int, stream: str, seed: int, k: int, device: torch.device | str) -> Tensor:
         """Draw interference from a stream of round k: (entries,) float32."""
@@ -94,7 +119,7 @@ class Flat:
         return check_shape("noise", drawn, entries).float()
 
     def _gain_along(self, law: FadingLaw, first: float, seed: int, k: int, client: int) -> Gain:
-        """Gains of a client whose fading changes along the vector."""
+        """Gains of a client whose fading changes along the vector; its energy is that at the first entry."""
 
         def gain(d: int, device: torch.device) -> Tensor:
             source = generator(seed, "fading", k, client, device=device)
@@ -103,38 +128,60 @@ class Flat:
         return gain
 
     def superpose(self, uploads: Iterable[Upload], draw: FlatDraw) -> Received:
-        """Apply Eq. (3): chunks of (m, d) payloads -> g (d,)."""
-        total = self.reduce(self.accumulate(uploads, draw), len(draw.xi))
-        xi, pilot = (self._scaled(noise, total) for noise in (draw.xi, draw.pilot))
-        assert xi is not None
-        symbols = (len(xi) + self.pilots) / 2  # two real entries per complex symbol
-        return finish(total, xi, pilot, symbols=symbols, norms=self.norms, divisor=self.divisor, noise_on=self.noise_on)
+        """Apply Eq. (3): chunks of (m, d) payloads -> g (d,).
+
+        Args:
+            uploads: Chunks of uploads with payloads (m, d); their division changes no bit.
+            draw: The random state of the round.
+
+        Returns:
+            The received sum g (d,), the noise-free reference, and the resources of the round.
+
+        Raises:
+            InputError: The interference or a gain is NaN ("nan-in-channel").
+            NonFiniteUpload: An upload is not finite.
+        """
+        d = len(draw.xi)
+        total = self.reduce(self.accumulate(uploads, draw), d)
+        symbols = (d + self.pilots) / 2  # two real entries per complex symbol
+        return finish(
+            total,
+            draw.xi,
+            draw.pilot,
+            self.power,
+            symbols=symbols,
+            norms=self.norms,
+            divisor=self.divisor,
+            noise_on=self.noise_on,
+        )
 
     def accumulate(self, uploads: Iterable[Upload], draw: FlatDraw) -> Accumulated:
         """sum_n h_n u_n and sum_n u_n over this process's slice of the vector, in float64."""
-        gains = draw.gains
-        if gains is None:
-            gains = dict(zip(draw.clients.tolist(), draw.h.tolist(), strict=True))
+        transmissions = draw.transmissions
+        if transmissions is None:
+            transmissions = dict(zip(draw.clients.tolist(), map(Transmission, draw.h.tolist()), strict=True))
         d = len(draw.xi)
-        return accumulate(uploads, gains, d, draw.k, draw.xi.device, self.reduction.slice(d))
+        return accumulate(uploads, transmissions, d, draw.k, draw.xi.device, self.reduction.slice(d))
 
     def reduce(self, total: Accumulated, d: int) -> Accumulated:
         """The sums over the whole vector, from the slices of all processes."""
         faded, clean = self.reduction.assemble(total.faded, total.clean, d=d)
         return total._replace(faded=faded, clean=clean)
 
-    def _scaled(self, noise: Tensor | None, total: Accumulated) -> Tensor | None:
-        """Scale the interference or the pilots by the power rule."""
-        if noise is None:
-            return None
-        with unchanged("power", noise, total):
-            scaled = self.power.noise(noise, total)
-        return check_shape("power", scaled, len(noise)).to(noise.dtype)
-
 
 @channel("flat", uses=("fading", "noise", "power", "pilots"))
 def flat(noise_on: Literal["mean", "sum"] = "mean") -> ChannelFactory:
     """Eq. (3): one amplitude per client and round, interference on the mean of the payloads or on their sum.
+
+    Args:
+        noise_on: "mean" for g = (1/N) sum_n h_n u_n + xi, "sum" for g = (1/N) (sum_n h_n u_n + xi), which power rules
+            need.
+
+    Returns:
+        A factory of the channel.
+
+    Raises:
+        InputError: `noise_on` is unknown ("unknown-value").
 
     >>> flat()(fading=lambda n, source: torch.ones(n), noise=lambda d, source: torch.zeros(d)).noise_on
     'mean'

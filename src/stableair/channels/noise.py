@@ -6,7 +6,7 @@ state: it is a function of (seed, round) and recomputes earlier rounds from the 
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import Any
 
 import torch
 from scipy.special import gamma, pdtr
@@ -14,36 +14,27 @@ from torch import Tensor
 
 from stableair import stable
 from stableair.channels.registries import make_nested, noise
-from stableair.contracts import Noise
+from stableair.contracts import Noise, NoiseLaw, Samples
 from stableair.errors import InputError
 from stableair.streams import Generator, in_pieces
 from stableair.validation import integer, number, positive
 
 
-@dataclass(frozen=True)
-class Stable:
-    """Interference with a stable law, whose complex samples are known as well.
+def _independent(alpha: float, tau: float, draw: Noise) -> NoiseLaw:
+    """The law of independent SaS(alpha, tau) entries; complex samples are `stable.isotropic`.
 
-        E exp(i t xi) = exp(-|tau t|^alpha)
-
-    Complex samples are `stable.isotropic(n, alpha, tau, source)`; `waveform` needs them. With tau = 0 there is no
-    interference.
-
-    Args:
-        alpha: Tail index, in [0.5, 2]; 2 is the normal law.
-        tau: Scale, at least 0.
-        draw: (d, source) -> (d,) float32, the entries of a round.
-
-    >>> sas(alpha=1.5, tau=0.1).alpha, none().tau
-    (1.5, 0.0)
+    A sample is the output of a filter of unit energy. With s samples per unit of time it has the scale
+    tau s^(1/2 - 1/alpha): the density of the interference in time does not depend on s.
     """
 
-    alpha: float
-    tau: float
-    draw: Noise
+    def samples(source: Generator, oversampling: int, scale: float) -> Samples:
+        tau_s = tau * scale * oversampling ** (1 / 2 - 1 / alpha)
+        return lambda first, last: stable.isotropic(last - first, alpha, tau_s, source.ahead(4 * first))
 
-    def __call__(self, d: int, source: Generator) -> Tensor:
-        return self.draw(d, source)
+    def combined_scale(source: Generator, weights: Tensor) -> float:
+        return weights.abs().pow(alpha).sum().pow(1 / alpha).item()
+
+    return NoiseLaw(draw, samples, combined_scale)
 
 
 @noise("sas", scale="tau")
@@ -68,7 +59,7 @@ def sas(alpha: float = 1.5, tau: float = 0.1) -> Noise:
     0.5
     """
     alpha, tau = stable.check(alpha, tau)
-    return Stable(alpha, tau, lambda d, source: stable.sample(d, alpha, tau, source))
+    return _independent(alpha, tau, lambda d, source: stable.sample(d, alpha, tau, source))
 
 
 @noise("gaussian", scale="std")
@@ -91,7 +82,7 @@ def gaussian(std: float) -> Noise:
     2.0
     """
     std = number("std", std, 0.0)
-    return Stable(2.0, std / math.sqrt(2), lambda d, source: (std * source.normal(d)).float())
+    return _independent(2.0, std / math.sqrt(2), lambda d, source: (std * source.normal(d)).float())
 
 
 @noise("student_t", scale="scale")
@@ -194,28 +185,49 @@ def bursts(alpha: float = 1.5, tau: float = 0.1, length: int = 100) -> Noise:
     return _in_bursts(length, deviations, 2)
 
 
-def _in_bursts(length: int, deviations: Callable[[int, Generator], Tensor], each: int) -> Noise:
+def _in_bursts(length: int, deviations: Callable[[int, Generator], Tensor], each: int) -> NoiseLaw:
     """Normal entries with one standard deviation per `length` entries; a deviation uses `each` source positions.
 
     The i-th pilot has the deviation of the i-th entry of its round. So a burst that is longer than the vector hits the
-    pilots, too.
+    pilots, too. In time, a burst lasts `length` units of time, and its samples are complex normal: given the bursts,
+    their variance does not depend on the number of samples per unit of time.
     """
 
-    def draw(d: int, source: Generator) -> Tensor:
-        strength = torch.empty(-(-d // length), dtype=torch.float64, device=source.device)
+    def strengths(first: int, last: int, source: Generator) -> Tensor:
+        """Standard deviations of the bursts first ... last - 1 of a round."""
+        if source.name is not None and source.name[1] == "pilot":
+            source = source.at(source.round, "noise")
 
-        def bursts(piece: Tensor, start: int, advanced: Generator) -> None:
+        def fill(piece: Tensor, start: int, advanced: Generator) -> None:
             piece.copy_(deviations(len(piece), advanced))
 
-        def entries(piece: Tensor, start: int, advanced: Generator) -> None:
+        out = torch.empty(last - first, dtype=torch.float64, device=source.device)
+        return in_pieces(fill, out, each, source.ahead(each * first))
+
+    def draw(d: int, source: Generator) -> Tensor:
+        strength = strengths(0, -(-d // length), source)
+        pilots = source.name is not None and source.name[1] == "pilot"
+
+        def fill(piece: Tensor, start: int, advanced: Generator) -> None:
             burst = torch.arange(start, start + len(piece), device=piece.device) // length
             piece.copy_(advanced.normal(len(piece)).mul_(strength[burst]))
 
-        pilots = source.name is not None and source.name[1] == "pilot"
-        in_pieces(bursts, strength, each, source.at(source.round, "noise") if pilots else source)
-        return in_pieces(entries, torch.empty(d, device=source.device), 2, source)
+        normals = source if pilots else source.ahead(each * len(strength))
+        return in_pieces(fill, torch.empty(d, device=source.device), 2, normals)
 
-    return draw
+    def samples(source: Generator, oversampling: int, scale: float) -> Samples:
+        duration, normals = length * oversampling, source.substream("samples")
+
+        def window(first: int, last: int) -> Tensor:
+            earliest = first // duration
+            strength = strengths(earliest, -(-last // duration), source)
+            burst = torch.arange(first, last, device=source.device) // duration - earliest
+            u, v = normals.ahead(2 * first).uniform(last - first, 2).unbind(-1)
+            return torch.polar(strength[burst] * (scale * (-2 * u.log()).sqrt()), 2 * math.pi * v)
+
+        return window
+
+    return NoiseLaw(draw, samples)
 
 
 NEAREST = 16  # interferers of a field that are summed individually
@@ -345,7 +357,15 @@ def markov(good: str = "sas(tau=0.1)", bad: str = "sas(tau=3)", p: float = 0.1, 
             flipped ^= p > 1 - q  # between the bounds the state is kept, or flipped if p > 1 - q
         return (source.at(0, "markov").uniform(1).item() < p / (p + q)) != flipped
 
-    return lambda d, source: (in_bad if is_bad(source) else in_good)(d, source)
+    def of_state(method: str) -> Callable[..., Any] | None:
+        """A method of the noise of the round's state, if both noises have it."""
+        good, bad = (getattr(one, method, None) for one in (in_good, in_bad))
+        return good and bad and (lambda source, *arguments: (bad if is_bad(source) else good)(source, *arguments))
+
+    def draw(d: int, source: Generator) -> Tensor:
+        return (in_bad if is_bad(source) else in_good)(d, source)
+
+    return NoiseLaw(draw, of_state("samples"), of_state("combined_scale"))
 
 
 @noise("none")
@@ -361,4 +381,4 @@ def none() -> Noise:
     >>> none()(2, generator(0, "noise", 0)).tolist()
     [0.0, 0.0]
     """
-    return Stable(2.0, 0.0, lambda d, source: torch.zeros(d, device=source.device))
+    return _independent(2.0, 0.0, lambda d, source: torch.zeros(d, device=source.device))

@@ -1,4 +1,4 @@
-"""Transmit power rules: the gain of each payload, and the scale of the interference relative to the payloads.
+"""Transmit power rules: the link of each client, and the scale of the interference relative to the payloads.
 
 P is the mean power per entry. Rules with a power limit require the interference on the sum of the payloads.
 """
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from stableair.channels.registries import power
-from stableair.contracts import Accumulated, Fading, FadingLaw, Gain
+from stableair.contracts import Fading, FadingLaw, Transmission
 from stableair.errors import InputError
 from stableair.streams import Generator, box_muller, generator
 from stableair.validation import choice, number, positive
@@ -25,35 +25,70 @@ DRAWS = 1_000_000  # for moments without a closed form
 class Power:
     """Base class of the power rules; the base class changes nothing.
 
-    A client with the amplitude h_n has the gain gain(h_n): g = (1/N) sum_n gain(h_n) u_n + noise(xi).
+    g = (1/N) (sum_n a_n u_n + noise_scale(max_n |u_n|, d) z), with the gains a_n of the clients that transmit and the
+    interference z on the sum. A rule that only changes the amplitude of a client overrides `gain`.
     """
 
     needs_noise_on_sum = False  # whether the interference must be on the sum of the payloads, not on their mean
+
+    @property
+    def rotations(self) -> tuple[str, ...]:
+        """Arguments of the rule that rotate a client's signal: "phase" by one angle, "cfo" along the vector."""
+        return ()
+
+    @property
+    def adapts_to_fading(self) -> bool:
+        """Whether a client's transmission depends on its fading: the rule overrides `gain` or `transmissions`."""
+        return type(self).gain is not Power.gain or type(self).transmissions is not Power.transmissions
 
     def for_fading(self, fading: Fading) -> "Power":
         """Return the rule for this fading; raise InputError if the rule does not support it."""
         return self
 
-    def gains(self, h: Tensor, clients: Tensor, seed: int, k: int) -> dict[int, Gain]:
-        """Effective gains of the `clients` (m,) in round k, given the amplitudes h (n,) of all n clients.
+    def transmissions(self, h: Tensor, clients: Tensor, seed: int, k: int) -> dict[int, Transmission]:
+        """Links of the clients that transmit in round k.
 
-        A client without a gain does not transmit. A rule must draw random numbers for all n clients.
+        The base class gives every client the gain gain(h). Its energy per energy of the payload is (gain(h) / h)^2.
+
+        Args:
+            h: Amplitudes of all n clients, (n,).
+            clients: The participants, (m,).
+            seed: Seed of the experiment.
+            k: The round. A rule that draws random numbers draws them for all n clients.
+
+        Returns:
+            A link for each client that transmits; the others are not received.
         """
-        gains = check_shape("power", self.gain(h[clients]), len(clients))
-        return dict(zip(clients.tolist(), gains.tolist(), strict=True))
+        amplitudes = h[clients]
+        gains = check_shape("power", self.gain(amplitudes), len(clients))
+        energies = torch.where(gains == amplitudes, 1.0, gains / amplitudes) ** 2
+        return dict(zip(clients.tolist(), map(Transmission, gains.tolist(), energies.tolist()), strict=True))
 
     def gain(self, h: Tensor) -> Tensor:
         """Effective gain of a client, given its amplitude: (m,) -> (m,)."""
         return h
 
-    def noise(self, xi: Tensor, total: Accumulated) -> Tensor:
-        """Interference relative to the payloads, given their sums: (d,) -> (d,)."""
-        return xi
+    def noise_scale(self, max_norm: float, d: int) -> float:
+        """Scale of the interference relative to the payloads: 1 / sqrt(p_k) if all are multiplied by sqrt(p_k).
+
+        Args:
+            max_norm: Largest norm of a transmitted payload; 0 if nothing was sent.
+            d: Entries of a payload.
+
+        Returns:
+            The scale. With 0, the interference is left out.
+        """
+        return 1.0
 
 
 @power("none")
 def none() -> Power:
     """No power rule: payloads are sent as they are, and the interference does not depend on them (the paper's).
+
+    A symbol of the digital channel has the modulus 1.
+
+    Returns:
+        The rule.
 
     >>> none().gain(Tensor([0.5, 2.0])).tolist()
     [0.5, 2.0]
@@ -68,8 +103,9 @@ class Limit(Power):
     P: float
     needs_noise_on_sum = True
 
-    def noise(self, xi: Tensor, total: Accumulated) -> Tensor:
-        return _scaled(xi, total.max_norm / math.sqrt(self.P * len(total.clean)))
+    def noise_scale(self, max_norm: float, d: int) -> float:
+        """max_n |u_n| / sqrt(P d)."""
+        return max_norm / math.sqrt(self.P * d)
 
 
 @power("limit")
@@ -77,7 +113,17 @@ def limit(P: float) -> Power:
     """A power limit: all payloads are scaled by one factor, such that the largest has mean power P per entry.
 
     p_k = P d / max_n |u_n|^2 and g = (1/N) sum_n h_n u_n + z / (N sqrt(p_k)), z being the interference on the sum:
-    COTAF (Sery, Shlezinger, Cohen and Eldar, 2021, arXiv 2009.12787). Needs channel=flat(noise_on=sum).
+    COTAF (Sery, Shlezinger, Cohen and Eldar, 2021, arXiv 2009.12787). Analog channels need noise_on=sum. A symbol of
+    the digital channel has the power 2 P.
+
+    Args:
+        P: Power of the largest payload, per real entry.
+
+    Returns:
+        The rule.
+
+    Raises:
+        InputError: P is not positive ("out-of-range").
 
     >>> from stableair.channels.flat import flat
     >>> from stableair.contracts import FlatDraw, Upload
@@ -104,6 +150,10 @@ class Inversion(Power):
     mean_inverse_square: float = math.nan  # E[1/h_hat^2; h_hat^2 >= threshold] of this fading
     needs_noise_on_sum = True
 
+    @property
+    def rotations(self) -> tuple[str, ...]:
+        return tuple(name for name in ("phase", "cfo") if getattr(self, name))
+
     def for_fading(self, fading: Fading) -> "Inversion":
         if fading is self.fading:
             return self
@@ -119,27 +169,26 @@ class Inversion(Power):
             raise InputError(text, code="unbounded-power", name="threshold", value=self.threshold)
         return replace(self, fading=fading, mean_inverse_square=mean)
 
-    def gains(self, h: Tensor, clients: Tensor, seed: int, k: int) -> dict[int, Gain]:
+    def transmissions(self, h: Tensor, clients: Tensor, seed: int, k: int) -> dict[int, Transmission]:
+        """Links of the clients above the threshold: gains exp(j phi_n) h_n / h_hat_n, energies 1 / |h_hat_n|^2."""
         assert self.fading, "a channel calls for_fading first"
         source = partial(generator, seed)
         h_hat = estimate(h, self.fading, self.csi, source("csi", k), source("csi phase", k))
-        u = source("phase", k).uniform(len(h), 2)
+        u = source("inversion phase", k).uniform(len(h), 2)  # a channel may have phase errors, too: "phase"
         phase = self.phase * (2 * u[:, 0] - 1 if self.phase_law == "uniform" else box_muller(u))
         effective = torch.polar(torch.ones_like(h), phase) * h / h_hat
         offsets = self.cfo * (2 * source("cfo", k).uniform(len(h)) - 1)
-        active = clients[(h_hat.abs() ** 2 >= self.threshold)[clients]]
-        if not self.cfo:
-            return dict(zip(active.tolist(), effective[active].real.tolist(), strict=True))
-        parts = torch.stack([effective.abs(), effective.angle(), offsets], 1)[active].tolist()
-        return {n: partial(rotating_gain, *part) for n, part in zip(active.tolist(), parts, strict=True)}
+        square = h_hat.abs() ** 2
+        active = clients[(square >= self.threshold)[clients]]
+        parts = zip(active.tolist(), *(x[active].tolist() for x in (effective, offsets, 1 / square)), strict=True)
+        return {
+            client: Transmission(partial(rotating_gain, gain, offset) if self.cfo else gain, energy)
+            for client, gain, offset, energy in parts
+        }
 
-    def noise(self, xi: Tensor, total: Accumulated) -> Tensor:
-        return _scaled(xi, total.max_norm * math.sqrt(self.mean_inverse_square / (self.P * len(total.clean))))
-
-
-def _scaled(xi: Tensor, factor: float) -> Tensor:
-    """xi times a factor; zero for a factor of 0, even for infinite entries."""
-    return xi * factor if factor else torch.zeros_like(xi)
+    def noise_scale(self, max_norm: float, d: int) -> float:
+        """s_k / sqrt(rho), s_k = max_n |u_n| / sqrt(d)."""
+        return max_norm * math.sqrt(self.mean_inverse_square / (self.P * d))
 
 
 def estimate(h: Tensor, fading: Fading, csi: float, errors: Generator, phases: Generator) -> Tensor:
@@ -201,10 +250,10 @@ def constant_mean_inverse_square(a: float, b: float, threshold: float) -> float:
     return 2 / math.pi / largest * (math.atan(ratio * limit) / ratio if ratio else limit)
 
 
-def rotating_gain(amplitude: float, phase: float, cfo: float, d: int, device: torch.device) -> Tensor:
-    """amplitude cos(phase + 2 pi cfo i) at the entries i = 0 ... d-1: (d,) float64."""
-    i = torch.arange(d, dtype=torch.float64, device=device)
-    return i.mul_(2 * math.pi * cfo).add_(phase).cos_().mul_(amplitude)
+def rotating_gain(gain: complex, cfo: float, d: int, device: torch.device) -> Tensor:
+    """gain exp(2 pi j cfo i) at the complex symbols i = 0, 1, ... of d entries: (ceil(d / 2),) complex128."""
+    i = torch.arange(-(-d // 2), dtype=torch.float64, device=device)
+    return torch.polar(torch.ones_like(i), i.mul_(2 * math.pi * cfo)).mul_(gain)
 
 
 @power("inversion")
@@ -223,17 +272,34 @@ def inversion(
     over its fading: broadband analog aggregation (Zhu, Wang and Huang, 2020, arXiv 1812.11494).
 
     A client with imperfect knowledge of h uses h_hat = csi h + sqrt(1 - csi^2) e, with e of h's law and both of
-    uniform phase: the active clients, the division and rho follow from h_hat. Entry i arrives with the gain
-    Re(exp(j phi_n(i)) h_n / h_hat_n), phi_n(i) = phi_n + 2 pi eps_n i: a phase error phi_n uniform in [-phase, phase]
-    or Gaussian of that deviation, in radians, and a carrier offset eps_n uniform in [-cfo, cfo], in cycles per entry.
-    Under Rayleigh fading the mean gain is csi times sin(phase) / phase, or exp(-phase^2 / 2). Needs
-    channel=flat(noise_on=sum).
+    uniform phase: the active clients, the division and rho follow from h_hat. Two entries form a complex symbol
+    c_i = u_2i + j u_2i+1. It arrives with the gain exp(j phi_n(i)) h_n / h_hat_n, phi_n(i) = phi_n + 2 pi eps_n i: a
+    phase error phi_n uniform in [-phase, phase] or Gaussian of that deviation, in radians, and a carrier offset eps_n
+    uniform in [-cfo, cfo], in cycles per symbol. The real and the imaginary part of the sum are its entries, so that
+    the entries of a symbol leak into each other. Under Rayleigh fading the mean gain is csi times sin(phase) / phase,
+    or exp(-phase^2 / 2). Analog channels need noise_on=sum. Symbol i of the digital channel has the power
+    2 rho / |h_hat_n|^2.
+
+    Args:
+        P: Largest mean power of a client per real entry.
+        threshold: Least h_hat^2 of a client that transmits.
+        csi: Correlation of the estimate with the channel, from 0 to 1.
+        phase: Largest phase error, or its standard deviation, in radians.
+        phase_law: "uniform" or "gaussian".
+        cfo: Largest carrier frequency offset, in cycles per complex symbol.
+
+    Returns:
+        The rule.
+
+    Raises:
+        InputError: An argument is out of its range ("out-of-range"). For a fading, `for_fading` raises
+            "unbounded-power" or "unsupported-fading".
 
     >>> from stableair.channels.fading import unit
-    >>> rule = inversion(P=1, threshold=0.5, phase=0.1).for_fading(unit())
-    >>> gains = rule.gains(torch.tensor([0.2, 1.0, 2.0]).double(), torch.arange(3), seed=0, k=0)
-    >>> {n: round(gain, 2) for n, gain in gains.items()}  # client 0 does not transmit
-    {1: 1.0, 2: 1.0}
+    >>> rule = inversion(P=1, threshold=0.5).for_fading(unit())
+    >>> sent = rule.transmissions(torch.tensor([0.2, 1.0, 2.0]).double(), torch.arange(3), seed=0, k=0)
+    >>> {n: (one.gain, one.energy) for n, one in sent.items()}  # client 0 does not transmit
+    {1: ((1+0j), 1.0), 2: ((1+0j), 0.25)}
     """
     return Inversion(
         positive("P", P),

@@ -6,13 +6,25 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from numbers import Real
 
 import torch
 from torch import Tensor
 
-from stableair.contracts import Accumulated, Fading, Gain, Received, Resources, Upload
+from stableair.contracts import (
+    Accumulated,
+    Fading,
+    FadingLaw,
+    Gain,
+    PowerRule,
+    Received,
+    Resources,
+    Transmission,
+    Upload,
+)
 from stableair.errors import InputError, NonFiniteUpload
 from stableair.streams import generator
+from stableair.validation import short_repr
 from stableair.vector import Layout, check_shape, pooled
 
 NOISE_ON = "mean", "sum"
@@ -29,14 +41,19 @@ class WholeVector:
 
 
 def amplitudes(fading: Fading, n: int, seed: int, k: int) -> Tensor:
-    """Draw the amplitudes h_{n,k} of all n clients in round k: (n,) float64, on the host."""
+    """Draw the amplitudes h_{n,k} of all n clients in round k: (n,) float64, on the host.
+
+    >>> from stableair.channels.fading import unit
+    >>> amplitudes(unit(), 2, seed=0, k=0).tolist()
+    [1.0, 1.0]
+    """
     h = check_shape("fading", fading(n, generator(seed, "fading", k)), n)
     return h.to(torch.float64, copy=True)  # a fading may reuse the tensor that it returned
 
 
 def accumulate(
     uploads: Iterable[Upload],
-    gains: Mapping[int, Gain],
+    transmissions: Mapping[int, Transmission],
     d: int,
     k: int,
     device: torch.device,
@@ -45,18 +62,22 @@ def accumulate(
 ) -> Accumulated:
     """Sum the uploads of round k, client by client in a fixed order, so that the result does not depend on the chunks.
 
-    faded = sum_n gains[n] u_n and clean = sum_n u_n, from chunks of payloads u (m, d): (d,) each.
+    faded = sum_n a_n u_n with the gains a_n and clean = sum_n u_n, from chunks of payloads u (m, d): (d,) each.
 
     Args:
         uploads: Chunks of uploads; payloads may be restricted to `entries`.
-        gains: Gain of each client that transmits. Uploads of other clients are dropped. A gain per entry is computed
-            when its payload arrives, one vector at a time.
+        transmissions: Link of each client that transmits. Uploads of other clients are dropped. A gain per entry is
+            computed when its payload arrives, one vector at a time.
         d: Length of the vector.
         k: The round, for error messages.
         device: Device of the payloads.
         entries: Entries of the vector that the payloads hold; None for all d.
         transmit: Called as transmit(client, u) in place of adding gain times u to `faded`, which then stays zero. It
-            returns the energy of the client's signal; without it this is the energy of the payload, |u|^2.
+            returns the energy sum_t |x_t|^2 of the modulated payload; without it this is |u|^2. The energy of the
+            client's transmission multiplies it.
+
+    Returns:
+        The sums in float64, the largest norm and the energies of the senders.
 
     Raises:
         NonFiniteUpload: An upload is not finite.
@@ -69,13 +90,14 @@ def accumulate(
     for upload in _finite_chunks(uploads, k):
         norms = upload.norms().tolist()
         for i, client in enumerate(upload.clients.tolist()):
-            if client not in gains:
+            if client not in transmissions:
                 continue
+            gain, energy = transmissions[client]
             if transmit:
-                energies.append(transmit(client, upload.update[i]))
+                energies.append(energy * transmit(client, upload.update[i]))
             else:
-                _add_faded(faded, gains[client], upload.update[i], d, entries)
-                energies.append(norms[i] ** 2)
+                _add_faded(faded, gain, upload.update[i], d, entries)
+                energies.append(energy * norms[i] ** 2)
             clean.add_(upload.update[i])
             stats, loss = stats + upload.stats[i].double(), loss + upload.loss[i].double()
             max_norm = max(max_norm, norms[i])
@@ -96,37 +118,61 @@ def _finite_chunks(uploads: Iterable[Upload], k: int) -> Iterator[Upload]:
 
 def _add_faded(faded: Tensor, gain: Gain, u: Tensor, d: int, entries: slice) -> None:
     """Add gain times the payload u to the sum `faded`, both restricted to `entries` of the d."""
-    if callable(gain):  # the power rule owns the returned tensor: do not change it in place
-        faded.add_(check_shape("power", gain(d, faded.device), d)[entries] * u)
+    if not callable(gain):
+        if gain.imag:
+            faded.add_(_times_symbols(gain, u))
+        else:
+            faded.add_(u, alpha=gain.real)
+        return
+    gains = gain(d, faded.device)  # the power rule owns this tensor: do not change it in place
+    if isinstance(gains, Tensor) and gains.is_complex():
+        check_shape("power", gains.real, -(-d // 2))
+        faded.add_(_times_symbols(gains[entries.start // 2 : -(-entries.stop // 2)], u))
     else:
-        faded.add_(u, alpha=gain)
+        faded.add_(check_shape("power", gains, d)[entries] * u)
+
+
+def _times_symbols(gain: complex | Tensor, u: Tensor) -> Tensor:
+    """gain times the complex symbols u_2i + j u_2i+1, as real entries; a zero completes an odd number: (s,) -> (s,).
+
+    Each operation rounds once, so that the bits of an entry do not depend on its position in a slice.
+    """
+    i, q = torch.nn.functional.pad(u.double(), (0, len(u) % 2)).view(-1, 2).unbind(1)
+    return torch.stack([gain.real * i - gain.imag * q, gain.imag * i + gain.real * q], 1).flatten()[: len(u)]
 
 
 def finish(
     total: Accumulated,
     xi: Tensor,
     pilot: Tensor | None,
+    power: PowerRule,
     *,
     symbols: float,
     norms: Layout,
     divisor: float | None = None,
     noise_on: str = "mean",
 ) -> Received:
-    """Divide the sums, add the interference and round: Eq. (3).
+    """Divide the sums, scale and add the interference and round: Eq. (3).
 
     Args:
         total: Sums over all senders.
         xi: Interference (d,).
         pilot: Noise-only symbols, if any.
+        power: Power rule; it sets the scale of the interference and of the energies.
         symbols: Complex symbols of the round.
         norms: Layout of the norm buffers.
         divisor: Divisor of the sum; None for the number of senders.
         noise_on: "mean" adds xi to the mean; "sum" adds it to the sum, so that xi is divided as well.
 
+    Returns:
+        The reception of the round.
+
     Raises:
-        InputError: The interference or a gain is NaN. Infinite entries are legal.
+        InputError: The interference or a gain is NaN ("nan-in-channel"). Infinite entries are legal.
     """
     n = divisor or max(total.senders, 1)
+    scale = noise_scale(power, total.max_norm, len(xi))
+    xi, pilot = _scaled(xi, scale), None if pilot is None else _scaled(pilot, scale)
     if noise_on == "sum":
         xi, pilot = xi / n, None if pilot is None else pilot / n
     g = (total.faded / n + xi).to(xi.dtype)  # Eq. (3)
@@ -135,8 +181,52 @@ def finish(
         text = "the channel's noise or fading is NaN; every entry must be a number or infinite"
         raise InputError(text, code="nan-in-channel", setting=setting)
     stats, loss = side_link(total, norms)
-    used = Resources(symbols, total.energies)
+    used = Resources(symbols, scaled_energies(total.energies, scale))
     return Received(g, stats, total.clean / n, loss, xi, total.senders, n, pilot, used)
+
+
+def noise_scale(power: PowerRule, max_norm: float, d: int) -> float:
+    """The scale of the interference relative to the payloads, checked: see `PowerRule.noise_scale`."""
+    scale = power.noise_scale(max_norm, d)
+    if not isinstance(scale, Real) or not scale >= 0:
+        text = f"noise_scale of the power must return a number of at least 0: got {short_repr(scale)}"
+        raise InputError(text, code="wrong-type", setting="power", expected="number", actual=type(scale).__name__)
+    return float(scale)
+
+
+def _scaled(noise: Tensor, scale: float) -> Tensor:
+    """The interference relative to the payloads; zero for a scale of 0, even for infinite entries."""
+    if scale == 1:
+        return noise
+    return noise * scale if scale else torch.zeros_like(noise)
+
+
+def scaled_energies(energies: tuple[float, ...], scale: float) -> tuple[float, ...]:
+    """Energies after a power rule has divided all signals by `scale`; a scale of 0 means that nothing was sent.
+
+    >>> scaled_energies((1.0, 8.0), 2.0)
+    (0.25, 2.0)
+    """
+    return tuple(energy / scale / scale if scale else 0.0 for energy in energies)
+
+
+def fit_power(power: PowerRule, fading: Fading, noise_on: str) -> PowerRule:
+    """The power rule for this fading.
+
+    Raises:
+        InputError: The rule needs the interference on the sum ("noise-not-on-sum"), or does not support this fading.
+    """
+    if power.needs_noise_on_sum and noise_on != "sum":
+        text = "this power rule needs the interference on the sum of the payloads: add noise_on=sum to the channel"
+        raise InputError(f"{text}, such as channel='flat(noise_on=sum)'", code="noise-not-on-sum")
+    return power.for_fading(fading)
+
+
+def check_one_amplitude(fading: Fading, channel: str) -> None:
+    """Refuse a fading whose amplitude changes along the vector, for a channel that does not support it."""
+    if isinstance(fading, FadingLaw) and fading.block_length:
+        text = f"channel {channel} does not support fading that changes along the vector; leave out its entries"
+        raise InputError(text, code="unsupported-fading")
 
 
 def side_link(total: Accumulated, norms: Layout) -> tuple[Tensor, Tensor]:

@@ -9,14 +9,31 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from stableair import stable
 from stableair.channels.modulation import Basis, ofdm
-from stableair.channels.noise import Stable
-from stableair.channels.power import DRAWS
+from stableair.channels.power import DRAWS, Power
 from stableair.channels.registries import basis as bases
 from stableair.channels.registries import channel, make_part
-from stableair.channels.superposition import NOISE_ON, accumulate, amplitudes, finish
-from stableair.contracts import Accumulated, ChannelFactory, Fading, FadingLaw, Modulation, Noise, Received, Upload
+from stableair.channels.superposition import (
+    NOISE_ON,
+    accumulate,
+    amplitudes,
+    check_one_amplitude,
+    finish,
+    fit_power,
+)
+from stableair.contracts import (
+    Accumulated,
+    ChannelFactory,
+    Fading,
+    FadingLaw,
+    Modulation,
+    Noise,
+    NoiseLaw,
+    PowerRule,
+    Received,
+    Transmission,
+    Upload,
+)
 from stableair.errors import InputError
 from stableair.memory import unchanged
 from stableair.streams import Generator, generator
@@ -30,18 +47,19 @@ PIECE_ELSEWHERE = 1 << 21
 class Link(NamedTuple):
     """The channel from one client to the server in one round."""
 
-    gain: complex
+    gain: complex  # of the power rule and the fading, rotated by the phase error
     delay: int  # samples
     cfo: float  # carrier frequency offset, in cycles per sample
     impulse_response: Tensor  # (taps,) complex128, on the host
+    energy: float = 1.0  # of the transmitted signal, per energy of the modulated payload; before the scaling of all
 
 
 class WaveformDraw(NamedTuple):
     """Random state of the waveform channel in round k."""
 
     k: int
-    clients: Tensor  # (m,) int64, the participants
-    links: list[Link]  # one per participant
+    clients: Tensor  # (m,) int64, the participants that transmit
+    links: list[Link]  # one per client that transmits
     xi: Tensor  # (d,), the interference at the output of the matched filters
     pilot: Tensor | None = None  # noise-only symbols at the output of the matched filters, if a receiver asks for them
 
@@ -53,12 +71,13 @@ class Waveform:
     Client n sends x_n(t) = sum_i c_i phi_i(t), c_i = u_2i + j u_2i+1. The server receives
     r(t) = sum_n a_n exp(2 pi j eps_n t) x_n(t - delta_n) + z(t) and computes y_i = sum_t conj(phi_i(t)) r(t). Its real
     and imaginary parts are the entries of the sum: g = (1/N) sum_n h_n u_n + xi if a_n = h_n, delta_n = eps_n = 0. xi
-    is the output of the matched filters for z, which is isotropic stable with the alpha and tau of the noise; the scale
-    of xi is tau_s (sum_t |phi_i(t)|^alpha)^(1/alpha). The sum is complex128; a client's signal is computed in pieces.
+    is the output of the matched filters for z, the complex samples of the noise. The sum is complex128; a client's
+    signal is computed in pieces. With a power rule, a_n is its effective gain, and clients without one do not transmit.
 
-    The noise sets the density of the interference: its scale is tau at the output of a filter of unit energy that lasts
-    one unit of time. A basis with s samples per unit of time samples the same field with filters of unit energy and
-    length 1/s. A sample then has the scale tau_s = tau s^(1/2 - 1/alpha), and the scale of xi tends to
+    With stable noise, z is isotropic and the scale of xi is tau_s (sum_t |phi_i(t)|^alpha)^(1/alpha). The noise sets
+    the density of the interference: its scale is tau at the output of a filter of unit energy that lasts one unit of
+    time. A basis with s samples per unit of time samples the same field with filters of unit energy and length 1/s. A
+    sample then has the scale tau_s = tau s^(1/2 - 1/alpha), and the scale of xi tends to
     tau (int |phi_i(t)|^alpha dt)^(1/alpha) for large s. tau_s is tau for alpha = 2 or s = 1.
 
     With M antennas, y_m = sum_n a_mn u_n + z_m, the server knows only H_m = sum_n a_mn and computes
@@ -67,7 +86,8 @@ class Waveform:
 
     Args:
         fading: Amplitudes of the clients; one amplitude per client and round.
-        noise: Interference per unit of time; must be stable, Gaussian or absent.
+        noise: Interference per unit of time: a `NoiseLaw` with complex samples.
+        power: Transmit power rule. Its gains include the fading; `phase` and the offsets come on top.
         pilots: Noise-only symbols per round.
         norms: Layout of the norm buffers on the side link.
         divisor: Divisor of the sum; None for the number of senders.
@@ -77,10 +97,16 @@ class Waveform:
         cfo: Largest carrier frequency offset, in cycles per sample.
         phase: Largest phase error, in radians.
         antennas: Antennas that the server combines blindly; 0 for one antenna and clients that know their phase.
+
+    Raises:
+        InputError: The noise has no complex samples, or for several antennas no independent ones ("unsupported-noise");
+            the fading changes along the vector ("unsupported-fading"); the power rule has frequency errors, or with
+            antennas adapts to the fading ("unsupported-power"), or needs the noise on the sum ("noise-not-on-sum").
     """
 
     fading: Fading
     noise: Noise
+    power: PowerRule = field(default_factory=Power)
     pilots: int = 0
     norms: Layout = NOTHING
     divisor: float | None = None
@@ -92,12 +118,26 @@ class Waveform:
     antennas: int = 0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.noise, Stable):
-            text = "channel waveform needs complex samples of the noise: choose noise=sas, gaussian or none"
-            raise InputError(text, code="unsupported-noise")
-        if isinstance(self.fading, FadingLaw) and self.fading.block_length:
-            text = "channel waveform does not support fading that changes along the vector; leave out its entries"
-            raise InputError(text, code="unsupported-fading")
+        law = self._noise_law()
+        check_one_amplitude(self.fading, "waveform")
+        if self.antennas and not law.combined_scale:
+            text = "with antennas the samples of the noise must be independent: choose noise=sas, gaussian, none or a"
+            raise InputError(f"{text} markov chain of them, or antennas=0", code="unsupported-noise", setting="noise")
+        if self.antennas and self.power.adapts_to_fading:
+            text = "with antennas no client knows its channel, which this power rule needs: choose power=limit or none"
+            raise InputError(text, code="unsupported-power", setting="power")
+        if "cfo" in self.power.rotations:
+            text = "channel waveform has carrier offsets: leave out cfo of the power rule and set waveform(cfo=...)"
+            raise InputError(text, code="unsupported-power", setting="power")
+        object.__setattr__(self, "power", fit_power(self.power, self.fading, self.noise_on))
+
+    def _noise_law(self) -> NoiseLaw:
+        """The noise; it must define complex samples."""
+        if isinstance(self.noise, NoiseLaw) and self.noise.samples:
+            return self.noise
+        text = "channel waveform needs complex samples of the noise: choose noise=sas, gaussian, bursts, field, none"
+        text += " or a markov chain of them, or choose channel=flat"
+        raise InputError(text, code="unsupported-noise", setting="noise")
 
     def draw(
         self, n: int, clients: Tensor, d: int, seed: int, k: int, device: torch.device | str = "cpu"
@@ -105,26 +145,62 @@ class Waveform:
         """Draw the links of the participants `clients` (m,), and xi_k (d,).
 
         A client's link is a function of (seed, k, client), except for the combined gains of several antennas.
+
+        Args:
+            n: Number of all clients.
+            clients: The participants, (m,).
+            d: Entries of a payload.
+            seed: Seed of the experiment.
+            k: The round.
+            device: Where the interference is drawn.
+
+        Returns:
+            The draw, a function of (seed, k).
+
+        Raises:
+            InputError: A component breaks its contract, or the power rule has a gain per entry ("unsupported-power").
         """
-        gains, noise_scale = self.combine(n, clients, seed, k)
+        transmissions, noise_scale = self._transmissions(n, clients, seed, k)
+        senders = torch.tensor(list(transmissions), dtype=torch.int64)
+        gains, energies = zip(*transmissions.values(), strict=True) if transmissions else ((), ())
         delays = (generator(seed, "timing", k).uniform(n) * (self.timing + 1)).long()
         offsets = self.cfo * (2 * generator(seed, "cfo", k).uniform(n) - 1)
         responses = torch.ones(n, 1, dtype=torch.complex128)
         if (taps := self.basis.taps) > 1:
             parts = generator(seed, "echoes", k).normal(n, taps, 2) / math.sqrt(2 * taps)
             responses = torch.view_as_complex(parts)
-        rows = zip(gains.tolist(), delays[clients].tolist(), offsets[clients].tolist(), responses[clients], strict=True)
+        of_sender = delays[senders].tolist(), offsets[senders].tolist(), responses[senders]
+        links = [Link(*row) for row in zip(gains, *of_sender, energies, strict=True)]
         for_data, for_pilots = (generator(seed, stream, k, device=device) for stream in ("noise", "pilot"))
         xi = self._filtered_noise(d, for_data, noise_scale)
         pilot = self._filtered_noise(self.pilots, for_pilots, noise_scale) if self.pilots else None
-        return WaveformDraw(k, clients, [Link(*row) for row in rows], xi, pilot)
+        return WaveformDraw(k, senders, links, xi, pilot)
 
     def superpose(self, uploads: Iterable[Upload], draw: WaveformDraw) -> Received:
-        """Add the signals, demodulate the sum and apply Eq. (3): chunks of (m, d) payloads -> g (d,)."""
+        """Add the signals, demodulate the sum and apply Eq. (3): chunks of (m, d) payloads -> g (d,).
+
+        Args:
+            uploads: Chunks of uploads with payloads (m, d); their division changes no bit.
+            draw: The random state of the round.
+
+        Returns:
+            The received sum g (d,), the noise-free reference, and the resources of the round.
+
+        Raises:
+            InputError: The interference or a gain is NaN ("nan-in-channel").
+            NonFiniteUpload: An upload is not finite.
+        """
         symbols = (self.basis.blocks(len(draw.xi)) + self.basis.blocks(self.pilots)) * self.basis.uses
         total = self._accumulate(uploads, draw)
         return finish(
-            total, draw.xi, draw.pilot, symbols=symbols, norms=self.norms, divisor=self.divisor, noise_on=self.noise_on
+            total,
+            draw.xi,
+            draw.pilot,
+            self.power,
+            symbols=symbols,
+            norms=self.norms,
+            divisor=self.divisor,
+            noise_on=self.noise_on,
         )
 
     def _accumulate(self, uploads: Iterable[Upload], draw: WaveformDraw) -> Accumulated:
@@ -137,15 +213,21 @@ class Waveform:
         def transmit(client: int, u: Tensor) -> float:
             return self.transmit(u, links[client], received)
 
-        total = accumulate(uploads, dict.fromkeys(links, 1.0), d, draw.k, device, transmit=transmit)
+        transmissions = {client: Transmission(link.gain, link.energy) for client, link in links.items()}
+        total = accumulate(uploads, transmissions, d, draw.k, device, transmit=transmit)
         pieces = (received[first:last] for first, last in self._windows(d, device))
         return total._replace(faded=self._demodulate(pieces, d))
 
     def transmit(self, u: Tensor, link: Link, received: Tensor) -> float:
-        """Add a client's signal to the received samples: u (d,), received (samples,) complex128.
+        """Add a client's signal to the received samples.
+
+        Args:
+            u: The payload, (d,).
+            link: The client's link.
+            received: Samples of the sum, (samples,) complex128; changed in place.
 
         Returns:
-            The energy of the transmitted signal, sum_t |x_t|^2.
+            The energy sum_t |x_t|^2 of the modulated payload, with prefix and precoding, before the power rule.
         """
         energy = torch.zeros((), dtype=torch.float64, device=u.device)
         response = link.impulse_response.to(u.device)
@@ -160,22 +242,36 @@ class Waveform:
                 received[start + delay : start + delay + len(x)].add_(x, alpha=link.gain * tap)
         return energy.item()
 
+    def _transmissions(self, n: int, clients: Tensor, seed: int, k: int) -> tuple[dict[int, Transmission], float]:
+        """The links of the `clients` that transmit in round k, and the factor on the scale of the interference."""
+        if self.antennas:
+            gains, noise_scale = self.combine(n, clients, seed, k)
+            return dict(zip(clients.tolist(), map(Transmission, gains.tolist()), strict=True)), noise_scale
+        h = amplitudes(self.fading, n, seed, k)
+        with unchanged("power", h, clients):
+            transmissions = self.power.transmissions(h, clients, seed, k)
+        angle = self.phase * (2 * generator(seed, "phase", k).uniform(n) - 1)
+        turns = torch.polar(torch.ones_like(angle), angle).tolist()
+        return {client: _rotated(sent, turns[client]) for client, sent in transmissions.items()}, 1.0
+
     def combine(self, n: int, clients: Tensor, seed: int, k: int) -> tuple[Tensor, float]:
-        """Combine the antennas in round k.
+        """Combine several antennas in round k: sum_m conj(H_m) a_mn / (M s^2).
+
+        Args:
+            n: Number of all clients.
+            clients: The participants, (m,).
+            seed: Seed of the experiment.
+            k: The round.
 
         Returns:
             The complex gains of the `clients` (m,), and the factor on the scale of the interference.
         """
-        if not self.antennas:
-            h = amplitudes(self.fading, n, seed, k)
-            angle = self.phase * (2 * generator(seed, "phase", k).uniform(n) - 1)
-            return torch.polar(h, angle)[clients], 1.0
         a = self._antenna_gains(n, seed, k)[:, clients]  # (M, m)
         summed = a.sum(1)  # H_m
         weight = self.antennas * self.mean_square
-        assert isinstance(self.noise, Stable)
-        noise_scale = summed.abs().pow(self.noise.alpha).sum().pow(1 / self.noise.alpha).item() / weight
-        return summed.conj() @ a / weight, noise_scale
+        combined_scale = self._noise_law().combined_scale
+        assert combined_scale, "checked at construction"
+        return summed.conj() @ a / weight, combined_scale(generator(seed, "noise", k), summed) / weight
 
     def _antenna_gains(self, n: int, seed: int, k: int) -> Tensor:
         """a_mn, the fading's amplitudes with uniform phases: (M, n)."""
@@ -191,13 +287,13 @@ class Waveform:
         return self.fading(DRAWS, generator(0, "mean square", 0)).square().mean().item()
 
     def _filtered_noise(self, entries: int, source: Generator, scale: float) -> Tensor:
-        """Output of the matched filters for isotropic stable noise: (entries,) float32."""
-        assert isinstance(self.noise, Stable)
-        alpha = self.noise.alpha
-        tau = self.noise.tau * scale * self.basis.oversampling ** (1 / 2 - 1 / alpha)
+        """Output of the matched filters for the noise times `scale`: (entries,) float32."""
+        samples = self._noise_law().samples
+        assert samples, "checked at construction"
+        z = samples(source, self.basis.oversampling, scale)
         windows = self._windows(entries, source.device)
-        z = (stable.isotropic(last - first, alpha, tau, source.ahead(4 * first)) for first, last in windows)
-        return self._demodulate(z, entries).float()
+        pieces = (_check_samples(z(first, last), last - first) for first, last in windows)
+        return self._demodulate(pieces, entries).float()
 
     def _demodulate(self, pieces: Iterable[Tensor], entries: int) -> Tensor:
         """Output of the matched filters for pieces of a signal, as real entries: (samples,) each -> (entries,)."""
@@ -226,7 +322,28 @@ class Waveform:
             yield torch.view_as_complex(padded.view(-1, 2)).view(-1, self.basis.n)
 
 
-@channel("waveform", uses=("fading", "noise", "pilots"), specs={"basis": bases})
+def _check_samples(z: Tensor, length: int) -> Tensor:
+    """Check that the noise returned complex samples of this number: (length,)."""
+    if not isinstance(z, Tensor) or z.shape != (length,) or not z.is_complex():
+        actual = f"{z.dtype} {tuple(z.shape)}" if isinstance(z, Tensor) else type(z).__name__
+        text = f"samples of the noise must return a complex tensor of shape ({length},): got {actual}"
+        raise InputError(text, code="wrong-shape", setting="noise", expected=(length,), actual=actual)
+    return z
+
+
+def _rotated(sent: Transmission, turn: complex) -> Transmission:
+    """The transmission at a receiver whose carrier is rotated.
+
+    Raises:
+        InputError: The power rule has a gain for every entry ("unsupported-power").
+    """
+    if callable(sent.gain):
+        text = "channel waveform needs one gain per client and round from the power rule, not one per entry"
+        raise InputError(text, code="unsupported-power", setting="power")
+    return Transmission(sent.gain * turn, sent.energy)
+
+
+@channel("waveform", uses=("fading", "noise", "power", "pilots"), specs={"basis": bases})
 def waveform(
     basis: str = "ofdm()",
     timing: int = 0,
@@ -240,7 +357,22 @@ def waveform(
     `Waveform` has the equations. In each round a client's delay is 0 to `timing` samples, its phase is uniform in
     [-phase, phase] radians, and its carrier offset is up to `cfo` cycles per sample. With `antennas` its gain at
     each antenna is the fading's amplitude with an independent uniform phase, and the server combines the antennas
-    without knowledge of the phases.
+    without knowledge of the phases. Power rules need noise_on=sum.
+
+    Args:
+        basis: Spec of the basis.
+        timing: Largest delay of a client, in samples.
+        cfo: Largest carrier frequency offset, in cycles per sample.
+        phase: Largest phase error, in radians.
+        antennas: Antennas that the server combines blindly; 0 for one antenna and clients that know their phase.
+        noise_on: "mean" adds the interference to the mean, as in Eq. (3); "sum" adds it to the sum.
+
+    Returns:
+        A factory of the channel.
+
+    Raises:
+        InputError: An argument is out of its range, the delay is too long for the basis ("out-of-range"), or antennas
+            are combined with phase errors or echoes ("conflicting-arguments").
 
     >>> from stableair.channels.fading import unit
     >>> from stableair.channels.noise import none

@@ -12,7 +12,9 @@ from stableair.validation import choice
 
 
 def bench(
-    workload: Annotated[str, typer.Argument(help="digits, cnn, resnet18, cifar10 or femnist.")] = "digits",
+    workload: Annotated[
+        str, typer.Argument(help="digits, cnn, resnet18, resnet18-group, resnet34, plugin, cifar10 or femnist.")
+    ] = "digits",
     rounds: Annotated[int, typer.Option(min=1, help="Rounds to time, after one warm-up round.")] = 5,
     only: Annotated[
         list[str] | None, typer.Option(help="Time only the modes whose name begins with this text; may be repeated.")
@@ -31,9 +33,10 @@ def bench(
     WORKLOAD is one of digits, cnn, resnet18, cifar10 and femnist.
     """
     from stableair import bench as engines
+    from stableair.workloads import WORKLOADS
 
     use_data_folder(data_dir)
-    choice("workload", workload, engines.WORKLOADS)
+    choice("workload", workload, WORKLOADS)
     if scaling and (only or peers):
         raise InputError("--scaling times the default engine only: leave out --only and --peers")
     if peers and (workload != "digits" or not (peers / "work.py").exists()):
@@ -46,7 +49,7 @@ def bench(
         sizes = engines.SIZES_ON_GPU if torch.cuda.is_available() else engines.SIZES
         table = engines.scaling((10, 100, 1000), sizes, rounds, print_line)
     else:
-        experiment = engines.WORKLOADS[workload]
+        experiment = WORKLOADS[workload]
         rows = engines.measure(experiment, rounds, print_line, only or [""])
         if not rows:
             raise InputError(

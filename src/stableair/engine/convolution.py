@@ -53,14 +53,27 @@ def conv2d(layer: nn.Conv2d, x: Tensor, n: int, tensors: Tensors, mask: Tensor |
 
 def kernel_convolutions(program: Stacked) -> list[str]:
     """The convolutions of a program that the kernels compute: not grouped, and square."""
-    return [
-        name
-        for name, layer in program.layers.items()
-        if type(layer) is nn.Conv2d
-        and layer.groups == 1
-        and layer.dilation == (1, 1)
-        and all(isinstance(p, tuple) and len({*p}) == 1 for p in (layer.kernel_size, layer.stride, layer.padding))
-    ]
+    return [name for name, layer in _convolutions(program).items() if not _unsupported_option(layer)]
+
+
+def other_convolutions(program: Stacked) -> dict[str, str]:
+    """The convolutions of a program that the kernels do not compute, and the option of each that they do not take."""
+    return {name: option for name, layer in _convolutions(program).items() if (option := _unsupported_option(layer))}
+
+
+def _convolutions(program: Stacked) -> dict[str, nn.Conv2d]:
+    return {name: layer for name, layer in program.layers.items() if type(layer) is nn.Conv2d}
+
+
+def _unsupported_option(layer: nn.Conv2d) -> str:
+    """The option of a convolution that the kernels do not take, or ""."""
+    if layer.groups != 1:
+        return f"groups={layer.groups}"
+    if layer.dilation != (1, 1):
+        return f"dilation={layer.dilation}"
+    sides = {name: getattr(layer, name) for name in ("kernel_size", "stride", "padding")}
+    uneven = (f"{name}={side}" for name, side in sides.items() if not isinstance(side, tuple) or len({*side}) != 1)
+    return next(uneven, "")
 
 
 def by_kernels(program: Stacked) -> Stacked:

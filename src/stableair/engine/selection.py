@@ -1,5 +1,7 @@
 """Chooses the engine of a simulation: a function of the model and the device, never of the seed."""
 
+import gc
+import logging
 import os
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,6 +30,8 @@ from stableair.training.reference import SMALL, Reference
 from stableair.validation import choice as check_choice
 from stableair.validation import typed
 
+log = logging.getLogger("stableair")
+
 ENGINES = "reference", "stacked", "vmapped", "kernels", "processes"  # the choices of `auto` and `fast`
 LOOPS = "reference", "processes"  # engines that run the reference trainer
 
@@ -45,6 +49,7 @@ REASONS = {
     "vmapped": "the clients' models vmapped",
     "reference": "one client after the other",
 }
+SLOW = "engine=auto has no fast engine for this model and trains one client after the other: %s"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -105,36 +110,42 @@ def choose(sim: Simulation, engine: str, precision: str = "auto", chunk: int = 0
 def _choose_on_gpu(sim: Simulation, engine: str, precision: str, chunk: int) -> EngineChoice:
     work = reference_trainer(sim).work
     try:
-        program = fastest_program(work)
+        program, note = fastest_program(work)
     except Unsupported as obstacle:
         asked = engine if precision in ("auto", "fp32") else "fast"
         return _reference_or_error(asked, min(chunk or reference_trainer(sim).chunk, sim.n), obstacle)
-    kind, failure = _program_name(program), ""
+    kind = _program_name(program)
     if precision == "auto":  # bf16 where it was shown to train as well as fp32
         gains = kind == "stacked" and program.has_convolutions and not holds_tokens(work.data.train.x)
         precision = "bf16" if gains and torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
-    if precision == "bf16" and has_kernels(program):
-        try:
-            program, kind = _tried_kernel_program(work, program), "kernels"
-        except Exception as error:  # Triton and its compiler raise many kinds
-            failure = f"; {KERNELS_FAIL.format(type(error).__name__, first_line(error))}"
+    if precision == "bf16":
+        without = kernel_obstacle(program)
+        note += f"; {without}" if without else ""
+        if has_kernels(program):
+            try:
+                program, kind = _tried_kernel_program(work, program), "kernels"
+            except Exception as error:  # Triton and its compiler raise many kinds
+                note += f"; {KERNELS_FAIL.format(type(error).__name__, first_line(error))}"
     chunk = min(chunk or _clients_that_fit(sim), sim.n)
     checked = CheckedEngine(kind, work, program)
-    return EngineChoice(kind, precision, chunk, f"{REASONS[kind]}, on a GPU{failure}{_rule_note(work, kind)}", checked)
+    return EngineChoice(kind, precision, chunk, f"{REASONS[kind]}, on a GPU{note}{_rule_note(work, kind)}", checked)
 
 
-def fastest_program(work: LocalTraining) -> Program:
+def fastest_program(work: LocalTraining) -> tuple[Program, str]:
     """The program for many clients at once: stacked if possible, otherwise vmapped.
+
+    Returns:
+        The program, and a note with the reason if it is not stacked.
 
     Raises:
         Unsupported: The module is not a pure function, or neither program computes what it computes.
     """
     _check_side_by_side(work)
     try:
-        return checked_program(Stacked, work)
+        return checked_program(Stacked, work), ""
     except Unsupported as stacked:
         try:
-            return vmapped_program(work)
+            return vmapped_program(work), f"; not stacked: {stacked}"
         except Unsupported as vmapped:
             raise Unsupported(f"stacked: {stacked}; vmapped: {vmapped}") from None
 
@@ -162,6 +173,18 @@ def has_kernels(program: Program) -> bool:
     from stableair.engine.convolution import kernel_convolutions
 
     return bool(kernel_convolutions(program))
+
+
+def kernel_obstacle(program: Program) -> str:
+    """Why our kernels do not compute all convolutions of a program; "" if they do, or if it has none."""
+    if not isinstance(program, Stacked) or not program.has_convolutions:
+        return ""
+    if not find_spec("triton"):
+        return "no kernels: Triton is not installed"
+    from stableair.engine.convolution import other_convolutions
+
+    layers = [f"layer {name} ({reason})" for name, reason in other_convolutions(program).items()]
+    return f"no kernels for {', '.join(layers)}" if layers else ""
 
 
 def _tried_kernel_program(work: LocalTraining, program: Program) -> Program:
@@ -202,7 +225,7 @@ def _build_program(engine: str, work: LocalTraining) -> Program:
     if engine == "stacked":
         return program
     if not has_kernels(program):
-        raise Unsupported("it has no convolution that our kernels compute, or Triton is not installed")
+        raise Unsupported(kernel_obstacle(program) or "it has no convolution that our kernels compute")
     try:
         return _kernel_program(work, program)
     except Unsupported:
@@ -234,12 +257,12 @@ def _choose_on_cpu(sim: Simulation, engine: str, chunk: int, rounds: int) -> Eng
     steps = sum(map(train.work.steps, range(sim.n)))  # in a round
     if entries < SMALL:
         try:
-            program = fastest_program(train.work)
+            program, note = fastest_program(train.work)
         except Unsupported as obstacle:
             return _reference_or_error(engine, loop, obstacle)
         kind = _program_name(program)
         checked = CheckedEngine(kind, train.work, program)
-        why = f"a small model, {REASONS[kind]}{_rule_note(train.work, kind)}"
+        why = f"a small model, {REASONS[kind]}{note}{_rule_note(train.work, kind)}"
         return EngineChoice(kind, "fp32", min(chunk or CPU_CHUNK, sim.n), why, checked)
     worth_it = (
         entries < PROCESSES_MAX_ENTRIES
@@ -260,9 +283,10 @@ def _choose_on_cpu(sim: Simulation, engine: str, chunk: int, rounds: int) -> Eng
 
 
 def _reference_or_error(engine: str, chunk: int, obstacle: Unsupported) -> EngineChoice:
-    """Choose the reference engine because of an obstacle; raise InputError if engine=fast was requested."""
+    """Choose the reference engine because of an obstacle, with a warning; refuse engine=fast with an InputError."""
     if engine == "fast":
         raise InputError(CANNOT_ACCELERATE.format(obstacle), code="no-fast-engine") from None
+    log.warning(SLOW, obstacle)
     return EngineChoice("reference", "fp32", chunk, str(obstacle))
 
 
@@ -272,6 +296,8 @@ def _cores() -> int:
 
 def _clients_that_fit(sim: Simulation) -> int:
     """Estimate the number of clients that fit into the free memory of the GPU; halved later if too large."""
+    gc.collect()
+    torch.cuda.empty_cache()  # memory that the trials have used is free again
     free, _ = torch.cuda.mem_get_info(sim.start.model.w.device)
     each = 4 * len(sim.start.model.w) * 12  # weights, gradients, the update, and about as much again for activations
     return max(1, int(0.6 * free) // each)
@@ -282,8 +308,9 @@ def _clients_that_fit(sim: Simulation) -> int:
 def accelerate(sim: Simulation, choice: EngineChoice | None = None) -> Simulation:
     """Return an equivalent simulation that trains its clients with a fast engine.
 
-    The engine is checked against the reference before it is used. It computes the same updates up to rounding, and the
-    same batches, fading and noise. [Engines](../engine.md) describes the engines and their speed.
+    The engine is checked against the reference before it is used. It computes the same updates up to the rounding of
+    its precision, and uses the same batches, fading and noise. [Engines and performance](../engine.md) describes the
+    engines.
 
     Args:
         sim: A simulation from `build`.

@@ -21,6 +21,9 @@ def limited(norm: float | None = None, power: float | None = None) -> Mod:
         norm: Maximum norm; None for no limit.
         power: Maximum mean power per entry; None for no limit.
 
+    Returns:
+        The mod, for `ClientApp(mods=[...])`.
+
     Raises:
         InputError: A limit is not positive (`out-of-range`).
 

@@ -43,7 +43,7 @@ from stableair.training.reference import Reference, threads
 from stableair.validation import choice, integer, pluralize
 from stableair.vector import NOTHING, Layout, ModelState
 
-REMOTE = "remote()"  # the clients hold the data and the model, and train as they like
+REMOTE = "remote()"  # the clients hold the data and the model, and may train in any way
 AIR_SETTINGS = (
     "lr", "lr_decay", "payload", "blocks", "power", "channel", "fading", "noise", "receiver", "server", "seed",
 )  # fmt: skip
@@ -238,7 +238,7 @@ class OverTheAir(Strategy):
         k = self.first + server_round - 1
         self.replies.read(replies, self.broadcast, k)
         try:
-            if server_round == 1:  # a wrong setup, not a lost node
+            if server_round == 1:  # a wrong setup, not lost nodes
                 self.replies.check_any()
             _, state, row = next(self.rounds)
         finally:

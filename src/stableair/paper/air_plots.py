@@ -68,8 +68,8 @@ def inversion(draws: int = 40_000) -> Figure:
 def _mean_gain(csi: float, phase: float, law: str, draws: int) -> float:
     fading, clients = rayleigh(power=1), torch.arange(draws)
     rule = inversion_power(1, 0.2, csi, float(phase), law).for_fading(fading)  # type: ignore[arg-type]
-    gains = rule.gains(fading(draws, generator(SEED, "fading", 0)), clients, SEED, 0)
-    return float(np.mean(list(gains.values())))
+    sent = rule.transmissions(fading(draws, generator(SEED, "fading", 0)), clients, SEED, 0)
+    return float(np.mean([one.gain for one in sent.values()]).real)
 
 
 def bursts(entries: int = 3000, alpha: float = 1.2, tau: float = 0.1) -> Figure:

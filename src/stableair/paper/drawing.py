@@ -85,7 +85,7 @@ def _label_with_snr(label: str, runs: list[Run]) -> str:
 
 
 def _label_with_mean_snr(label: str, runs: list[Run]) -> str:
-    """The same for narrow panels: with the mean SNR alone."""
+    """A label of Fig. 4(b) for narrow panels, with the mean SNR only."""
     decibels, paper = snrs(runs), _paper_snr(runs)
     measured = f"{fmean(decibels):.1f} dB" if decibels else "none"
     return f"{label}, SNR {measured}" + (f" (paper: {paper})" if paper is not None else "")

@@ -25,14 +25,14 @@ from stableair.vector import Layout, ModelState
 class Check(NamedTuple):
     """A measurement on a problem with known constants, and both forms of the bound of Theorem 1."""
 
-    alpha: float
-    tau: float
-    C: float
-    eta: float
+    alpha: float  # tail index of the interference
+    tau: float  # scale of the interference
+    C: float  # threshold of MAC
+    eta: float  # step size
     measured: float  # mean over rounds and repeats of |grad f(w_k)|^2
     error: float  # its standard error over the repeats
-    printed: float
-    corrected: float
+    printed: float  # the bound as printed
+    corrected: float  # the bound as corrected
 
 
 CHECKS = (

@@ -39,7 +39,7 @@ def arguments(run: Run) -> Arguments:
 
 
 def _title(component: str, given: dict[str, Any]) -> str:
-    """The name of a component; of a Python object its own name."""
+    """The name of a component, or the name of a Python object."""
     return given["name"] if component == OBJECT else component
 
 
@@ -116,7 +116,7 @@ def _check_differs(name: str, values: list[Any], allowed: list[str]) -> None:
 
 
 def only_numeric_argument(groups: Groups, *ignored: str) -> str | None:
-    """The argument that differs between groups, if it is the only one and a number; components may differ beside it."""
+    """The argument that differs between groups, if it is the only one and a number; components may differ too."""
     ignored = *COMPONENT_SETTINGS, "seed", *ignored
     names = [name for name in differing(runs[0] for runs in groups.values()) if name not in ignored]
     values = [arguments(runs[0]).get(names[0]) for runs in groups.values()] if len(names) == 1 else []

@@ -61,7 +61,7 @@ def mark_divergence(axes: "Axes", x: float, y: float, colour: Any) -> None:
 
 
 def label_argument(axes: "Axes", name: str, values: Sequence[float] | Sequence[str]) -> None:
-    """Set up a horizontal axis of an argument: of texts, or linear or logarithmic by its numbers.
+    """Set up a horizontal axis of an argument: texts, or numbers on a linear or logarithmic scale.
 
     Args:
         axes: The axes.

@@ -37,7 +37,7 @@ def keep_best(
 
 
 def _known(folder: Path, previous: ResumePoint) -> list[Checkpoint]:
-    """The best checkpoint in the folder, if it is of a completed round, and the last one."""
+    """The best checkpoint in the folder if its round is complete, and the last checkpoint."""
     known = []
     with suppress(InputError, CorruptRunError):  # a damaged or missing file is written anew
         known.append(read_best(folder))

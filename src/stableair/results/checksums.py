@@ -14,7 +14,7 @@ from stableair.errors import CorruptRunError, InputError
 
 EXPERIMENT, ENVIRONMENT, CLIENTS = "experiment.json", "environment.json", "clients.json"
 ROUNDS, CHECKPOINT, PREVIOUS = "rounds.jsonl", "checkpoint.pt", "checkpoint.previous.pt"
-BEST = "checkpoint.best.pt"  # the state after the best round, if asked for
+BEST = "checkpoint.best.pt"  # the state after the best round, with keep_best
 
 _SEAL = re.compile(rb',(?:\n +| )"checksum": "([0-9a-f]{16})"((?:\n *)?\}(?:\n\])?\n)\Z')
 

@@ -28,7 +28,7 @@ NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
 class LockedFolder:
     """A run folder locked by this process; all writes go through it.
 
-    A lock belongs to a file, not to a path: if somebody deletes or replaces the folder, another process can lock the
+    A lock belongs to a file, not to a path: if the folder is deleted or replaced, another process can lock the
     new folder at the same path. So files are opened relative to the descriptor of the locked folder, and each write
     first checks that the lock file at the path is still the one that this process holds.
 

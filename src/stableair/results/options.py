@@ -64,7 +64,7 @@ class RunControl(NamedTuple):
     rule: StoppingRule
     keep_best: bool
     profile: bool
-    monitor: str = ""  # as the caller names it; "" for the default
+    monitor: str = ""  # the metric that the caller names; "" for the default
 
     @classmethod
     def create(cls, options: RunOptions, split: str, folder: Path | None) -> Self:

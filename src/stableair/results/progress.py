@@ -38,11 +38,11 @@ class ProgressBar(Callback):
 
     def __init__(self, experiments: int = 1):
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
         text = TextColumn("{task.fields[text]}")
         self.bars = Progress(
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), text,
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), text,
             console=Console(), transient=True,
         )  # fmt: skip
         self.experiments = experiments

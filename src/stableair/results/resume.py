@@ -31,7 +31,7 @@ class ResumePoint(NamedTuple):
 
     rows: list[Row]  # the recorded rounds
     checkpoint: Checkpoint | None  # the last checkpoint
-    environments: Sequence[dict[str, Any]] = ()  # device, engine and versions, the last one last
+    environments: Sequence[dict[str, Any]] = ()  # device, engine and versions at each start, in order
     replaces: bool = False  # restart the run: the plug-ins of the recorded one have changed
 
     @property

@@ -49,7 +49,7 @@ STYLES: dict[PlotStyle, Any] = {
 
 @contextmanager
 def drawing_style(style: PlotStyle = "screen", size: Sequence[float] | None = None) -> Iterator[None]:
-    """Draw in a style; the size is in inches. Settings of matplotlib that the style does not have stay."""
+    """Draw in a style; the size is in inches. Other settings of matplotlib stay."""
     with rc_context(STYLES[style] | ({} if size is None else {"figure.figsize": tuple(size)})):
         yield
 

@@ -143,12 +143,11 @@ def export(
     >>> import stableair as sa
     >>> run = sa.run(sa.Experiment(data="synthetic(samples=60)", clients=3, rounds=2))
     >>> with TemporaryDirectory() as folder:
-    ...     path = sa.export(run, f"{folder}/rounds.csv", per="round", metrics=["channel/senders"])
-    ...     print(path.read_text())
+    ...     path = sa.export(run, f"{folder}/rounds.csv", "round", metrics=["channel/senders"])
+    ...     print(path.read_text(), end="")
     run folder,round,channel/senders
     ,0,3
     ,1,3
-    <BLANKLINE>
     """
     path = check_table(out, force)
     return write_table(table(runs, per, metrics=metrics, last=last), path, force)

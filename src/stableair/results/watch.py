@@ -119,7 +119,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         if urlsplit(f"//{self.headers.get('Host', '')}").hostname not in (HOST, "localhost"):
-            self.send_error(403)  # a page of another site that resolves its name to this machine
+            self.send_error(403)  # a page of another site whose name resolves to this machine
         elif self.path == "/":
             self._answer(self.server.runs.text(), "text/html")
         elif self.path == "/version":

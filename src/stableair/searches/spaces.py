@@ -17,6 +17,7 @@ RESOLUTION = 100  # least number of values that rounding leaves in a range; a na
 class Range(NamedTuple):
     """A search space of numbers from low to high.
 
+    >>> from stableair.searches import Range
     >>> str(Range(0.01, 10, log=True))  # the same range as a text
     '0.01:10:log'
     """
@@ -35,8 +36,10 @@ class Range(NamedTuple):
     def rounded(self, value: float) -> float:
         """Return a value rounded to three significant digits, or to more in a narrow range, within the range.
 
-        >>> Range(0.01, 10, log=True).rounded(0.123456), Range(0.9991, 0.9999).rounded(0.999123456)
-        (0.123, 0.999123)
+        >>> Range(0.01, 10, log=True).rounded(0.123456)
+        0.123
+        >>> Range(0.9991, 0.9999).rounded(0.999123456)
+        0.999123
         """
         if not value:
             return value
@@ -72,8 +75,9 @@ class Range(NamedTuple):
 class OneOf(NamedTuple):
     """A search space of several values.
 
-    >>> str(OneOf(("adam()", "sgd()")))
-    'adam(),sgd()'
+    >>> from stableair.searches import OneOf
+    >>> str(OneOf((1, 2, 5)))  # the same space as a text
+    '1,2,5'
     """
 
     values: tuple[Any, ...]  # the values to try

@@ -1,0 +1,51 @@
+"""The check of the kernels: bfloat16 resolves the gradients of its trials, and wrong ones are refused."""
+
+import copy
+
+import pytest
+import torch
+
+from helpers.engine import built, reference
+from stableair.data.datasets import synthetic
+from stableair.engine.equivalence import KERNEL_FACTOR, KERNEL_TOLERANCE, OPEN, Trial, check_kernels, distances
+from stableair.engine.stacked import Stacked, Unsupported
+from stableair.engine.vmapped import Vmapped
+
+SHAPE = (3, 16, 16)
+
+
+def work(spec):
+    data = synthetic(samples=6, classes=3, shape=SHAPE)
+    return reference(built(spec, SHAPE), data, [3, 3], batch_size=3).work
+
+
+@pytest.mark.parametrize("spec", ["cnn(width=7)", "batch", "group", pytest.param("resnet34()", marks=pytest.mark.slow)])
+def test_a_right_program_is_within_the_tolerance_and_zeros_are_not(spec):
+    """The right one rounds to bfloat16 in another order; a gradient of zero has the distance 1."""
+    trial = Trial(work(spec), torch.float32, 0, 1, OPEN)
+    stacked = Stacked(trial.work.module)
+    exact = trial.by_program(stacked)
+    rounding = max(distances(trial.by_program(stacked, "bf16"), exact))
+    limit = KERNEL_FACTOR * rounding + KERNEL_TOLERANCE
+    assert max(distances(trial.by_program(Vmapped(trial.work.module), "bf16"), exact)) < limit < 1
+
+
+class Scaled(Stacked):
+    """A program that is wrong from some call on."""
+
+    def __init__(self, module, calls):
+        super().__init__(module)
+        self.calls = calls
+
+    def __call__(self, *arguments):
+        self.calls -= 1
+        return super().__call__(*arguments) * (1 if self.calls >= 0 else 1.1)
+
+
+@pytest.mark.parametrize("calls", [0, 1, 2], ids=["the first step", "a short batch", "the second step"])
+def test_a_wrong_step_is_refused(calls):
+    trained = work("cnn(width=7)")
+    right = Stacked(trained.module)
+    with pytest.raises(Unsupported):
+        check_kernels(trained, right, Scaled(trained.module, calls), resnet=False)
+    check_kernels(trained, right, copy.copy(right), resnet=False)
