@@ -17,9 +17,11 @@ from stableair.experiment import Experiment
 from stableair.literals import PluginChange
 from stableair.markup import html_table, sparkline
 from stableair.results.callbacks import Callback
+from stableair.results.grouping import group
 from stableair.results.options import RunOptions
 from stableair.results.plugins import MIXED, mixed_components
-from stableair.results.run import LAST, Run, group, log_left_out, runs_from
+from stableair.results.reading import log_left_out, runs_from
+from stableair.results.run import LAST, Run
 from stableair.results.statistics import (
     CHANNEL,
     MIN_SEEDS,

@@ -28,9 +28,10 @@ from stableair.results.metrics import Row
 from stableair.results.options import RunControl, RunOptions, observing
 from stableair.results.plugins import component_sources, record_kept
 from stableair.results.profiling import profiled
+from stableair.results.reading import read_run
 from stableair.results.recorder import RunMetadata, recorded
 from stableair.results.resume import NEW_RUN, ResumePoint, check_same_data, restored_state, resume_point
-from stableair.results.run import Run, read_run
+from stableair.results.run import Run
 from stableair.spec import given
 from stableair.training.reference import threads
 from stableair.validation import as_path, integer, typed

@@ -19,7 +19,8 @@ from stableair.paper import published_runs
 from stableair.paper.catalogue import FIGURES, SAME_RUNS, SEARCHED, published_curves
 from stableair.paper.drawing import caption
 from stableair.paper.figures import draw_published, overlay_runs, published_content, read_published
-from stableair.results.run import Run, read_run
+from stableair.results.reading import read_run
+from stableair.results.run import Run
 
 sys.path.insert(0, str(ROOT / "bench"))
 import publish

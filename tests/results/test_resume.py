@@ -14,7 +14,7 @@ from helpers.runs import Stop, numbers, same, started, stop_after
 from stableair.results import lock
 from stableair.results.checkpoint import read_checkpoint
 from stableair.results.checksums import ENVIRONMENT, EXPERIMENT, ROUNDS
-from stableair.results.run import load
+from stableair.results.reading import load
 from stableair.runner import run
 
 

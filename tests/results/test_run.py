@@ -1,14 +1,13 @@
-"""Run folders read again: columns, data frames, groups of runs."""
-
-import json
+"""Runs: columns, data frames, pictures."""
 
 import pytest
 
 import stableair as sa
 from helpers.runs import started
 from stableair.errors import CorruptRunError
-from stableair.results.checksums import CLIENTS, EXPERIMENT
-from stableair.results.run import Run, group, load
+from stableair.results.checksums import EXPERIMENT
+from stableair.results.reading import load
+from stableair.results.run import Run
 from stableair.runner import run
 
 
@@ -31,15 +30,6 @@ def test_load_gives_columns_and_a_data_frame(tiny, tmp_path):
     assert (corrupt.value.code, corrupt.value.fields["path"]) == ("corrupt-run", tmp_path / EXPERIMENT)
 
 
-@pytest.mark.parametrize("labels", [3, [], [[]], [[1, 2], [3]], [[1, -2]], [[1.5]], [[True]], [["1"]], [3]])
-def test_damaged_label_counts_are_refused(tiny, tmp_path, labels):
-    folder = run(tiny.with_(rounds=1), tmp_path / "a").folder
-    (folder / CLIENTS).write_text(json.dumps({"labels": labels}))
-    with pytest.raises(CorruptRunError) as error:
-        load(folder)
-    assert error.value.fields["path"] == folder / CLIENTS
-
-
 def test_a_plot_of_a_run_folder_needs_no_torch(finished, tmp_path):
     code = (
         "import sys, stableair as sa\n"
@@ -52,27 +42,6 @@ def test_a_plot_of_a_run_folder_needs_no_torch(finished, tmp_path):
     with started(code, finished[1].folder, tmp_path / "a.png") as process:
         assert process.wait(60) == 0, process.stderr.read()
     assert (tmp_path / "a.png").stat().st_size > 1000
-
-
-def test_runs_that_differ_in_a_default_alone_are_two(finished, tmp_path):
-    one = finished[0].to_record()
-    other = json.loads(json.dumps(one))
-    other["noise"], other["arguments"]["noise"] = "sas()", [{"alpha": 1.5, "tau": 0.7}]
-    plain = one | {"noise": "sas()"}
-    assert Run(plain, []).identity != Run(other, []).identity
-    assert list(group([Run(plain, []), Run(other, [])])) == ["mac(C=auto)", "mac(C=auto) (2)"]
-    assert Run(one, []).identity == Run(plain, []).identity, "the same thing said otherwise"
-
-
-def test_load_returns_all_runs_below_a_folder(tiny, tmp_path, caplog):
-    for seed in (0, 1):
-        run(tiny.with_(seed=seed, rounds=1), tmp_path / f"seed{seed}")
-    assert [one.settings["seed"] for one in load(tmp_path)] == [0, 1]
-    assert load(tmp_path / "seed1").settings["seed"] == 1
-    (tmp_path / "seed0" / EXPERIMENT).write_text("{")
-    (only,) = load(tmp_path)
-    assert only.folder == tmp_path / "seed1"
-    assert "seed0" in caplog.text, "a warning names the run that is left out"
 
 
 def test_a_run_draws_itself_into_given_axes(tiny):

@@ -212,7 +212,8 @@ def sweep_display(experiments: "list[Experiment]", folder: Path) -> Iterator[Eng
     from rich.console import Console
     from rich.live import Live
 
-    from stableair.results.run import Run, group
+    from stableair.results.grouping import group
+    from stableair.results.run import Run
     from stableair.sweeps.workers import SweepProgress
 
     progress, console = SweepProgress(experiments, folder), Console()

@@ -14,7 +14,8 @@ from stableair.paper.catalogue import DRAWINGS, SCALED, SNR, SYMBOLS, Figure
 from stableair.paper.plans import Plan
 from stableair.results import curves
 from stableair.results.curves import described
-from stableair.results.run import Run, linear_mean, snrs
+from stableair.results.run import Run
+from stableair.results.statistics import linear_mean, snrs
 from stableair.results.styles import drawing_style
 from stableair.validation import choice, pluralize
 

@@ -18,8 +18,10 @@ from stableair.paper.plans import Plan, plan, with_threshold
 from stableair.paper.published_runs import PublishedRuns
 from stableair.results import plot
 from stableair.results.callbacks import Callback
+from stableair.results.grouping import group
 from stableair.results.outputs import GENERATOR, check_output
-from stableair.results.run import Run, group, log_left_out, runs_from
+from stableair.results.reading import log_left_out, runs_from
+from stableair.results.run import Run
 from stableair.searches import Result, search
 from stableair.sweeps.plans import over_seeds
 from stableair.sweeps.processes import sweep

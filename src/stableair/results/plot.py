@@ -15,9 +15,11 @@ from stableair.files import write_whole
 from stableair.literals import Band, PlotStyle
 from stableair.results.arguments import by_argument, in_order
 from stableair.results.curves import BANDS, described, draw_curves, finish, line_looks
+from stableair.results.grouping import group
 from stableair.results.outputs import METADATA, check_output
 from stableair.results.points import draw_points
-from stableair.results.run import Run, group, log_left_out, runs_from, with_metric
+from stableair.results.reading import log_left_out, runs_from, with_metric
+from stableair.results.run import Run
 from stableair.results.styles import TRUETYPE, drawing_style, new_figure, root_figure
 from stableair.validation import as_path, positive, texts, typed
 

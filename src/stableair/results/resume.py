@@ -15,7 +15,7 @@ from stableair.results.checksums import CHECKPOINT, EXPERIMENT, PREVIOUS, ROUNDS
 from stableair.results.lock import LockedFolder, check_writable
 from stableair.results.metrics import Row
 from stableair.results.plugins import may_reuse
-from stableair.results.run import read_record, read_rounds
+from stableair.results.run_files import read_record, read_rounds
 from stableair.spec import OBJECT
 from stableair.validation import as_path, typed
 from stableair.vector import ModelState

@@ -13,7 +13,8 @@ from stableair.results.arguments import arguments, differing, ordered
 from stableair.results.metrics import metric_names
 from stableair.results.outputs import GENERATOR, check_output
 from stableair.results.plugins import mixed_components
-from stableair.results.run import Run, log_left_out, runs_from, with_metric
+from stableair.results.reading import log_left_out, runs_from, with_metric
+from stableair.results.run import Run
 from stableair.validation import as_path, integer, texts, typed
 
 DataFrame = Any  # of pandas, which takes half a second to import

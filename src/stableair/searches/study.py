@@ -23,7 +23,8 @@ from stableair.results.lock import check_writable
 from stableair.results.metrics import Row
 from stableair.results.options import RunControl, RunOptions, observing
 from stableair.results.plugins import lock_and_record_kept, may_reuse
-from stableair.results.run import Run, read_run
+from stableair.results.reading import read_run
+from stableair.results.run import Run
 from stableair.runner import out_of_memory_as_error
 from stableair.searches.result import Result, Trial
 from stableair.searches.spaces import OneOf, Space, parse_spaces

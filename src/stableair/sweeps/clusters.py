@@ -16,7 +16,7 @@ from stableair.optional import require
 from stableair.results.callbacks import Callback
 from stableair.results.lock import check_writable
 from stableair.results.options import RunControl, RunOptions, observing, without_display
-from stableair.results.run import read_run
+from stableair.results.reading import read_run
 from stableair.runner import run
 from stableair.sweeps.plans import Plan, check_no_objects, expand_plan, replace_objects
 from stableair.sweeps.workers import POLLING_INTERVAL, Job, Outcome, trim

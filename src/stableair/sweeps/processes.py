@@ -25,9 +25,9 @@ from stableair.errors import InputError, StableairError
 from stableair.experiment import Experiment
 from stableair.literals import PluginChange
 from stableair.results.callbacks import Callback
+from stableair.results.grouping import Sweep
 from stableair.results.lock import check_writable, has_locks
 from stableair.results.options import RunControl, RunOptions, observing
-from stableair.results.run import Sweep
 from stableair.spec import given
 from stableair.sweeps.clusters import run_on_ray
 from stableair.sweeps.plans import Plan, check_no_objects, expand_plan, replace_objects, with_objects
