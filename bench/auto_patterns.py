@@ -1,11 +1,14 @@
 """mac(C=auto) against fixed thresholds where the channel or the task changes from round to round.
 
-    python bench/auto_patterns.py [--seeds 0 1 2] [--workers 2] [--out runs/auto-patterns.json] [--only NAME ...]
+    python bench/auto_patterns.py [--seeds 0 1 2] [--only NAME ...] [--groups SEEN ...] [--processes 2]
 
-Embedded digits, mlp(50), 30 rounds, 50 clients, Rayleigh fading. Each pattern runs with mac(C=auto) and with C = 0.1,
-0.3, 1, 3 and 10, without and with gain correction, on the same fading, noise and batches. The program prints a table
-as Markdown: mean accuracies in per cent, and the paired difference of auto to the best of the ten with its standard
-error. With --out the results of fixed thresholds are stored in that file and not computed again.
+Embedded digits, mlp(50), 30 rounds, 50 clients, Rayleigh fading. Each pattern runs with mac(C=auto), with C = 0.1, 0.3,
+1, 3 and 10, without and with gain correction, and with neither noise nor receiver, on the same fading, noise and
+batches. The score of a run is its final accuracy. The best fixed threshold is chosen in hindsight.
+
+Every run is one line of a CSV file; finished runs are not repeated. Runs of mac(C=auto) are recorded with a digest of
+the rule's code and repeated if it has changed. The program prints a table and the distribution of the paired
+differences as Markdown, as bench/auto_steady.py does.
 
 The rule of version 0.2 was developed on the patterns of SEEN; HELD_OUT, SECOND and THIRD were written before it or
 before its last change. The rule of version 0.3 was developed on all of these. FOURTH was written after its h was
@@ -13,14 +16,12 @@ chosen.
 """
 
 import argparse
-import json
 import math
 import os
-import statistics
 from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
@@ -28,6 +29,21 @@ from typing import NamedTuple
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import torch
+from auto_results import (
+    AUTO,
+    FIXED,
+    NOISELESS,
+    Comparison,
+    Job,
+    Results,
+    difference,
+    distribution,
+    loss,
+    overrides,
+    rule_digest,
+    short,
+    table,
+)
 
 import stableair as sa
 from stableair import stable
@@ -38,7 +54,8 @@ from stableair.engine import accelerate, choose
 from stableair.streams import generator
 
 ROUNDS = 30
-FIXED = [f"mac(C={C}{gain})" for gain in ("", ", gain=True") for C in (0.1, 0.3, 1, 3, 10)]
+HEADER = ["", "noiseless", "best C", "accuracy", "best without gain", "auto", "auto minus best C"]
+HEADER += ["best C minus noiseless"]
 
 
 class Pattern(NamedTuple):
@@ -176,6 +193,7 @@ FOURTH = {
     ),
 }
 
+GROUPS = {"SEEN": SEEN, "HELD_OUT": HELD_OUT, "SECOND": SECOND, "THIRD": THIRD, "FOURTH": FOURTH}
 PATTERNS = SEEN | HELD_OUT | SECOND | THIRD | FOURTH
 
 
@@ -209,55 +227,52 @@ def simulation(experiment: sa.Experiment) -> Simulation:
     return accelerate(sim, choose(sim, "fast", "auto", 0, ROUNDS))
 
 
-def accuracy(job: tuple[str, str, int]) -> float:
-    """Return the final accuracy, in per cent, of (pattern, receiver, seed)."""
+def score(job: Job) -> float:
+    """Run a job and return its final accuracy in per cent."""
     torch.set_num_threads(1)
-    name, receiver, seed = job
-    _, data, turn, change = PATTERNS[name]
-    if receiver == "mac(C=auto)" and name.startswith("pilots"):
-        receiver = "mac(C=auto, pilot=1000)"
-    settings = {"model": "mlp(50)", "receiver": receiver, "noise": f"pattern('{name}')"} | change
-    e = sa.Experiment(rounds=ROUNDS, seed=seed, device="cpu", **settings)
+    _, data, turn, change = PATTERNS[job.setting]
+    receiver = "mac(C=auto, pilot=1000)" if job.receiver == AUTO and job.setting.startswith("pilots") else job.receiver
+    base = {"model": "mlp(50)", "noise": f"pattern('{job.setting}')", "rounds": ROUNDS, "device": "cpu"}
+    e = sa.Experiment(**base | overrides(receiver) | dict(change), evaluate=job.evaluate, seed=job.seed)
     sim = simulation(e)
     *_, last = simulate(sim, sim.start, turn)
     if data:
-        sim = replace(simulation(e.with_(data=data.format(seed=seed))), receiver=sim.receiver, server=sim.server)
+        sim = replace(simulation(e.with_(data=data.format(seed=job.seed))), receiver=sim.receiver, server=sim.server)
     *_, last = simulate(sim, last.state, ROUNDS, turn)
-    return 100 * last.metrics["test/accuracy"]
+    return 100 * last.metrics[f"{job.evaluate}/accuracy"]
 
 
 def main() -> None:
+    options = arguments()
+    results, rule = Results(options.out), rule_digest()
+    names = options.only or list(chain.from_iterable(GROUPS[group] for group in options.groups))
+
+    def jobs(name: str, receiver: str) -> list[Job]:
+        return [Job(name, receiver, "test", seed, rule if "auto" in receiver else "") for seed in options.seeds]
+
+    with ProcessPoolExecutor(options.processes) as pool:
+        every = (job for name in names for each in (NOISELESS, AUTO, *FIXED) for job in jobs(name, each))
+        results.compute(every, score, pool)
+    rows, comparisons = [], {}
+    for name in names:
+        best, plain = (results.best([jobs(name, each) for each in some]) for some in (FIXED, FIXED[:5]))
+        noiseless, fixed, auto = comparisons[name] = Comparison(
+            *(results.of(jobs(name, each)) for each in (NOISELESS, best, AUTO))
+        )
+        accuracies = [noiseless, short(best), fixed, results.of(jobs(name, plain)), auto]
+        rows.append([name, *accuracies, loss(auto, fixed), difference(fixed, noiseless)])
+    print(f"\n\nThe rule {rule}, seeds {options.seeds}:\n")
+    print(table(HEADER, rows), "", distribution("patterns", list(comparisons.values())), sep="\n")
+
+
+def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--out", type=Path, help="file for the results of fixed thresholds")
-    parser.add_argument("--only", nargs="+", default=list(PATTERNS), choices=PATTERNS, metavar="NAME")
-    options = parser.parse_args()
-    stored = json.loads(options.out.read_text()) if options.out and options.out.exists() else {}
-    print("| pattern | best fixed | accuracy with it | best without gain | accuracy with auto | auto minus best |")
-    print("|---|---|---|---|---|---|")
-    with ProcessPoolExecutor(options.workers) as pool:
-        for name in options.only:
-            jobs = [(name, rule, seed) for rule in ["mac(C=auto)", *FIXED] for seed in options.seeds]
-            todo = [job for job in jobs if str(job) not in stored]
-            computed = {str(job): value for job, value in zip(todo, pool.map(accuracy, todo), strict=True)}
-            if options.out:
-                stored |= {job: value for job, value in computed.items() if "auto" not in job}
-                options.out.write_text(json.dumps(stored))
-            results = computed | stored
-            accuracies = {rule: [results[str((name, rule, s))] for s in options.seeds] for _, rule, _ in jobs}
-            print(row(name, accuracies), flush=True)
-
-
-def row(name: str, accuracies: dict[str, list[float]]) -> str:
-    """Return the row of a pattern from the accuracies of each rule, one per seed."""
-    mean = {rule: statistics.mean(some) for rule, some in accuracies.items()}
-    best, plain = (max(some, key=mean.__getitem__) for some in (FIXED, FIXED[:5]))
-    gaps = [a - b for a, b in zip(accuracies["mac(C=auto)"], accuracies[best], strict=True)]
-    error = statistics.stdev(gaps) / math.sqrt(len(gaps)) if len(gaps) > 1 else math.nan
-    label = best.removeprefix("mac(").removesuffix(")").replace("gain=True", "gain")
-    values = f"{mean[best]:.1f} | {mean[plain]:.1f} | {mean['mac(C=auto)']:.1f}"
-    return f"| {name} | {label} | {values} | {statistics.mean(gaps):+.1f} ± {error:.1f} |"
+    parser.add_argument("--groups", nargs="+", default=list(GROUPS), choices=GROUPS)
+    parser.add_argument("--only", nargs="+", choices=PATTERNS, metavar="NAME", help="patterns by name")
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "auto_patterns.csv")
+    return parser.parse_args()
 
 
 if __name__ == "__main__":

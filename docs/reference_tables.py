@@ -21,7 +21,7 @@ SOURCE = Path(__file__).parents[1] / "src/stableair"
 
 def settings() -> Iterator[str]:
     """The settings with type, allowed values, default and description."""
-    yield from table(("setting", "type", "default", "description"), map(_setting, SETTING_FIELDS))
+    yield from table(("setting", "type and default", "description"), map(_setting, SETTING_FIELDS))
 
 
 def _setting(name: str) -> tuple[str, ...]:
@@ -31,7 +31,7 @@ def _setting(name: str) -> tuple[str, ...]:
         kind = f"[spec](components.md#{PLURALS.get(name, name)})"
     elif restricted := field.metadata["allowed"]:
         kind = f"{kind}, {restricted.words}"
-    return f"`{name}`", kind, f"`{field.default}`", describe_setting(name)
+    return f"`{name}`", f"{kind}<br>`{field.default}`", describe_setting(name)
 
 
 def components() -> Iterator[str]:
@@ -57,10 +57,9 @@ def commands() -> Iterator[str]:
             yield f"{' '.join((each.help or '').split())}\n"
             if hasattr(each, "commands"):
                 continue
-            arguments = [p.metavar or p.name.upper() for p in each.params if p.param_type_name == "argument"]
-            yield f"    stableair {' '.join([path, *arguments])} [OPTIONS]\n"
-            options = [p for p in each.params if p.param_type_name == "option"]
-            yield from table(("option", "default", "description"), map(_option, options))
+            usage = " ".join([path, *(_placeholder(p) for p in each.params if p.param_type_name == "argument")])
+            yield f"```sh\nstableair {usage} [OPTIONS]\n```\n"
+            yield from table(("argument or option", "default", "description"), map(_parameter, each.params))
             yield ""
 
 
@@ -70,10 +69,16 @@ def _with_subcommands(name: str, command: Any) -> Iterator[tuple[str, Any]]:
         yield f"{name} {subname}", subcommand
 
 
-def _option(option: Any) -> tuple[str, ...]:
-    default = "" if option.default in (None, "", False) else f"`{option.default}`"
-    value = "" if option.is_flag else f" {option.metavar or option.type.name.split()[0].upper()}"
-    return ", ".join(f"`{flag}{value}`" for flag in option.opts), default, option.help or ""
+def _placeholder(argument: Any) -> str:
+    return argument.metavar or argument.name.upper()
+
+
+def _parameter(parameter: Any) -> tuple[str, ...]:
+    default = "" if parameter.default in (None, "", False) else f"`{parameter.default}`"
+    if parameter.param_type_name == "argument":
+        return f"`{_placeholder(parameter)}`", default, parameter.help or ""
+    value = "" if parameter.is_flag else f" {parameter.metavar or parameter.type.name.split()[0].upper()}"
+    return ", ".join(f"`{flag}{value}`" for flag in parameter.opts), default, parameter.help or ""
 
 
 class Code(NamedTuple):

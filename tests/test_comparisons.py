@@ -57,7 +57,7 @@ def test_the_table_pairs_seed_by_seed():
     assert "Holm's correction over the 3 pairs of a channel" in text
     assert "no p for a difference that is the same for every seed" in text
     assert "fewer than" not in text.partition("behind:")[2]
-    assert "channel uses" not in text, "where nobody counted them"
+    assert "symbols" not in text, "they were not recorded"
 
 
 def test_fewer_than_five_seeds_get_no_marks_and_a_line_with_the_reason():
@@ -86,7 +86,7 @@ def test_uses_seconds_and_divergence():
     for run in ended:
         run.rounds.append(dict.fromkeys(run.rounds[0]) | {"round": 1, "seconds": 0.0, "diverged": True})
     (lines,) = comparison([*runs, *ended]).lines.values()
-    assert [(line.uses, line.seconds, line.accuracy, line.diverged) for line in lines] == [
+    assert [(line.total("symbols"), line.seconds, line.accuracy, line.diverged) for line in lines] == [
         (100, 2, 0.5, 0),
         (50, 2, 0, 2),
     ]
@@ -100,7 +100,7 @@ def test_compare_computes_reports_and_is_not_computed_again(tmp_path, monkeypatc
     found = sa.compare(plan, tmp_path / "c")
     assert list(found.lines) == ["sas(alpha=1.5, tau=0.1)"]
     assert all(len(line.runs) == 5 for lines in found.lines.values() for line in lines), "five seeds"
-    assert all(line.uses for lines in found.lines.values() for line in lines)
+    assert all(line.total("symbols") for lines in found.lines.values() for line in lines)
     monkeypatch.setattr("stableair.runner.build", lambda *_: pytest.fail("computed again"))
     assert str(sa.compare(plan, tmp_path / "c")) == str(found) == str(comparison(tmp_path / "c"))
     page = report.page(find([tmp_path / "c"])[0])

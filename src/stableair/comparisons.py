@@ -16,11 +16,13 @@ from stableair.errors import InputError
 from stableair.experiment import Experiment
 from stableair.literals import PluginChange
 from stableair.markup import html_table, sparkline
+from stableair.results.budgets import Budget, at_equal, stop_condition
 from stableair.results.callbacks import Callback
 from stableair.results.grouping import group
 from stableair.results.options import RunOptions
 from stableair.results.plugins import MIXED, mixed_components
 from stableair.results.reading import log_left_out, runs_from
+from stableair.results.resources import RESOURCES, check_resource, format_amount
 from stableair.results.run import LAST, Run
 from stableair.results.statistics import (
     CHANNEL,
@@ -39,7 +41,7 @@ from stableair.validation import as_path, pluralize, suggest
 
 log = logging.getLogger("stableair")
 
-USES = "channel/uses"
+ALL_CHANNELS = "all channels"
 
 
 class Line(NamedTuple):
@@ -55,15 +57,19 @@ class Line(NamedTuple):
         return float(mean_and_std(self.accuracies)[0])
 
     @property
-    def uses(self) -> float | None:
-        """Mean number of channel uses per run; None if a run did not record them."""
-        if not all(USES in run.rounds[0] for run in self.runs):
+    def rounds(self) -> float:
+        """Mean number of rounds of a run."""
+        return float(mean_and_std([len(run) for run in self.runs])[0])
+
+    def total(self, resource: str) -> float | None:
+        """Mean total of a resource over the runs; None if a run did not record it in every round."""
+        if not all(run.has(resource) for run in self.runs):
             return None
-        return float(mean_and_std([sum(uses or 0 for uses in run[USES]) for run in self.runs])[0])
+        return float(mean_and_std([run[resource][-1] for run in self.runs])[0])
 
     @property
     def seconds(self) -> float:
-        """Mean duration of a run."""
+        """Mean computing time of a run."""
         return float(mean_and_std([sum(run["seconds"]) for run in self.runs])[0])
 
     @property
@@ -91,6 +97,7 @@ class Comparison(NamedTuple):
 
     lines: dict[str, list[Line]]  # the rows of each channel's table, highest accuracy first
     pairs: dict[str, list[PairedDifference]]  # all pairs of rows that share a seed, largest difference first
+    budget: Budget | None = None  # the resource that is equal for all rows; None if the rounds are
 
     def pair(self, channel: str, one: str, other: str) -> PairedDifference | None:
         """Return the difference between two receivers over a channel.
@@ -109,13 +116,14 @@ class Comparison(NamedTuple):
         """Return the comparison as a pandas DataFrame, one row per channel and receiver.
 
         Accuracies are between 0 and 1. `behind` is the mean paired difference to the best receiver of the channel,
-        `low` and `high` are the ends of its 95 % confidence interval, `p` is its p-value with Holm's correction. `uses`
-        (channel uses) and `seconds` are means over the runs.
+        `low` and `high` are the ends of its 95 % confidence interval, `p` is its p-value with Holm's correction.
+        `symbols`, `airtime` (s), `energy` (J per client) and `bits` are mean totals of a run, `seconds` is its mean
+        computing time.
         """
         import pandas
 
         records = [self._record(channel, line) for channel, lines in self.lines.items() for line in lines]
-        return pandas.DataFrame(records).astype(dict.fromkeys(("std", "behind", "low", "high", "p", "uses"), float))
+        return pandas.DataFrame(records).astype(dict.fromkeys(("std", "behind", "low", "high", "p", *RESOURCES), float))
 
     def _record(self, channel: str, line: Line) -> dict[str, Any]:
         pair = self.pair(channel, self.lines[channel][0].receiver, line.receiver)
@@ -124,8 +132,8 @@ class Comparison(NamedTuple):
         return {
             "channel": channel, "receiver": line.receiver, "accuracy": line.accuracy, "std": std, "behind": behind,
             "low": low, "high": high, "p": pair.p if pair else None, "seeds": len(line.runs),
-            "diverged": line.diverged, "earlier_version": bool(line.mixed_components), "uses": line.uses,
-            "seconds": line.seconds,
+            "diverged": line.diverged, "earlier_version": bool(line.mixed_components), "rounds": line.rounds,
+            **{name: line.total(name) for name in RESOURCES}, "seconds": line.seconds,
         }  # fmt: skip
 
     def to_latex(self, labels: Mapping[str, str] | None = None) -> str:
@@ -224,7 +232,8 @@ class Comparison(NamedTuple):
 
     def _rows(self, channel: str) -> list[list[str]]:
         best = self.lines[channel][0]
-        return [_row(line, self.pair(channel, best.receiver, line.receiver)) for line in self.lines[channel]]
+        pairs = [self.pair(channel, best.receiver, line.receiver) for line in self.lines[channel]]
+        return [_row(line, pair, self.budget) for line, pair in zip(self.lines[channel], pairs, strict=True)]
 
     def _notes(self) -> list[str]:
         lines = [line for of_channel in self.lines.values() for line in of_channel]
@@ -235,8 +244,11 @@ class Comparison(NamedTuple):
             f"if it has fewer than {2 * LAST}), ± standard deviation over the seeds",
             "behind: mean paired difference to the best line in percentage points, and its 95 % confidence interval",
         ]
+        if self.budget:
+            notes.insert(0, f"{self.budget} for every run: it ends after its last round within this budget")
         if any(pair.p is not None for pair in pairs):
-            correction = f"Holm's correction over the {pluralize(most, 'pair')} of a channel"
+            family = "of the table" if self.budget else "of a channel"
+            correction = f"Holm's correction over the {pluralize(most, 'pair')} {family}"
             notes.append(f"p: paired t-test with {correction}; * below {SIGNIFICANCE}")
         if any(pair.seeds < MIN_SEEDS for pair in pairs):
             notes.append(
@@ -251,11 +263,14 @@ class Comparison(NamedTuple):
         return notes
 
 
-HEAD = ["", "accuracy", "behind", "95 % interval", "p", "seeds", "channel uses", "seconds"]
+HEAD = ["", "accuracy", "behind", "95 % interval", "p", "seeds", "rounds", "symbols", "energy", "seconds"]
 
 
-def _row(line: Line, behind: PairedDifference | None) -> list[str]:
-    """The cells of a line; `behind` is its difference to the best line, None for the best line itself."""
+def _row(line: Line, behind: PairedDifference | None, budget: Budget | None) -> list[str]:
+    """The cells of a line; `behind` is its difference to the best line, None for the best line itself.
+
+    Rounds and energy are shown if the lines have an equal budget.
+    """
     std = f" ± {100 * mean_and_std(line.accuracies)[1]:.2f}" if len(line.accuracies) > 1 else ""
     diverged = f", {line.diverged} diverged" if line.diverged else ""
     cells = ["", "", ""]
@@ -263,10 +278,14 @@ def _row(line: Line, behind: PairedDifference | None) -> list[str]:
         p = "" if behind.p is None else f"{behind.p:.2g} {behind.mark or ' '}"
         difference, *ends = (None if value is None else f"{100 * value:.2f}" for value in _behind(line, behind))
         cells = [difference or "", " to ".join(filter(None, ends)), p]
-    uses = "" if line.uses is None else f"{line.uses:,.0f}"
+    symbols, energy = (
+        "" if total is None else format_amount(total) for total in map(line.total, ("symbols", "energy"))
+    )
+    rounds = f"{line.rounds:.4g}"
+    used = [rounds, symbols, energy] if budget else ["", symbols, ""]
     accuracy = f"{100 * line.accuracy:.2f}{std}{diverged}"
     name = f"{line.receiver} {MIXED}" if line.mixed_components else line.receiver
-    return [name, accuracy, *cells, str(len(line.runs)), uses, f"{line.seconds:.1f}"]
+    return [name, accuracy, *cells, str(len(line.runs)), *used, f"{line.seconds:.1f}"]
 
 
 def _behind(line: Line, pair: PairedDifference) -> tuple[float, float | None, float | None]:
@@ -301,6 +320,8 @@ def compare(
     folder: str | Path = "runs/compare",
     *,
     seeds: int | None = None,
+    equal: str | None = None,
+    budget: float | None = None,
     parallel: int = 1,
     plugin_changed: PluginChange = "refuse",
     callbacks: Sequence[Callback] = (),
@@ -313,7 +334,7 @@ def compare(
     """Compare receivers over channels with paired seeds. `stableair compare` calls this function.
 
     Runs with the same seed share data, batches, fading and noise, so the receivers are compared seed by seed. Each
-    channel becomes a table; every other varied setting becomes a row.
+    channel becomes a table; every other varied setting becomes a row. With `equal`, all channels share one table.
 
     Args:
         plan: As for `sweep`, such as `{"receiver": ["mac(C=1)", "none()"], "noise.tau": [0.1, 0.5], "rounds": 30}`.
@@ -321,6 +342,10 @@ def compare(
             folders of runs: these are compared, and nothing is computed.
         folder: Folder of the runs; finished runs in it are not computed again.
         seeds: Number of seeds of each experiment of a plan; default: the number in the plan, or else five.
+        equal: Resource of which every run gets the same budget: "symbols", "airtime", "energy" or "bits". Each run is
+            cut after its last round within the budget. None: the runs have equal numbers of rounds.
+        budget: The budget. None: the smallest total of the compared runs. With a budget and without `stop`, the runs of
+            a plan stop when they have used it.
         parallel: Number of processes on this machine.
         plugin_changed: What to do with recorded rounds of a plug-in that has changed since: "refuse" raises an error,
             "keep" uses them and records both versions, "recompute" restarts such runs.
@@ -336,7 +361,8 @@ def compare(
 
     Raises:
         InputError: The plan is invalid, its experiments cannot be paired (`not-paired`), or an option is given for
-            recorded runs (`unused-options`).
+            recorded runs (`unused-options`). The budget is given without `equal` (`budget-without-equal`), is too small
+            or too large, or a run did not record or use the resource.
         StableairError: An experiment failed.
 
     >>> from tempfile import TemporaryDirectory
@@ -348,17 +374,24 @@ def compare(
     >>> sorted(line.receiver for line in comparison.lines["sas(alpha=1.5, tau=0.1)"])
     ['mac(C=1)', 'none()']
     """
+    if budget is not None and not equal:
+        raise InputError(
+            "a budget needs a resource: add equal=symbols, airtime, energy or bits", code="budget-without-equal"
+        )
     objects = {"data": data, "model": model, "receiver": receiver, "server": server}
     if _is_recorded(plan):
         _refuse_unused({"seeds": seeds, **objects, **options})
-        return comparison(plan)  # type: ignore[arg-type]
+        return comparison(plan, equal, budget)  # type: ignore[arg-type]
     specs, in_plan = replace_objects(plan)  # type: ignore[arg-type]
+    experiments = comparison_plan(specs, seeds, equal)
+    if equal and budget is not None and not options.get("stop"):
+        options["stop"] = stop_condition(equal, budget)
     with given(in_plan):
         runs = sweep(
-            comparison_plan(specs, seeds), folder, parallel=parallel, plugin_changed=plugin_changed,
-            callbacks=callbacks, **objects, **options,
+            experiments, folder, parallel=parallel, plugin_changed=plugin_changed, callbacks=callbacks, **objects,
+            **options,
         )  # fmt: skip
-    return comparison(runs)
+    return comparison(runs, equal, budget)
 
 
 def _refuse_unused(options: Mapping[str, Any]) -> None:
@@ -377,58 +410,77 @@ def _is_recorded(plan: object) -> bool:
     )
 
 
-def comparison_plan(plan: Plan | str | Path | Iterable[Experiment], seeds: int | None = None) -> list[Experiment]:
+def comparison_plan(
+    plan: Plan | str | Path | Iterable[Experiment], seeds: int | None = None, equal: str | None = None
+) -> list[Experiment]:
     """Return the experiments of a comparison.
 
     Args:
         plan: As for `compare`, without recorded runs.
         seeds: Number of seeds; default: the number in the plan, or else five.
+        equal: As for `compare`.
 
     Raises:
-        InputError: The plan is invalid, or its experiments cannot be paired (`not-paired`).
+        InputError: The plan is invalid, its experiments cannot be paired (`not-paired`), or there is no such resource.
     """
+    if equal:
+        check_resource(equal)
     plan = read_plan(plan) if isinstance(plan, str | Path) else plan
     if isinstance(plan, Mapping):
         default = 1 if isinstance(plan.get("seed"), list | tuple) else MIN_SEEDS
         plan = {"seeds": default} | dict(plan) | ({} if seeds is None else {"seeds": seeds})
     experiments = expand_plan(plan)
-    _by_channel([Run(experiment.to_record(), []) for experiment in experiments])
+    _by_channel([Run(experiment.to_record(), []) for experiment in experiments], one_table=bool(equal))
     return experiments
 
 
-def comparison(runs: Run | str | Path | Iterable[Run | str | Path]) -> Comparison:
+def comparison(
+    runs: Run | str | Path | Iterable[Run | str | Path], equal: str | None = None, budget: float | None = None
+) -> Comparison:
     """Compare recorded runs.
 
-    Runs with fewer rounds than the longest are left out, unless they diverged or stopped early.
+    Runs with fewer rounds than the longest are left out, unless they diverged or stopped early. With `equal`, runs that
+    are unfinished are left out.
 
     Args:
         runs: Runs, run folders, or folders that contain run folders.
+        equal: Resource of which every run gets the same budget, as for `compare`.
+        budget: The budget, as for `compare`.
 
     Raises:
-        InputError: No run has a complete round, or the runs cannot be paired.
+        InputError: No run has a complete round, the runs cannot be paired, or they cannot have the same budget.
     """
     readable, left_out = runs_from(runs)
     log_left_out(left_out)
     started = [run for run in readable if run.rounds]
     if not started:
         raise InputError("nothing to compare: no run has a complete round", code="no-rounds")
-    unfinished = [run for run in started if run.diverged is None and not run.stopped]
-    rounds = max((len(run) for run in started if run.diverged is None), default=0)
+    complete, common = at_equal(started, equal, budget) if equal else (_of_equal_length(started), None)
+    metric = f"{complete[0].settings['evaluate']}/accuracy"
+    lines, pairs = {}, {}
+    for channel, groups in sorted(_by_channel(complete, one_table=bool(equal)).items()):
+        unsorted = [Line(name, each, [run.settled(metric) for run in each]) for name, each in groups.items()]
+        lines[channel] = sorted(unsorted, key=lambda line: (-line.accuracy, line.receiver))
+        pairs[channel] = compare_groups(groups, metric, equal_rounds=not equal)
+    return Comparison(lines, pairs, common)
+
+
+def _of_equal_length(runs: list[Run]) -> list[Run]:
+    """The runs with as many rounds as the longest, and the shorter ones that diverged or stopped early."""
+    unfinished = [run for run in runs if run.diverged is None and not run.stopped]
+    rounds = max((len(run) for run in runs if run.diverged is None), default=0)
     if shorter := [len(run) for run in unfinished if len(run) < rounds]:
         lengths = " and ".join(pluralize(n, "round") for n in sorted(set(shorter)))
         log.warning("%s left out: %s, where others have %d", pluralize(len(shorter), "run"), lengths, rounds)
-    complete = [run for run in started if run not in unfinished or len(run) == rounds]
-    metric = f"{complete[0].settings['evaluate']}/accuracy"
-    lines, pairs = {}, {}
-    for channel, groups in sorted(_by_channel(complete).items()):
-        unsorted = [Line(name, each, [run.settled(metric) for run in each]) for name, each in groups.items()]
-        lines[channel] = sorted(unsorted, key=lambda line: (-line.accuracy, line.receiver))
-        pairs[channel] = compare_groups(groups, metric)
-    return Comparison(lines, pairs)
+    return [run for run in runs if run not in unfinished or len(run) == rounds]
 
 
-def _by_channel(runs: list[Run]) -> dict[str, dict[str, list[Run]]]:
+def _by_channel(runs: list[Run], one_table: bool = False) -> dict[str, dict[str, list[Run]]]:
     """Group the runs by channel and receiver.
+
+    Args:
+        runs: The runs.
+        one_table: Whether the lines are the combinations of receiver and channel, in one table.
 
     Raises:
         InputError: The runs cannot be paired (code "not-paired").
@@ -443,6 +495,8 @@ def _by_channel(runs: list[Run]) -> dict[str, dict[str, list[Run]]]:
     varied = [i for i in range(len(CHANNEL)) if len({channel[i] for channel in channels}) > 1]
     named_by = varied or [CHANNEL.index("noise")]
     groups = {", ".join(channel[i] for i in named_by): group(of_channel) for channel, of_channel in channels.items()}
+    if one_table:
+        groups = {ALL_CHANNELS: group(runs)}
     for channel, receivers in groups.items():
         if len(receivers) < 2:
             reason = f"{channel} has only one receiver, {next(iter(receivers))}; add a second one"

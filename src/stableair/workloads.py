@@ -12,7 +12,7 @@ def grouped_cnn(shape: tuple[int, ...], classes: int) -> nn.Module:
     """A network as users write them: grouped convolutions, group norm and SiLU.
 
     >>> sum(p.numel() for p in grouped_cnn((3, 32, 32), 10).parameters())
-    97738
+    60938
     """
     widths, groups = (shape[0], 64, 128, 256), (1, 4, 8)
     layers: list[nn.Module] = []
@@ -22,8 +22,8 @@ def grouped_cnn(shape: tuple[int, ...], classes: int) -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], classes))
 
 
-_plugin, OBJECTS = as_settings(model=grouped_cnn)  # the setting, and the function for `spec.given`
-_images = "synthetic(samples=5000, shape=(3, 32, 32))"
+PLUGIN, OBJECTS = as_settings(model=grouped_cnn)  # the setting, and the function for `spec.given`
+IMAGES = "synthetic(samples=5000, shape=(3, 32, 32))"
 SET_UPS: dict[str, dict[str, Any]] = {
     "digits": {},
     "cnn": {
@@ -31,14 +31,14 @@ SET_UPS: dict[str, dict[str, Any]] = {
         "model": "cnn()",
         "clients": 10,
     },
-    "resnet18": {"data": _images, "model": "resnet18()", "local_epochs": 3},
-    "resnet18-group": {"data": _images, "model": "resnet18(norm=group)", "local_epochs": 3},
+    "resnet18": {"data": IMAGES, "model": "resnet18()", "local_epochs": 3},
+    "resnet18-group": {"data": IMAGES, "model": "resnet18(norm=group)", "local_epochs": 3},
     "resnet34": {
         "data": "synthetic(samples=5000, shape=(3, 32, 32), classes=100)",
         "model": "resnet34()",
         "local_epochs": 3,
     },
-    "plugin": {"data": _images, "local_epochs": 3} | _plugin,
+    "plugin": {"data": IMAGES, "local_epochs": 3} | PLUGIN,
 }
 WORKLOADS = {name: Experiment(**IDEAL | settings) for name, settings in SET_UPS.items()}
 # The paper's set-ups with its channel; they need the data sets.

@@ -28,13 +28,17 @@ def test_each_half_has_noiseless_settings(bench):
     assert [sum(number % 2 == half for number in noiseless) for half in (0, 1)] == [3, 3]
 
 
-def test_finished_runs_are_not_repeated(bench, tmp_path, monkeypatch):
-    jobs, computed = [bench.Job(4, rule, "test", 0, "") for rule in bench.RULES[:3]], []
-    monkeypatch.setattr(bench, "score", lambda job: computed.append(job) or 50.0 + len(computed))
+def test_finished_runs_are_not_repeated(bench, tmp_path):
+    jobs, computed = [bench.Job("4", rule, "test", 0) for rule in bench.FIXED[:3]], []
+
+    def score(job):
+        computed.append(job)
+        return 50.0 + len(computed)
+
     with ThreadPoolExecutor(1) as pool:
-        bench.Results(tmp_path / "all.csv").compute(jobs[:2], pool)
+        bench.Results(tmp_path / "all.csv").compute(jobs[:2], score, pool)
         results = bench.Results(tmp_path / "all.csv")
-        results.compute(jobs, pool)
+        results.compute([*jobs, *jobs], score, pool)
     assert computed == jobs
     assert results.of(jobs) == [51, 52, 53]
     assert results.best([[job] for job in jobs]) == jobs[2].receiver
@@ -45,9 +49,9 @@ def test_a_changed_rule_runs_again_and_fixed_thresholds_do_not(bench, tmp_path, 
     monkeypatch.setattr(bench, "score", lambda job: computed.append(job.receiver) or float("auto" in job.receiver))
     monkeypatch.setattr(bench, "ProcessPoolExecutor", ThreadPoolExecutor)
     monkeypatch.setattr(sys, "argv", ["auto_steady.py", "--settings", "4", "--out", str(tmp_path / "all.csv")])
-    for commit in ("one", "two", "two"):
-        monkeypatch.setattr(bench, "rule_commit", lambda commit=commit: commit)
+    for digest in ("one", "two", "two"):
+        monkeypatch.setattr(bench, "rule_digest", lambda digest=digest: digest)
         bench.main()
     assert computed.count("mac(C=auto)") == 2 * 5
-    assert len(computed) == 2 * 5 + 10 * 2 + 5
-    assert "1 settings: mean +1.00" in capsys.readouterr().out
+    assert len(computed) == 2 * 5 + 10 * 2 + 5 + 5
+    assert "| tuning | 1 | +1.00 |" in capsys.readouterr().out

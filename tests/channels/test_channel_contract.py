@@ -148,10 +148,14 @@ def test_a_custom_channel_receives_the_parts_that_it_declares(tiny, registries):
 
     declare("silent_air", uses=("fading",))
     declare("undeclared_air")
+    declare("powered_air", uses=("power", "noise"))
     declare("misspelt_air", uses=("nosie",))
     build(tiny.with_(channel="silent_air()", noise="none()"))
     build(tiny.with_(channel="undeclared_air()"))
     assert received == [["fading"], ["fading", "noise", "pilots", "power"]]
+    build(tiny.with_(channel="powered_air()", power="limit(P=1)", fading="unit()"))
+    build(tiny.with_(channel="powered_air()", power="inversion(P=1, threshold=0.1)"))
+    assert received[2:] == [["noise", "power"], ["fading", "noise", "power"]], "a rule that adapts needs it"
     with pytest.raises(InputError) as error:
         build(tiny.with_(channel="silent_air()"))
     assert error.value.fields["unused"] == {"noise": tiny.noise}

@@ -188,3 +188,10 @@ def test_a_power_rule_scales_the_interference_of_the_waveform(rule, noise_spec):
     scale = largest / math.sqrt(30 * (P if "limit" in rule else RHO)) / got.divisor
     torch.testing.assert_close(got.noise, draw.xi * scale)
     torch.testing.assert_close(got.pilot, draw.pilot * scale)
+
+
+@pytest.mark.parametrize("spec", ["digital()", "waveform()"])
+def test_fading_along_the_vector_is_refused_beside_a_rule_that_adapts_to_it(spec):
+    with pytest.raises(InputError) as error:
+        air(spec, Boost(), "block(entries=5)")
+    assert error.value.code == "unsupported-fading"

@@ -234,6 +234,15 @@ def test_the_distortion_by_phase_errors_is_the_variance_of_the_complex_gain(air,
     assert_mean(torch.stack(errors), (1 - m * m) * update.square().sum().item() / n**2)
 
 
+@pytest.mark.parametrize("cfo", [0, 0.01])
+def test_symbols_that_are_added_in_pieces_change_no_bit(cfo, monkeypatch):
+    channel = over(f"inversion(P=1, threshold=0.1, csi=0.8, cfo={cfo})", "rayleigh()", "none()")
+    update = torch.randn(6, 51)
+    whole = received(channel, update)[0].g
+    monkeypatch.setattr("stableair.channels.superposition.PIECE", 4)
+    assert torch.equal(received(channel, update)[0].g, whole)
+
+
 def test_phase_errors_and_carrier_offsets_go_either_way():
     """Their mean cosine would be the same on one side alone; what two impairments do together would not."""
     channel = over("inversion(P=1, threshold=0, phase=1, cfo=0.01)", "unit()", "none()")

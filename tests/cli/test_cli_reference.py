@@ -3,11 +3,13 @@
 import re
 import subprocess
 import sys
+from typing import get_type_hints
 
 import pytest
+from typer.models import ArgumentInfo
 
 import stableair as sa
-from stableair.cli.main import COMMANDS
+from stableair.cli.main import COMMANDS, data
 from stableair.cli.reference import KINDS
 from stableair.experiment import COMPONENT_SETTINGS, SETTING_FIELDS, allowed_values, registry
 
@@ -68,6 +70,26 @@ def test_every_output_has_the_same_option(command):
     for words in (*COMMANDS, "data show"):
         shown = command(*words.split(), "--help")[1]
         assert ("--out" in shown) == ("-o" in re.findall(r"(?<!\S)-\w(?!\S)", shown)), words
+
+
+def described_arguments():
+    """The commands and the help texts of their arguments, as the functions declare them."""
+    subcommands = {
+        f"data {entry.name or entry.callback.__name__}": entry.callback for entry in data.app.registered_commands
+    }
+    for name, function in {**COMMANDS, **subcommands}.items():
+        for hint in get_type_hints(function, include_extras=True).values():
+            for info in getattr(hint, "__metadata__", ()):
+                if isinstance(info, ArgumentInfo):
+                    yield pytest.param(name, info.help, id=name)
+
+
+@pytest.mark.parametrize(("name", "text"), list(described_arguments()))
+def test_the_help_of_a_command_describes_its_arguments(command, monkeypatch, name, text):
+    """Some versions of typer and click drop these texts: typer 0.20 with click 8.5."""
+    monkeypatch.setenv("COLUMNS", "400")  # no line break within a text
+    assert text
+    assert text in command(*name.split(), "--help")[1]
 
 
 def test_help_needs_nothing_heavy():

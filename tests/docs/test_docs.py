@@ -19,8 +19,8 @@ from stableair.models import model
 from stableair.paper.catalogue import DRAWINGS, FIGURES
 
 SLOW_COMMANDS = {  # command.md is in the fast run
-    "air-signals.md", "air.md", "compare.md", "observe.md", "paper-figures.md", "reproduce.md", "servers.md",
-    "sweeps.md", "tutorial.md",
+    "air-signals.md", "air.md", "compare.md", "link-budget.md", "observe.md", "paper-figures.md", "reproduce.md",
+    "servers.md", "sweeps.md", "tutorial.md",
 }  # fmt: skip
 # In the fast run: an experiment, a sweep with a callback, a plain model, and custom components.
 FAST_PYTHON = {"python.md-1", "observe.md-1", "observe.md-2", "python.md-8", "extending.md-2", "extending.md-3"}

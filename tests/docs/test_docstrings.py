@@ -13,7 +13,6 @@ from stableair.cli.reference import describe_arguments
 from stableair.experiment import COMPONENT_SETTINGS, NESTED_COMPONENTS, registry
 from stableair.spec import Entry
 
-PENDING = ("channels",)  # modules whose docstrings are not complete yet
 NO_DOCTEST = {  # paths of public names without an example that runs, and the reason
     "stableair.flower.app.client_app": "an extra",
     "stableair.flower.app.server_app": "an extra",
@@ -62,10 +61,6 @@ def documented() -> list[griffe.Object]:
     others = {find(path).path for path in front_matter("also")}
     found = map(find, sorted(NAMES | COMPONENTS.keys() | members | others))
     return [obj for obj in found if obj.is_function or obj.is_class]
-
-
-def is_pending(obj: griffe.Object) -> bool:
-    return obj.path.split(".")[1] in PENDING
 
 
 def sections(obj: griffe.Object) -> dict[str, griffe.DocstringSection]:
@@ -134,7 +129,7 @@ def problems(obj: griffe.Object) -> list[str]:
     return found + [problem for method in methods(obj) for problem in summary_problems(method)]
 
 
-@pytest.mark.parametrize("obj", [obj for obj in documented() if not is_pending(obj)], ids=lambda obj: obj.path)
+@pytest.mark.parametrize("obj", documented(), ids=lambda obj: obj.path)
 def test_a_docstring_is_complete(obj):
     assert problems(obj) == []
 

@@ -42,6 +42,7 @@ def test_every_command_and_option_is_listed(tables):
     assert re.findall(r"^### stableair (\w+)$", text, re.MULTILINE) == [*COMMANDS, "data"]
     assert "### stableair data prepare" in text
     assert "`--keep-best`" in text
+    assert "| `DIR...` |  | Run folders, or folders that contain run folders. |" in tables["commands"]
 
 
 def test_the_error_codes_are_those_of_the_source(tables):

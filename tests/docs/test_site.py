@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from collections import Counter
 
 import pytest
 
@@ -66,6 +67,12 @@ def test_all_pages_and_what_they_link_to_are_there(site):
             continue
         for link in re.findall(r'(?:href|src)="([^"#:?]+)["#?]', page.read_text()):
             assert (page.parent / link).exists(), (page.name, link)
+
+
+def test_ids_are_unique(site):
+    for page in site.rglob("*.html"):
+        ids = re.findall(r'<[^>]* id="([^"]+)"', page.read_text())
+        assert [id for id, count in Counter(ids).items() if count > 1] == [], page.name
 
 
 def test_nothing_is_loaded_from_elsewhere(site):

@@ -61,6 +61,8 @@ def draw(number):
         "average": r.choice([0.0, 0.0, 0.5, 0.9]),
         "snr_blocks": r.choice(["none", "tensor", "layer"]),
         "server": r.choice(EXAMPLES["servers"] + ["heavy_ball()"]),
+        "bandwidth": r.choice([1e6, 2e7]),
+        "symbol_energy": r.choice([1.0, 1e-9]),
     }
     settings |= _model(r) | _air(r, clients)
     return RandomExperiment(settings, r.randint(1, rounds - 1), r.random() < 0.5, r.choice([1, 1, 2]))

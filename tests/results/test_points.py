@@ -9,6 +9,7 @@ from scipy import stats
 
 import stableair as sa
 from stableair.results.points import settled
+from stableair.results.resources import RESOURCES
 from stableair.results.run import Run
 
 
@@ -106,4 +107,7 @@ def test_a_run_that_diverged_has_accuracy_0_and_no_other_metric():
 def test_an_unknown_argument_is_refused():
     with pytest.raises(sa.InputError) as error:
         sa.plot(grid(1, 2), x="receiver.D")
-    assert (error.value.code, error.value.fields["allowed"]) == ("unknown-x", ["round", "receiver.C", "seed"])
+    assert (error.value.code, error.value.fields["allowed"]) == (
+        "unknown-x",
+        ["round", *RESOURCES, "receiver.C", "seed"],
+    )

@@ -100,8 +100,8 @@ def test_the_page_shows_the_numbers_of_the_runs(page, runs):
     assert gnc["fluctuation"].startswith(f"{fluctuation:.4f} ± ")
     assert sorted(row[head.index("diverged")] for row in rows.values()) == ["at round 2", "no", "no", "no"]
     assert list(shown.text)[1:] == [
-        "Results", "Curves", "Paired comparison", "Settings that differ", "Label distribution", "Environment",
-        "Left out",
+        "Results", "Curves", "Resources", "Paired comparison", "Settings that differ", "Label distribution",
+        "Environment", "Left out",
     ]  # fmt: skip
 
 

@@ -73,7 +73,7 @@ def _middle(rows: Tensor, f: int) -> Tensor:
 
 @aggregator("krum")
 def krum(f: int, keep: int = 1) -> Aggregator:
-    """Krum (Blanchard et al., 2017): the update closest to its N - f - 2 nearest ones, or the mean of the best `keep`.
+    """Krum (Blanchard et al., 2017): the update that is closest to its nearest N - f - 2 updates.
 
         score_n = sum of the N - f - 2 smallest |u_n - u_m|^2, m != n
 

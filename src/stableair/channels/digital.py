@@ -52,6 +52,9 @@ log = logging.getLogger("stableair")
 def none() -> Quantizer:
     """No quantisation: 32 bits per entry.
 
+    Returns:
+        The quantiser.
+
     >>> none().quantize(torch.ones(10), generator(0, "quantize", 0)).bits
     320
     """
@@ -60,12 +63,23 @@ def none() -> Quantizer:
 
 @quantizer("qsgd")
 def qsgd(s: int, coding: Coding = "plain") -> Quantizer:
-    """QSGD (Alistarh et al., 2017): each entry a multiple of norm(u) / s, rounded up or down at random, without bias.
+    """QSGD (Alistarh et al., 2017): unbiased random rounding to multiples of norm(u) / s.
 
-    Q(u)_i = norm(u) sign(u_i) l_i / s with l_i = floor(s |u_i| / norm(u) + v_i), v_i uniform on (0, 1): E Q(u) = u and
-    E norm(Q(u) - u)^2 <= min(d / s^2, sqrt(d) / s) norm(u)^2. Bits: 32 for the norm, and for each entry with
-    coding=plain a sign and ceil(log2(s + 1)), with coding=elias the 2 floor(log2(l + 1)) + 1 of Elias' gamma code of
-    l + 1, and a sign where l > 0. Levels are kept as int8 up to s = 127, as int16 above.
+        Q(u)_i = norm(u) sign(u_i) l_i / s,    l_i = floor(s |u_i| / norm(u) + v_i),    v_i uniform on (0, 1)
+
+    E Q(u) = u and E norm(Q(u) - u)^2 <= min(d / s^2, sqrt(d) / s) norm(u)^2. The norm takes 32 bits. Levels are stored
+    as int8 up to s = 127, and as int16 above.
+
+    Args:
+        s: Number of levels above 0, from 1 to 32767.
+        coding: "plain" uses a sign and ceil(log2(s + 1)) bits per entry; "elias" uses Elias' gamma code of l + 1, which
+            has 2 floor(log2(l + 1)) + 1 bits, and a sign where l > 0.
+
+    Returns:
+        The quantiser.
+
+    Raises:
+        InputError: s is out of range, or the coding is unknown.
 
     >>> message = qsgd(s=1).quantize(torch.tensor([3.0, -4.0]), generator(0, "quantize", 0))
     >>> message.scale, message.bits, set(message.levels.abs().tolist()) <= {0, 1}
@@ -272,7 +286,7 @@ def check_memory(needed: int, device: torch.device, clients: int) -> None:
 
 @channel("digital", uses=("power",), specs={"quantize": quantizer, "aggregate": aggregator})
 def digital(quantize: str = "none()", aggregate: str = "mean()", rate: float = 1) -> ChannelFactory:
-    """An error-free digital reference: updates are quantised and sent separately, and the server aggregates them.
+    """Error-free digital reference: clients send quantised updates, which the server aggregates.
 
     g = aggregate(Q(u_1), ..., Q(u_N)); quantize is none() or qsgd(s); aggregate is mean(), median(), trimmed_mean(f),
     krum(f) or geometric_median(). A round takes bits / rate complex symbols. A symbol has modulus 1, with

@@ -214,14 +214,14 @@ def amplitudes_along(law: FadingLaw, first: float, d: int, source: Generator) ->
 
 @fading("ar", specs={"of": fading})
 def ar(a: float, of: str = "rayleigh()") -> Fading:
-    """Slowly changing fading: the scattered part of another fading is a Gauss-Markov process over the rounds.
+    """Slowly changing fading: its scattered part is a Gauss-Markov process over the rounds.
 
         c_k = a c_{k-1} + sqrt(1 - a^2) z_k,    c_0 = z_0,    E c_k c_j^* = a^|k-j| E |c|^2
 
-    z_k is complex Gaussian. The amplitude is that of the other fading with c_k as its Gaussian part: proportional to
-    |c_k| for Rayleigh, with a direct path added to c_k for Rician. A fading drawn from uniform numbers uses
-    exp(-|c_k|^2) as uniform numbers. In each round the amplitude has the law of the other fading. A client's amplitude
-    does not depend on the number of clients.
+    z_k is complex Gaussian, and c_k is the Gaussian part of the fading `of`: the amplitude is proportional to |c_k| for
+    Rayleigh, and Rician adds a direct path to c_k. A fading drawn from uniform numbers uses exp(-|c_k|^2) as uniform
+    numbers. In each round the amplitude has the law of this fading. A client's amplitude does not depend on the number
+    of clients.
 
     Args:
         a: Correlation of successive rounds, in [0, 1].

@@ -171,7 +171,7 @@ class Flat:
 
 @channel("flat", uses=("fading", "noise", "power", "pilots"))
 def flat(noise_on: Literal["mean", "sum"] = "mean") -> ChannelFactory:
-    """Eq. (3): one amplitude per client and round, interference on the mean of the payloads or on their sum.
+    """Eq. (3): one amplitude per client and round, and interference on the mean of the payloads.
 
     Args:
         noise_on: "mean" for g = (1/N) sum_n h_n u_n + xi, "sum" for g = (1/N) (sum_n h_n u_n + xi), which power rules

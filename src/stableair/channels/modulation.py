@@ -224,7 +224,7 @@ def ofdm(n: int = 64, prefix: int = 16, taps: int = 1, equalise: Literal["full",
 
 @basis("hadamard")
 def hadamard(n: int = 64) -> Basis:
-    """Codes of n chips, the rows of a Hadamard matrix: an impulse in time hits n symbols, each at 1 / sqrt(n).
+    """Codes of n chips, the rows of a Hadamard matrix; they spread an impulse in time over n symbols.
 
         phi_i(t) = +-1 / sqrt(n)
 

@@ -152,7 +152,7 @@ def middleton(A: float, gamma: float, std: float = 1) -> Noise:
 
 @noise("bursts", scale="tau")
 def bursts(alpha: float = 1.5, tau: float = 0.1, length: int = 100) -> Noise:
-    """Interference in bursts: entries are SaS(alpha, tau), and the entries of a burst share their strength.
+    """Interference in bursts: entries are SaS(alpha, tau), and a burst has one common strength.
 
         xi_i = sqrt(A_b) n_i,    n_i ~ N(0, 2 tau^2),    E exp(-s A) = exp(-s^(alpha/2))
 

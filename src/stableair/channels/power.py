@@ -83,9 +83,9 @@ class Power:
 
 @power("none")
 def none() -> Power:
-    """No power rule: payloads are sent as they are, and the interference does not depend on them (the paper's).
+    """No power rule, as in the paper: payloads are transmitted without scaling.
 
-    A symbol of the digital channel has the modulus 1.
+    The interference does not depend on the payloads. A symbol of the digital channel has the modulus 1.
 
     Returns:
         The rule.
@@ -110,7 +110,7 @@ class Limit(Power):
 
 @power("limit")
 def limit(P: float) -> Power:
-    """A power limit: all payloads are scaled by one factor, such that the largest has mean power P per entry.
+    """Power limit: one factor scales all payloads so that the largest has mean power P per entry.
 
     p_k = P d / max_n |u_n|^2 and g = (1/N) sum_n h_n u_n + z / (N sqrt(p_k)), z being the interference on the sum:
     COTAF (Sery, Shlezinger, Cohen and Eldar, 2021, arXiv 2009.12787). Analog channels need noise_on=sum. A symbol of

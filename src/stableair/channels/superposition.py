@@ -28,6 +28,7 @@ from stableair.validation import short_repr
 from stableair.vector import Layout, check_shape, pooled
 
 NOISE_ON = "mean", "sum"
+PIECE = 1 << 15  # complex symbols that are added at a time on a CPU: they fit into its cache
 
 
 class WholeVector:
@@ -120,25 +121,33 @@ def _add_faded(faded: Tensor, gain: Gain, u: Tensor, d: int, entries: slice) -> 
     """Add gain times the payload u to the sum `faded`, both restricted to `entries` of the d."""
     if not callable(gain):
         if gain.imag:
-            faded.add_(_times_symbols(gain, u))
+            _add_symbols(faded, torch.tensor(gain, dtype=torch.complex128, device=u.device).expand(-(-len(u) // 2)), u)
         else:
             faded.add_(u, alpha=gain.real)
         return
     gains = gain(d, faded.device)  # the power rule owns this tensor: do not change it in place
     if isinstance(gains, Tensor) and gains.is_complex():
         check_shape("power", gains.real, -(-d // 2))
-        faded.add_(_times_symbols(gains[entries.start // 2 : -(-entries.stop // 2)], u))
+        _add_symbols(faded, gains[entries.start // 2 : -(-entries.stop // 2)], u)
     else:
         faded.add_(check_shape("power", gains, d)[entries] * u)
 
 
-def _times_symbols(gain: complex | Tensor, u: Tensor) -> Tensor:
-    """gain times the complex symbols u_2i + j u_2i+1, as real entries; a zero completes an odd number: (s,) -> (s,).
+def _add_symbols(faded: Tensor, gains: Tensor, u: Tensor) -> None:
+    """Add the complex symbols u_2i + j u_2i+1, times their gains, to the real entries of the sum.
 
     Each operation rounds once, so that the bits of an entry do not depend on its position in a slice.
+
+    Args:
+        faded: The sum, (s,) float64.
+        gains: Complex gains, (ceil(s / 2),).
+        u: The payload, (s,). A zero completes an odd number of entries.
     """
-    i, q = torch.nn.functional.pad(u.double(), (0, len(u) % 2)).view(-1, 2).unbind(1)
-    return torch.stack([gain.real * i - gain.imag * q, gain.imag * i + gain.real * q], 1).flatten()[: len(u)]
+    symbols = PIECE if u.device.type == "cpu" else max(len(gains), 1)
+    for out, entries, gain in zip(faded.split(2 * symbols), u.split(2 * symbols), gains.split(symbols), strict=True):
+        i, q = torch.nn.functional.pad(entries.double(), (0, len(entries) % 2)).view(-1, 2).unbind(1)
+        product = torch.stack([gain.real * i - gain.imag * q, gain.imag * i + gain.real * q], 1)
+        out.add_(product.flatten()[: len(entries)])
 
 
 def finish(

@@ -352,7 +352,7 @@ def waveform(
     antennas: int = 0,
     noise_on: Literal["mean", "sum"] = "mean",
 ) -> ChannelFactory:
-    """Waveform-level channel: a basis (pulse, ofdm, hadamard), delays, phase and carrier offsets, several antennas.
+    """Waveform-level channel: modulation, delays, phase errors, carrier offsets and several antennas.
 
     `Waveform` has the equations. In each round a client's delay is 0 to `timing` samples, its phase is uniform in
     [-phase, phase] radians, and its carrier offset is up to `cfo` cycles per sample. With `antennas` its gain at

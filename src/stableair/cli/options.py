@@ -25,7 +25,10 @@ PluginChanged = Annotated[
     ),
 ]
 Stop = Annotated[
-    str, typer.Option(metavar="CONDITION", help="Stop a run when this condition holds, such as 'test/accuracy > 0.9'.")
+    str,
+    typer.Option(
+        metavar="CONDITION", help="Stop a run when this holds, such as 'test/accuracy > 0.9' or 'energy >= 1e6'."
+    ),
 ]
 Patience = Annotated[
     int, typer.Option(min=0, help="Stop a run when the monitored metric has not improved for this many rounds.")

@@ -18,7 +18,12 @@ def plot(
     metric: Annotated[str, typer.Option(help="Metric to draw: its name in rounds.jsonl.")] = "test/accuracy",
     log: Annotated[bool, typer.Option("--log", help="Use a logarithmic axis for the metric.")] = False,
     x: Annotated[
-        str, typer.Option("--x", help="Horizontal axis: round, or an argument that differs, such as receiver.C.")
+        str,
+        typer.Option(
+            "--x",
+            help="Horizontal axis: round; a resource (symbols, airtime, energy, bits); or an argument that differs, "
+            "such as receiver.C.",
+        ),
     ] = "round",
     band: Annotated[
         str,
@@ -36,7 +41,7 @@ def plot(
     ] = None,
     force: Force = False,
 ) -> None:
-    """Draw a metric of recorded runs against the rounds or an argument, with a band over the seeds.
+    """Draw a metric of recorded runs against the rounds, a resource or an argument, with a band over the seeds.
 
     Example: `stableair plot runs --x receiver.C --band ci95`.
     Runs that differ only in the seed become one line.
@@ -65,13 +70,35 @@ def export(
         list[str] | None, typer.Option(help="Metric to show; may be repeated (default: all).", show_default=False)
     ] = None,
     last: Annotated[int, typer.Option(min=1, help="With --per run: number of last rounds to average over.")] = 1,
+    at: Annotated[
+        list[str] | None,
+        typer.Option(metavar="RESOURCE=BUDGET", help="Only the rounds within a budget, such as energy=1e6."),
+    ] = None,
     force: Force = False,
 ) -> None:
     """Write recorded runs as a table: a column for each argument that differs and for each metric.
 
     Example: `stableair export runs --per round --out rounds.csv`.
     """
-    print(sa.export(folders, out, literal_option("--per", per, TableRow), metrics=metric, last=last, force=force))
+    print(
+        sa.export(
+            folders,
+            out,
+            literal_option("--per", per, TableRow),
+            metrics=metric,
+            last=last,
+            at=_budgets(at),
+            force=force,
+        )
+    )
+
+
+def _budgets(words: list[str] | None) -> Any:
+    """The values of --at; `sa.export` checks them."""
+    from stableair.experiment import parse_overrides
+    from stableair.spec import literal
+
+    return {name: literal(text) for name, text in parse_overrides(words or []).items()}
 
 
 def report(

@@ -133,6 +133,19 @@ def compare(
     seeds: Annotated[
         int | None, typer.Option(min=1, max=1000, help="Number of seeds, shared by all experiments (default: 5).")
     ] = None,
+    equal: Annotated[
+        str | None,
+        typer.Option(
+            metavar="symbols|airtime|energy|bits",
+            help="Give every run the same budget of a resource instead of equal rounds, in one table.",
+        ),
+    ] = None,
+    budget: Annotated[
+        float | None,
+        typer.Option(
+            help="Budget of --equal; runs stop when they have used it (default: the smallest total of a run)."
+        ),
+    ] = None,
     parallel: Parallel = 1,
     table: Annotated[
         Path | None, typer.Option(metavar="PATH", help="Also write the table: .tex (booktabs), .csv or .parquet.")
@@ -175,13 +188,15 @@ def compare(
     changed = plugin_change(plugin_changed)
     options = run_options(stop, patience, monitor, keep_best, track, profile)
     if words[0] not in PRESETS and Path(words[0]).is_dir():
-        print_comparison(sa.compare(words, seeds=seeds, **options), table, label or [], force)
+        compared = sa.compare(words, seeds=seeds, equal=equal, budget=budget, **options)
+        print_comparison(compared, table, label or [], force)
         return
-    experiments = comparison_plan(parse_plan(words, "a folder of runs") | drop_unset(device=device), seeds)
+    experiments = comparison_plan(parse_plan(words, "a folder of runs") | drop_unset(device=device), seeds, equal)
     with advise_on_stop(ADVICE), sweep_display(experiments, out) as display:
         comparison = sa.compare(
-            experiments, out, parallel=parallel, plugin_changed=changed, callbacks=[display], **options
-        )
+            experiments, out, equal=equal, budget=budget, parallel=parallel, plugin_changed=changed,
+            callbacks=[display], **options,
+        )  # fmt: skip
     print_comparison(comparison, table, label or [], force)
 
 

@@ -121,7 +121,10 @@ class Experiment:
     evaluate_clients: bool = _setting(
         False, "Whether to record the mean, 10th percentile and worst client accuracy.", TRUE_OR_FALSE
     )
-    norm_stats: NormStats = _setting("clients", "Batch norm statistics of the evaluation.")  # noqa: RUF009
+    norm_stats: NormStats = _setting(  # noqa: RUF009
+        "clients",
+        "Batch norm statistics in the evaluation: pooled over clients, recalibrated, or of each test batch.",
+    )
     average: float = _setting(0.0, "Decay of the model average for the evaluation; 0: no average.", DECAY)
     snr_blocks: Literal["none", "tensor", "layer"] = _setting(
         "none", "Blocks whose SNR is recorded in addition to the whole vector's."

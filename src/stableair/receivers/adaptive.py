@@ -28,16 +28,16 @@ BEST_K = (0.1022, 0.2249, 0.3868, 0.5757, 0.7819, 1.000, 1.228, 1.465, 1.716, 1.
 
 MEMORY = 10  # rounds over which estimates are averaged
 DOUBLINGS = 16  # maximum: 65,536 times the threshold of a weak signal
-SIGNIFICANCE = 3.0  # standard errors by which a threshold must improve the alignment, or a round oppose the others
+SIGNIFICANCE = 3.0  # standard errors by which a threshold must improve the alignment, rounds agree, or one oppose them
 EVIDENCE_DECAY = 0.9  # factor on the evidence per round
 REFERENCE_DECAY = 0.5  # factor on the weight of a past vector in the reference, per round of age
 TINY = 1e-60  # replaces the energy of a zero vector
 HORIZON = 25  # rounds over which the usual noise is averaged
 CHANGE = 0.25  # assumed relative change of the signal's energy per round
 CURVATURE, TRACE = 1 / 300, 12.0  # the assumed h, mean curvature times learning rate, is max(CURVATURE, TRACE / d)
-CUT = 0.5  # factor on the budget when rounds stop making progress
+CUT = 0.5  # factor on the budget when rounds stop making progress; it is undone when they certainly make progress
 SHORTER, LONGER = 0.5, 1.2  # factors on the brake after a round that overshot, and after any other (as in Rprop)
-PFLUG_ERRORS, PFLUG_ROUNDS = 0.5, 5  # standard errors and least number of rounds of the test for that
+PFLUG_ERRORS, PFLUG_ROUNDS = 0.5, 5  # standard errors and least number of full steps of the test of progress
 
 
 class NoiseEstimate:
@@ -77,11 +77,13 @@ class MacTracker(NoiseEstimate):
     and noise per entry of y, and h the mean curvature of the loss times the server's learning rate. A step w y gains
     w S and loses w^2 h N / 2, so that w = min(1, S / (h N)) is best. Neither h nor a weak S can be measured. The
     receiver assumes h = max(1 / 300, 12 / d) and adds to S / h the usual noise U, the geometric mean of N. If the
-    rounds no longer point along the previous ones, U + S / h is too large: when the correlations since the last cut add
-    up to less than -1/2 standard error (Pflug, 1990), the budget B, which starts at U, is halved. The weight of a round
-    is w = min(1, min(1, B / U) (U + S / h) / N), times a brake: a single round that points against the previous ones by
-    three standard errors shows that a step overshot and halves the brake; every other round multiplies it by 1.2, up
-    to 1.
+    rounds no longer point along the previous ones, U + S / h is too large. The budget B, which starts at U, is halved
+    when the correlations since its last change add up to less than -1/2 standard error (Pflug, 1990). It is doubled
+    again when they add up to more than 3 standard errors. With c = min(1, B / U), at least 5 / c rounds precede a cut:
+    shorter steps need more rounds to show anything, and c falls at most as 5 / rounds, so that chance alone does not
+    end the training. The weight of a round is w = min(1, c (U + S / h) / N), times a brake: a single round that points
+    against the previous ones by three standard errors shows that a step overshot and halves the brake; every other
+    round multiplies it by 1.2, up to 1.
     """
 
     def __init__(
@@ -97,7 +99,7 @@ class MacTracker(NoiseEstimate):
         log_noise: float = 0.0,
         budget: float = math.inf,
         progress: float = 0.0,
-        since_cut: int = 0,
+        since_change: int = 0,
         brake: float = 1.0,
     ):
         super().__init__(rounds, alpha, log_tau)
@@ -106,9 +108,9 @@ class MacTracker(NoiseEstimate):
         self.trust = trust  # sum of these weights
         self.signal, self.known = signal, known  # estimate of S, and the inverse of its variance
         self.log_noise = log_noise  # the usual N; the first round replaces it
-        self.budget = budget  # B, infinite before the first cut
-        self.progress = progress  # capped sum of the correlations since the last cut
-        self.since_cut = since_cut  # their number
+        self.budget = budget  # B, infinite before its first change
+        self.progress = progress  # sum of the correlations since the last change of B
+        self.since_change = since_change  # their number
         self.brake = brake  # factor on the step, in (0, 1]
         self.C, self.gain, self.step = math.inf, 1.0, 1.0  # of this round
 
@@ -116,7 +118,7 @@ class MacTracker(NoiseEstimate):
         """The memory of the next round."""
         names = (
             "rounds", "alpha", "log_tau", "evidence", "before", "trust", "signal", "known", "log_noise", "budget",
-            "progress", "since_cut", "brake",
+            "progress", "since_change", "brake",
         )  # fmt: skip
         return {name: getattr(self, name) for name in names}
 
@@ -145,8 +147,8 @@ class MacTracker(NoiseEstimate):
             self.signal += (measured - self.signal) / (variance * self.known)  # Kalman filter
             errors = measured / math.sqrt(variance)
             self.brake = SHORTER * self.brake if errors < -SIGNIFICANCE else min(LONGER * self.brake, 1.0)
-            self.progress = min(self.progress + errors, SIGNIFICANCE)
-            self.since_cut += 1
+            self.progress += errors
+            self.since_change += 1
 
     def _step_factor(self, energy: float, d: int, pilot: Tensor | None) -> float:
         """The factor on the step, from the energy per entry of y: (d,)."""
@@ -155,11 +157,20 @@ class MacTracker(NoiseEstimate):
         if self.rounds == 1:
             self.log_noise = math.log(noise)
         usual = math.exp(self.log_noise)
-        if self.since_cut >= PFLUG_ROUNDS and self.progress < -PFLUG_ERRORS * math.sqrt(self.since_cut):
-            self.budget, self.progress, self.since_cut = CUT * min(self.budget, usual), 0.0, 0
+        self._test_progress(usual)
         self.log_noise += (math.log(noise) - self.log_noise) / min(self.rounds, HORIZON)
         affordable = min(1.0, self.budget / usual) * (usual + signal / max(CURVATURE, TRACE / d))
         return self.brake * min(1.0, affordable / noise)
+
+    def _test_progress(self, usual: float) -> None:
+        """Halve the budget if the rounds since its last change point against each other, double it if they agree."""
+        share, error = min(1.0, self.budget / usual), math.sqrt(self.since_change)
+        if share == 1:
+            self.progress = min(self.progress, SIGNIFICANCE)  # so that early progress does not delay the first cut
+        elif self.progress > SIGNIFICANCE * error:
+            self.budget, self.progress, self.since_change = self.budget / CUT, 0.0, 0
+        if share * self.since_change >= PFLUG_ROUNDS and self.progress < -PFLUG_ERRORS * error:
+            self.budget, self.progress, self.since_change = CUT * min(self.budget, usual), 0.0, 0
 
     def _pilot_energy(self, pilot: Tensor) -> float:
         """Energy of the pilot after the clipping and the division by the gain."""

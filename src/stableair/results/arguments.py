@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from stableair.errors import InputError
 from stableair.experiment import COMPONENT_SETTINGS, EXECUTION, TYPES, components_of_record
 from stableair.results.grouping import group
+from stableair.results.resources import RESOURCES
 from stableair.results.run import Run
 from stableair.spec import OBJECT, format_call, format_value
 from stableair.validation import suggest
@@ -112,7 +113,7 @@ def _check_differs(name: str, values: list[Any], allowed: list[str]) -> None:
     if len({format_value(value) for value in values if value is not None}) < 2:
         constant = next((value for value in values if value is not None), None)
         problem = f"no run has an argument {name!r}" if constant is None else f"{name} is {constant} in all runs"
-        allowed = ["round", *allowed]
+        allowed = ["round", *RESOURCES, *allowed]
         raise InputError(f"x: {problem}; {suggest(name, allowed)}", code="unknown-x", name=name, allowed=allowed)
 
 

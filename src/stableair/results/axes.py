@@ -6,6 +6,8 @@ from itertools import pairwise
 from statistics import fmean, pstdev
 from typing import TYPE_CHECKING, Any
 
+from stableair.results.resources import RESOURCES
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
@@ -25,8 +27,8 @@ METRIC_LABELS = {
     "channel/snr_db": "SNR in dB",
     "gradient/norm": "norm of the clean gradient",
     "clip/fraction": "share of entries the receiver changed",
-    "seconds": "seconds per round",
-}
+    "seconds": "seconds of computing per round",
+} | {name: resource.label for name, resource in RESOURCES.items()}
 ARGUMENT_LABELS = {
     "receiver.C": "clipping threshold $C$",
     "receiver.max_norm": "largest norm",
@@ -39,6 +41,7 @@ ARGUMENT_LABELS = {
 }
 MAX_VALUE_TICKS = 8  # up to this number of values, a logarithmic axis has a tick at each of them
 MAX_UPRIGHT = 45  # characters of all texts on a horizontal axis; more are rotated
+LOG_ENDS = 5  # ratio of the totals at which lines end from which their axis is logarithmic
 LOG_RANGE = 10  # ratio of the largest to the smallest value from which an axis may be logarithmic
 
 
@@ -58,6 +61,28 @@ def label_rounds(axes: "Axes") -> None:
 def mark_divergence(axes: "Axes", x: float, y: float, colour: Any) -> None:
     """Draw a cross at the last finite round of a run that diverged."""
     axes.plot(x, y, "x", color=colour, markersize=9, markeredgewidth=2.5)
+
+
+def label_resource(axes: "Axes", name: str, ends: Sequence[float]) -> None:
+    """Set up a horizontal axis of the total of a resource; it is logarithmic if the lines end far from each other.
+
+    Args:
+        axes: The axes.
+        name: Name of the resource, such as "energy".
+        ends: The largest total of each line.
+    """
+    axes.set_xlabel(METRIC_LABELS[name])
+    if end_far_apart(ends):
+        axes.set_xscale("log")
+
+
+def end_far_apart(ends: Sequence[float]) -> bool:
+    """Whether a linear axis would squeeze one of the lines that end at these totals.
+
+    >>> end_far_apart([100, 600]), end_far_apart([100, 500]), end_far_apart([0, 500])
+    (True, False, False)
+    """
+    return 0 < LOG_ENDS * min(ends) < max(ends)
 
 
 def label_argument(axes: "Axes", name: str, values: Sequence[float] | Sequence[str]) -> None:

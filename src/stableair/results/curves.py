@@ -1,8 +1,8 @@
-"""Curves: a metric of recorded runs against the rounds."""
+"""Curves: a metric of recorded runs against the rounds or the total of a resource."""
 
 import math
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib import rcParams
@@ -12,8 +12,9 @@ from matplotlib.figure import Figure
 from stableair.errors import InputError
 from stableair.literals import Band
 from stableair.results.arguments import Groups, arguments, is_number, only_numeric_argument
-from stableair.results.axes import label_metric, label_rounds, mark_divergence, set_log_metric
+from stableair.results.axes import label_metric, label_resource, label_rounds, mark_divergence, set_log_metric
 from stableair.results.legends import add_legend
+from stableair.results.resources import ROUNDING
 from stableair.results.run import Run
 from stableair.results.statistics import mean_and_band
 from stableair.results.styles import LINES, categorical_colour, new_figure, sequential_colours
@@ -23,6 +24,7 @@ BANDS: dict[Band, str] = {
     "sem": "one standard error",
     "ci95": "95 % confidence interval",
 }
+MAX_POINTS = 1000  # of a curve along a resource
 ORDERED = 3  # least number of values for which colours show the order
 
 Text = Callable[[str, list[Run]], str]  # the legend's text for a group, from its name and its runs
@@ -86,21 +88,25 @@ def panels(
     return figure
 
 
-def draw_curves(axes: Axes, groups: Groups, metric: str, text: Text, band: Band, looks: dict[str, Look]) -> None:
+def draw_curves(
+    axes: Axes, groups: Groups, metric: str, text: Text, band: Band, looks: dict[str, Look], x: str = "round"
+) -> None:
     """Draw the mean of each group, its band, and a cross for each run that diverged."""
+    ends = []
     for name, runs in groups.items():
-        mean, half_width = mean_curve(runs, metric, band)
-        rounds = np.arange(len(mean)) + 1  # pictures count rounds from 1, records from 0
-        marker = "o" if len(rounds) == 1 else None
-        axes.plot(rounds, mean, label=text(name, runs), marker=marker, **looks[name])
-        colour = looks[name]["color"]
+        curve = mean_curve(runs, metric, band, x)
+        colour, marker = looks[name]["color"], "o" if len(curve.x) == 1 else None
+        axes.plot(curve.x, curve.mean, label=text(name, runs), marker=marker, **looks[name])
         if len(runs) > 1:
-            axes.fill_between(rounds, mean - half_width, mean + half_width, color=colour, alpha=0.2, linewidth=0)
-        for k in filter(None, (run.diverged for run in runs)):
-            mark_divergence(axes, k, mean[k - 1], colour)
-    longest = max(len(run) for runs in groups.values() for run in runs)
+            axes.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.2, linewidth=0)
+        for point in curve.crosses:
+            mark_divergence(axes, *point, colour)
+        ends.append(float(curve.x[-1]))
+    if x != "round":
+        label_resource(axes, x, ends)
+        return
     label_rounds(axes)
-    axes.set_xlim(left=1 - min(0.9, 0.05 * longest), right=1.9 if longest == 1 else None)  # there is no round 0
+    axes.set_xlim(left=1 - min(0.9, 0.05 * max(ends)), right=1.9 if max(ends) == 1 else None)  # there is no round 0
 
 
 def finish(row: Iterable[Axes], metric: str, log: bool, note: str | None) -> None:
@@ -146,17 +152,77 @@ def line_looks(groups: Groups, x: str = "round") -> dict[str, Look]:
     return looks
 
 
-def mean_curve(runs: list[Run], metric: str, band: Band = "std") -> tuple[np.ndarray, np.ndarray]:
-    """Mean and half the width of the band of a metric over runs, after each round.
+class Curve(NamedTuple):
+    """The mean of a metric over runs and its band, along the rounds or the total of a resource."""
 
-    Returns:
-        Mean (rounds,) and half width (rounds,); the mean is NaN where no run recorded the metric.
+    x: np.ndarray  # (points,)
+    mean: np.ndarray  # (points,), NaN where no run has a value
+    half_width: np.ndarray  # (points,), of the band
+    crosses: list[tuple[float, float]]  # the last finite rounds of runs that diverged
+
+    @property
+    def low(self) -> np.ndarray:
+        """The lower edge of the band."""
+        return self.mean - self.half_width
+
+    @property
+    def high(self) -> np.ndarray:
+        """The upper edge of the band."""
+        return self.mean + self.half_width
+
+
+def mean_curve(runs: list[Run], metric: str, band: Band = "std", x: str = "round") -> Curve:
+    """Mean and half the width of the band of a metric over runs.
+
+    Along a resource, the value of a run at a total is that of its last round within this total: a curve of steps. It
+    spans the totals that all runs have reached; runs that diverged do not shorten it.
+
+    Args:
+        runs: Runs that differ in the seed.
+        metric: Name of the metric.
+        band: Meaning of the band.
+        x: "round" or the name of a resource.
 
     Raises:
-        InputError: No run has a complete round.
+        InputError: No run has a complete round, or a run did not record the resource.
     """
-    rows = [[math.nan if value is None else value for value in run[metric]] for run in runs]
+    rows = [np.array([math.nan if value is None else value for value in run[metric]], dtype=float) for run in runs]
     longest = max(map(len, rows))
     if not longest:
         raise InputError(f"{runs[0].folder}: no round is complete yet", code="no-rounds", folder=runs[0].folder)
-    return mean_and_band([row + [math.nan] * (longest - len(row)) for row in rows], band)
+    if x != "round":
+        return _along_resource(runs, rows, x, band)
+    mean, half_width = mean_and_band([np.append(row, np.full(longest - len(row), np.nan)) for row in rows], band)
+    diverged = [run.diverged for run in runs if run.diverged]
+    crosses = [(float(k), float(mean[k - 1])) for k in diverged]
+    return Curve(np.arange(longest) + 1, mean, half_width, crosses)  # pictures count rounds from 1, records from 0
+
+
+def _along_resource(runs: list[Run], rows: list[np.ndarray], x: str, band: Band) -> Curve:
+    """The curve of a metric, whose values in each run are `rows`, along the total of a resource."""
+    used = [np.array(run[x])[: run.diverged] for run in runs]
+    if not any(map(len, used)):  # all runs diverged in their first round
+        return Curve(np.zeros(1), np.full(1, np.nan), np.zeros(1), [])
+    complete = [t for t, run in zip(used, runs, strict=True) if run.diverged is None]
+    grid = _grid([t for t in used if len(t)], min((t[-1] for t in complete), default=math.inf))
+    mean, half_width = mean_and_band([_held(row, t, grid) for row, t in zip(rows, used, strict=True)], band)
+    ends = [t[-1] for t, run in zip(used, runs, strict=True) if run.diverged]
+    crosses = [(float(end), float(mean[max(0, np.searchsorted(grid, end, "right") - 1)])) for end in ends]
+    return Curve(np.repeat(grid, 2)[1:], np.repeat(mean, 2)[:-1], np.repeat(half_width, 2)[:-1], crosses)  # steps
+
+
+def _grid(used: list[np.ndarray], end: float) -> np.ndarray:
+    """All totals of some runs in ascending order, from the one at which every run has a round, up to `end`."""
+    start = max(t[0] for t in used)
+    totals = np.unique(np.concatenate(used))
+    grid = totals[(totals >= start) & (totals <= max(start, end))]
+    return grid[np.unique(np.linspace(0, len(grid) - 1, MAX_POINTS).round().astype(int))]
+
+
+def _held(values: np.ndarray, used: np.ndarray, grid: np.ndarray) -> np.ndarray:
+    """The value after the last round within each total of the grid; NaN if the run has not begun or has ended."""
+    if not len(used):
+        return np.full(len(grid), np.nan)
+    within = grid * (1 + ROUNDING)
+    last = np.searchsorted(used, within, "right") - 1
+    return np.where((last >= 0) & (grid <= used[-1] * (1 + ROUNDING)), values[last], np.nan)

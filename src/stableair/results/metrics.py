@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from stableair.errors import InputError
+from stableair.results.resources import RESOURCES
 from stableair.validation import short_repr, suggest
 
 Row = dict[str, Any]  # the metrics of a round by name
@@ -23,6 +24,6 @@ def unknown_metric(metric: object, rows: Iterable[Row]) -> InputError:
     """Return the error about a metric that these rounds do not have; it suggests the closest one."""
     recorded = metric_names(rows)
     word = metric[:100] if isinstance(metric, str) else short_repr(metric)
-    hint = suggest(word, recorded) if recorded else "no round is complete yet"
+    hint = suggest(word, [*recorded, *RESOURCES]) if recorded else "no round is complete yet"
     text = f"metric {short_repr(metric)} was not recorded; {hint}"
     return InputError(text, code="unknown-metric", metric=metric, recorded=recorded)

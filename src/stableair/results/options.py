@@ -28,8 +28,8 @@ class RunOptions(TypedDict, total=False):
     They never change the results of a round. None stands for the default of an option.
 
     Args:
-        stop: Condition that stops a run, such as "test/accuracy > 0.9". A stopped run is finished: it is not computed
-            again with the same options, and continues without them.
+        stop: Condition that stops a run, such as "test/accuracy > 0.9", or "energy >= 1e6" for the total of a resource.
+            A stopped run is finished: it is not computed again with the same options, and continues without them.
         patience: Stop a run when `monitor` has not improved for this many rounds.
         monitor: The metric of `patience` and `keep_best`; by default the accuracy. Lower is better for a loss.
         keep_best: Keep the state after the best round in `checkpoint.best.pt`; `load(folder).best` reads it.

@@ -1,4 +1,4 @@
-"""Pictures of recorded runs: metrics over the rounds or an argument, and the label distribution over the clients."""
+"""Pictures of recorded runs: metrics over the rounds, a resource or an argument; labels over the clients."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -19,6 +19,7 @@ from stableair.results.grouping import group
 from stableair.results.outputs import METADATA, check_output
 from stableair.results.points import draw_points
 from stableair.results.reading import log_left_out, runs_from, with_metric
+from stableair.results.resources import RESOURCES
 from stableair.results.run import Run
 from stableair.results.styles import TRUETYPE, drawing_style, new_figure, root_figure
 from stableair.validation import as_path, positive, texts, typed
@@ -45,16 +46,18 @@ def plot(
     """Draw a metric of recorded runs. `stableair plot` calls this function.
 
     Runs that differ only in the seed become one line with a band. With `x="round"`, the line is the mean over the seeds
-    in each round. Otherwise a point is the mean over the seeds of `Run.settled`, and its bar is the band; runs that
-    have no number for the argument become horizontal lines. A run that diverged has accuracy 0 there, and no other
-    metric.
+    in each round. Against a resource, the value of a run is that of its last round within the total; the line spans the
+    totals that all its seeds have reached. Against an argument, a point is the mean over the seeds of `Run.settled`,
+    and its bar is the band; runs that have no number for the argument become horizontal lines. A run that diverged has
+    accuracy 0 there, and no other metric.
 
     Args:
         runs: Runs, run folders, or folders that contain run folders.
-        metric: Name of a recorded metric, such as "test/accuracy" or "channel/snr_db".
+        metric: Name of a recorded metric, such as "test/accuracy", or a resource for its total.
         out: File to write; its extension sets the format. None: write no file.
         log: Whether the metric has a logarithmic axis.
-        x: "round", or an argument that differs between the runs, such as "receiver.C" or "clients".
+        x: "round"; the total of a resource: "symbols", "airtime" (in seconds), "energy" or "bits"; or an argument that
+            differs between the runs, such as "receiver.C" or "clients".
         band: "std": one standard deviation over the seeds; "sem": one standard error; "ci95": 95 % confidence interval.
         style: "screen"; "paper": a column of an IEEE journal, 3.5 inches wide, in 8 pt, without title and explanations;
             "dark": for a dark page.
@@ -81,8 +84,11 @@ def plot(
     if size is not None:
         _check_size(size, ax)
     every_run, left_out = runs_from(runs)
-    shown, others = with_metric(every_run, metric)
-    log_left_out([*left_out, *(f"{run.folder} has no {metric}" for run in others)])
+    shown = every_run
+    for name in (metric, x) if x in RESOURCES else (metric,):
+        shown, others = with_metric(shown, name)
+        left_out += [f"{run.folder} has no {name}" for run in others]
+    log_left_out(left_out)
     with drawing_style(style, size):
         figure = draw(shown, metric, x, band, labels, ax, log=log, terse=style == "paper")
     if out is not None:
@@ -115,7 +121,7 @@ def draw(
     Args:
         terse: Whether to omit the number of seeds and the meaning of the band, for figures with a caption.
     """
-    lines = None if x == "round" else by_argument(runs, x)
+    lines = None if x in ("round", *RESOURCES) else by_argument(runs, x)
     groups = in_order(group(runs)) if lines is None else {}
     names = list(groups) if lines is None else [*lines.lines, *lines.references]
     if labels is not None and len(labels) != len(names):
@@ -129,7 +135,7 @@ def draw(
 
     axes = new_figure().subplots() if ax is None else ax
     if lines is None:
-        draw_curves(axes, groups, metric, legend_text, band, line_looks(groups))
+        draw_curves(axes, groups, metric, legend_text, band, line_looks(groups), x)
     else:
         draw_points(axes, lines, x, metric, legend_text, band)
     kind = "band" if lines is None else "bars"

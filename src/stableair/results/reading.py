@@ -138,12 +138,12 @@ def log_left_out(lines: Iterable[str]) -> None:
 
 
 def with_metric(runs: list[Run], metric: str) -> tuple[list[Run], list[Run]]:
-    """Split runs by whether they recorded a metric: (runs with it, runs without it).
+    """Split runs by whether they recorded a metric or a resource: (runs with it, runs without it).
 
     Raises:
         InputError: No run recorded the metric.
     """
-    recorded = [run for run in runs if run.rounds and metric in run.rounds[-1]]  # the first round may lack it
+    recorded = [run for run in runs if run.has(metric)]
     if not recorded:
         raise unknown_metric(metric, (row for run in runs for row in run.rounds[-1:]))
     return recorded, [run for run in runs if run not in recorded]

@@ -19,7 +19,7 @@ from stableair.errors import InputError
 from stableair.experiment import EXECUTION, TYPES
 from stableair.files import write_whole
 from stableair.results.arguments import Groups, by_argument, in_order, only_numeric_argument
-from stableair.results.axes import METRIC_LABELS, is_logarithmic
+from stableair.results.axes import METRIC_LABELS, end_far_apart, is_logarithmic
 from stableair.results.curves import line_looks, mean_curve
 from stableair.results.grouping import group
 from stableair.results.outputs import GENERATOR, check_output
@@ -27,6 +27,7 @@ from stableair.results.plot import MAX_COLOURED_CLASSES
 from stableair.results.plugins import MIXED, mixed_components
 from stableair.results.points import mean_points
 from stableair.results.reading import log_left_out, runs_from
+from stableair.results.resources import RESOURCES, format_amount
 from stableair.results.run import LAST, Run
 from stableair.results.statistics import (
     MIN_SEEDS,
@@ -40,6 +41,7 @@ from stableair.results.statistics import (
 from stableair.results.styles import LINES
 from stableair.validation import as_path, pluralize
 
+LARGEST_ENERGY = "channel/energy_max"
 CURVES = "{split}/accuracy", "{split}/loss", "channel/snr_db", "clip/fraction"
 DASHES = dict(zip(map(str, LINES), ("solid", "dash", "dashdot", "dot", "longdash", "longdashdot"), strict=True))
 MANY_PAIRS = 40  # beyond this number, the page shows the closest pairs and the others on demand
@@ -118,7 +120,8 @@ def page(runs: list[Run], left_out: Sequence[str] = ()) -> str:
         results=_results(groups, metric),
         mixed=", ".join(dict.fromkeys(name for runs in groups.values() for name in mixed_components(runs))),
         mixed_mark=MIXED,
-        curves=_curves(groups, [name.format(split=split) for name in CURVES]),
+        curves=_curves(groups, [(name.format(split=split), "round") for name in CURVES]),
+        resources=_resources(groups, metric),
         argument=only_numeric_argument(groups),
         points=_points(shown, only_numeric_argument(groups), metric),
         comparison=_comparison(groups, metric),
@@ -216,6 +219,25 @@ def _result_row(name: str, runs: list[Run], metric: str) -> list[Any]:
     ]
 
 
+def _resources(groups: Groups, metric: str) -> dict[str, Any] | None:
+    """The totals of each setting, and the accuracy along them; None if no run recorded the resources."""
+    recorded = {name: kept for name, runs in groups.items() if (kept := [run for run in runs if run.has("energy")])}
+    if not recorded:
+        return None
+    used = [name for name in RESOURCES if any(run[name][-1] for runs in recorded.values() for run in runs)]
+    rows = [[name, *_mean_totals(runs, used), _largest_energy(runs)] for name, runs in recorded.items()]
+    head = ["", *(METRIC_LABELS[name] for name in used), "largest energy of a client in a round in J"]
+    return {"table": Table(head, rows), "curves": _curves(recorded, [(metric, name) for name in used])}
+
+
+def _mean_totals(runs: list[Run], resources: Sequence[str]) -> list[str]:
+    return [format_amount(float(mean_and_std([run[name][-1] for run in runs])[0])) for name in resources]
+
+
+def _largest_energy(runs: list[Run]) -> str:
+    return format_amount(max(energy or 0.0 for run in runs for energy in run[LARGEST_ENERGY]))
+
+
 def _mean_pm_std(values: Sequence[float | None]) -> str:
     """Mean ± standard deviation of the values that are not None.
 
@@ -289,25 +311,26 @@ def _environments(runs: list[Run]) -> Table:
 # --------------------------------------------------------------------------------------------------------- figures
 
 
-def _curves(groups: Groups, metrics: Sequence[str]) -> Figure:
-    """One panel per metric and one legend; clicking a name toggles its curve in all panels."""
+def _curves(groups: Groups, panels: Sequence[tuple[str, str]]) -> Figure:
+    """One panel per metric and horizontal axis, and one legend; clicking a name toggles its curve in all panels."""
     from plotly.subplots import make_subplots
 
-    rows = -(-len(metrics) // 2)
-    titles = [METRIC_LABELS.get(metric, metric) for metric in metrics]
+    rows = -(-len(panels) // 2)
+    titles = [METRIC_LABELS.get(metric, metric) for metric, _ in panels]
     figure = make_subplots(rows, 2, subplot_titles=titles, horizontal_spacing=0.08, vertical_spacing=0.13)
-    longest = max(len(run) for runs in groups.values() for run in runs)
     looks = _plotly_looks(groups)
-    for i, metric in enumerate(metrics):
+    for i, (metric, x) in enumerate(panels):
         panel = {"row": i // 2 + 1, "col": i % 2 + 1}
-        values = []
+        values, ends = [], []
         for name, runs in groups.items():
             if recorded := [run for run in runs if metric in run.rounds[0]]:
-                values += _line(figure, panel, name, recorded, metric, looks[name])
+                horizontal, mean = _line(figure, panel, name, recorded, metric, x, looks[name])
+                values += mean
+                ends += horizontal[-1:]
         positive = [value for value in values if value > 0]
         if metric.endswith("/loss") and positive and max(positive) > 100 * min(positive):
             figure.update_yaxes(type="log", **panel)  # a linear axis would flatten the other curves
-        figure.update_xaxes(title="communication round", dtick=1 if longest < 10 else None, **panel)
+        figure.update_xaxes(**_horizontal_axis(x, ends), **panel)
     listed: set[str] = set()
     for trace in figure.data:  # the first line of a group represents it in the legend
         trace.showlegend = trace.name in groups and trace.name not in listed
@@ -317,6 +340,13 @@ def _curves(groups: Groups, metrics: Sequence[str]) -> Figure:
         margin={"l": 50, "r": 10, "t": 60, "b": 50}, legend={"orientation": "h", "y": -0.12, "yanchor": "top"},
     )  # fmt: skip
     return _as_json(figure)
+
+
+def _horizontal_axis(x: str, ends: list[float]) -> dict[str, Any]:
+    """The title and the scale of the axis of lines that end at `ends`."""
+    if x == "round":
+        return {"title": "communication round", "dtick": 1 if max(ends, default=0) < 10 else None}
+    return {"title": METRIC_LABELS[x], "type": "log" if ends and end_far_apart(ends) else "linear"}
 
 
 def _points(runs: list[Run], argument: str | None, metric: str) -> Figure | None:
@@ -354,28 +384,29 @@ def _plotly_looks(groups: Groups, x: str = "round") -> dict[str, dict[str, str]]
 
 
 def _line(
-    figure: Any, panel: dict[str, int], name: str, runs: list[Run], metric: str, style: dict[str, str]
-) -> list[float]:
-    """Draw the mean of a group, its band and its crosses; return the values of the mean."""
-    mean, std = mean_curve(runs, metric)
-    recorded = np.flatnonzero(~np.isnan(mean))
-    x, y = (recorded + 1).tolist(), _six_digits(mean[recorded])  # pictures count rounds from 1
+    figure: Any, panel: dict[str, int], name: str, runs: list[Run], metric: str, x: str, style: dict[str, str]
+) -> tuple[list[float], list[float]]:
+    """Draw the mean of a group, its band and its crosses; return the points of the mean."""
+    curve = mean_curve(runs, metric, x=x)
+    recorded = ~np.isnan(curve.mean)
+    horizontal, mean = _six_digits(curve.x[recorded]), _six_digits(curve.mean[recorded])
     if len(runs) > 1:
-        floor = mean[recorded] / 10 if metric.endswith("/loss") else -np.inf  # a log axis has no values below 0
-        low = _six_digits(np.maximum(mean[recorded] - std[recorded], floor))
-        high = _six_digits(mean[recorded] + std[recorded])
+        floor = curve.mean / 10 if metric.endswith("/loss") else -np.inf  # a log axis has no values below 0
+        low = _six_digits(np.maximum(curve.low, floor)[recorded])
+        high = _six_digits(curve.high[recorded])
         figure.add_scatter(
-            x=x + x[::-1], y=high + low[::-1], fill="toself", fillcolor=style["color"], opacity=0.2, mode="lines",
-            line={"width": 0}, hoverinfo="skip", legendgroup=name, **panel,
+            x=horizontal + horizontal[::-1], y=high + low[::-1], fill="toself", fillcolor=style["color"], opacity=0.2,
+            mode="lines", line={"width": 0}, hoverinfo="skip", legendgroup=name, **panel,
         )  # fmt: skip
-    mode = "lines+markers" if len(x) == 1 else "lines"
-    figure.add_scatter(x=x, y=y, name=name, legendgroup=name, mode=mode, line=style | {"width": 2}, **panel)
-    if diverged := [run.diverged for run in runs if run.diverged and run.diverged in x]:
+    mode = "lines+markers" if len(mean) == 1 else "lines"
+    figure.add_scatter(x=horizontal, y=mean, name=name, legendgroup=name, mode=mode, line=style | {"width": 2}, **panel)
+    if crosses := [point for point in curve.crosses if not np.isnan(point[1])]:
+        positions, heights = zip(*crosses, strict=True)
         figure.add_scatter(
-            x=diverged, y=[mean[k - 1] for k in diverged], mode="markers", legendgroup=name,
+            x=positions, y=heights, mode="markers", legendgroup=name,
             marker={"symbol": "x", "size": 10, "color": style["color"]}, **panel,
         )  # fmt: skip
-    return y
+    return horizontal, mean
 
 
 def _six_digits(values: np.ndarray) -> list[float]:

@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,10 +13,11 @@ from stableair.experiment import COMPONENT_SETTINGS, EXECUTION, Experiment, comp
 from stableair.markup import html_table, sparkline
 from stableair.results.checksums import ENVIRONMENT, read_environments
 from stableair.results.metrics import Row, unknown_metric
+from stableair.results.resources import RESOURCES, check_resource, format_amount, is_recorded, rounds_within, totals
 from stableair.results.run_files import read_labels
 from stableair.results.stopping import StoppingRule
 from stableair.spec import Given, given, without_digests
-from stableair.validation import integer, pluralize, short_repr
+from stableair.validation import integer, pluralize, positive, short_repr
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,6 +33,7 @@ LAST = 10  # rounds that `Run.settled` averages over: under interference the acc
 class Run:
     """A recorded run: run["test/accuracy"] is the list of a metric's values, one per round.
 
+    run["symbols"], run["airtime"], run["energy"] and run["bits"] are totals: the resources used until after each round.
     `len(run)` is the number of complete rounds. A notebook shows a run as a table with its accuracy curve.
 
     Raises:
@@ -50,9 +52,17 @@ class Run:
     objects: Mapping[str, Given] = field(default_factory=dict, repr=False, compare=False)  # of `sa.run`, by digest
 
     def __getitem__(self, metric: str) -> list[Any]:
+        if isinstance(metric, str) and metric in RESOURCES:
+            return totals(self.rounds, metric)
         if self.rounds and (not isinstance(metric, str) or not any(metric in row for row in self.rounds)):
             raise unknown_metric(metric, self.rounds)
         return [row.get(metric) for row in self.rounds]  # None in rounds of a version that did not record the metric
+
+    def has(self, metric: str) -> bool:
+        """Whether the last round recorded a metric (the first ones may lack it), or all rounds a resource."""
+        if metric in RESOURCES:
+            return is_recorded(self.rounds, metric)
+        return bool(self.rounds) and metric in self.rounds[-1]
 
     def __len__(self) -> int:
         return len(self.rounds)
@@ -151,6 +161,24 @@ class Run:
         """
         last = [v for v in self[metric][-LAST:] if v is not None]
         return None if self.diverged is not None or len(last) < 2 else statistics.stdev(last)
+
+    def within(self, resource: str, budget: float) -> "Run":
+        """The rounds until a budget of a resource is used up; `state` remains that of the whole run.
+
+        Args:
+            resource: "symbols", "airtime", "energy" or "bits".
+            budget: Largest total of the resource.
+
+        Raises:
+            InputError: The run did not record the resource, or its first round exceeds the budget (`budget-too-small`).
+        """
+        used, budget = self[check_resource(resource)], positive("budget", budget)
+        rounds = rounds_within(used, budget)
+        if not rounds:
+            unit, first = RESOURCES[resource].unit, format_amount(used[0] if used else 0.0)
+            text = f"{self}: the first round takes {first} {unit}, more than the budget of {format_amount(budget)}"
+            raise InputError(text, code="budget-too-small", resource=resource, budget=budget)
+        return replace(self, rounds=self.rounds[:rounds])
 
     @property
     def state(self) -> "State":

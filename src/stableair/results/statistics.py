@@ -206,7 +206,7 @@ def paired_difference(names: tuple[str, str], first: Sequence[float], second: Se
     return PairedDifference(*names, n, mean, error, confidence_interval(mean, error, n), p_value(first, second))
 
 
-def compare_groups(groups: dict[str, list[Run]], metric: str) -> list[PairedDifference]:
+def compare_groups(groups: dict[str, list[Run]], metric: str, *, equal_rounds: bool = True) -> list[PairedDifference]:
     """Compare all pairs of groups that learn the same task, seed by seed.
 
     The value of a run is `Run.settled(metric)` over the rounds that both runs have. Holm's correction is applied over
@@ -215,6 +215,8 @@ def compare_groups(groups: dict[str, list[Run]], metric: str) -> list[PairedDiff
     Args:
         groups: Runs by the name of their group. The runs of a group differ in the seed only.
         metric: Such as "test/accuracy".
+        equal_rounds: False for runs that are equal in a resource: the value of a run is that over all its rounds, and
+            Holm's correction is applied over all pairs.
 
     Returns:
         The pairs that share at least one seed, largest difference first.
@@ -224,21 +226,25 @@ def compare_groups(groups: dict[str, list[Run]], metric: str) -> list[PairedDiff
         settings = groups[one][0].settings, groups[other][0].settings
         if any(settings[0][key] != settings[1][key] for key in PAIRED_BY):
             continue
-        if values := _shared_seed_values(groups[one], groups[other], metric):
-            channels = frozenset(tuple(each[key] for key in CHANNEL) for each in settings)
+        if values := _shared_seed_values(groups[one], groups[other], metric, equal_rounds):
+            channels = frozenset(tuple(each[key] for key in CHANNEL) for each in settings if equal_rounds)
             pairs.setdefault(channels, []).append(paired_difference((one, other), *zip(*values, strict=True)))
     corrected = [pair for family in pairs.values() for pair in _with_holm(family)]
     return sorted(corrected, key=lambda pair: -pair.difference)
 
 
-def _shared_seed_values(first: list[Run], second: list[Run], metric: str) -> list[tuple[float, float]]:
-    """The values of both groups on each shared seed, over the rounds that both runs have."""
+def _shared_seed_values(
+    first: list[Run], second: list[Run], metric: str, equal_rounds: bool
+) -> list[tuple[float, float]]:
+    """The values of both groups on each shared seed, with `equal_rounds` over the rounds that both runs have."""
     by_seed = [{run.settings["seed"]: run for run in runs} for runs in (first, second)]
     values = []
     for seed in sorted(by_seed[0].keys() & by_seed[1].keys()):
         one, other = (runs[seed] for runs in by_seed)
-        rounds = min(len(one), len(other))
-        values.append((_truncated(one, rounds).settled(metric), _truncated(other, rounds).settled(metric)))
+        if equal_rounds:
+            rounds = min(len(one), len(other))
+            one, other = _truncated(one, rounds), _truncated(other, rounds)
+        values.append((one.settled(metric), other.settled(metric)))
     return values
 
 

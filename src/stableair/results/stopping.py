@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from stableair.errors import InputError
 from stableair.results.metrics import Row, unknown_metric
+from stableair.results.resources import RESOURCES, totals
 from stableair.validation import integer, short_repr
 
 _COMPARISONS = {">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le}
@@ -17,7 +18,8 @@ class StoppingRule(NamedTuple):
     """When a run stops before its last round.
 
     Args:
-        stop: A condition such as "test/accuracy > 0.9"; "" for none.
+        stop: A condition on a metric, such as "test/accuracy > 0.9", or on the total of a resource, such as
+            "energy >= 1e6"; "" for none.
         patience: Stop after this many rounds in which `monitor` has not improved on its best value; 0 for none.
         monitor: A metric, such as "test/accuracy". Lower is better for a loss, higher for every other metric.
     """
@@ -30,7 +32,7 @@ class StoppingRule(NamedTuple):
         """Whether a run with these rounds stops now, or should have stopped before.
 
         Raises:
-            InputError: A metric was not recorded (`unknown-metric`).
+            InputError: A metric was not recorded (`unknown-metric`), or a resource (`resource-not-recorded`).
         """
         if not rows:
             return False
@@ -40,8 +42,11 @@ class StoppingRule(NamedTuple):
         if not self.stop:
             return False
         metric, comparison, target = parse_condition(self.stop)
-        check_recorded(metric, rows)
-        values = (row.get(metric) for row in rows)
+        if metric not in RESOURCES:
+            check_recorded(metric, rows)
+        values: Sequence[float | None] = (
+            totals(rows, metric) if metric in RESOURCES else [row.get(metric) for row in rows]
+        )
         return any(value is not None and _COMPARISONS[comparison](value, target) for value in values)
 
     def _is_stuck(self, rows: Sequence[Row]) -> bool:

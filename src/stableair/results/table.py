@@ -14,6 +14,7 @@ from stableair.results.metrics import metric_names
 from stableair.results.outputs import GENERATOR, check_output
 from stableair.results.plugins import mixed_components
 from stableair.results.reading import log_left_out, runs_from, with_metric
+from stableair.results.resources import RESOURCES
 from stableair.results.run import Run
 from stableair.validation import as_path, integer, texts, typed
 
@@ -29,6 +30,7 @@ def table(
     *,
     metrics: list[str] | tuple[str, ...] | None = None,
     last: int = 1,
+    at: dict[str, float] | None = None,
 ) -> DataFrame:
     """Return recorded runs as a pandas DataFrame. `stableair export` writes it to a file.
 
@@ -38,21 +40,24 @@ def table(
       `receiver.C`, `noise.tau`, `seed`;
     - per run: `rounds` (the number of complete rounds) and `diverged`; per round: `round` (zero-based);
     - `earlier_version`, if a run contains results of an earlier version of a plug-in;
-    - each metric.
+    - each metric;
+    - the totals of the resources after these rounds: `symbols`, `airtime` (s), `energy` (J, mean over the clients) and
+      `bits`.
 
     Args:
         runs: Runs, run folders, or folders that contain run folders.
         per: Content of a row: "run" or "round".
-        metrics: Metrics to show. None: all recorded metrics.
+        metrics: Metrics and resources to show. None: all that a run recorded.
         last: Per run: number of last rounds over which a metric is averaged; 1 is the last value. A run that diverged
             has no metrics.
+        at: A resource and its budget, such as {"energy": 1e6}: only the rounds until the budget is used up.
 
     Returns:
         The table.
 
     Raises:
-        InputError: No run can be read (`no-run`), no run has a complete round (`no-rounds`), or no run has one of the
-            metrics (`unknown-metric`).
+        InputError: No run can be read (`no-run`), no run has a complete round (`no-rounds`), no run has one of the
+            metrics (`unknown-metric`), or the budget is smaller than the first round of a run (`budget-too-small`).
 
     >>> import stableair as sa
     >>> base = sa.Experiment(data="synthetic(samples=60)", clients=3, rounds=2)
@@ -71,8 +76,11 @@ def table(
     for metric in texts("metrics", metrics or ()):
         shown, others = with_metric(shown, metric)
         without += [f"{run.folder} has no {metric}" for run in others]
+    for resource, budget in (at or {}).items():
+        shown = [run.within(resource, budget) for run in shown]
     log_left_out([*left_out, *without])
-    names = metric_names(run.rounds[-1] for run in shown) if metrics is None else list(metrics)
+    used = [name for name in RESOURCES if any(run.has(name) for run in shown)]
+    names = [*metric_names(run.rounds[-1] for run in shown), *used] if metrics is None else list(metrics)
     columns = differing(shown)
     rows = [
         row for run in ordered(shown) for row in (_run_rows if per == "run" else _round_rows)(run, columns, names, last)
@@ -88,12 +96,19 @@ def _frame(rows: list[dict[str, Any]], metrics: list[str]) -> DataFrame:
 
 
 def _run_rows(run: Run, columns: Iterable[str], metrics: Iterable[str], last: int) -> list[dict[str, Any]]:
-    values = {name: run.mean_of_last(name, last) if name in run.rounds[-1] else None for name in metrics}
+    values = {name: _run_value(run, name, last) for name in metrics}
     return [
         _first_cells(run, columns)
         | {"rounds": len(run), "diverged": run.diverged is not None, **_earlier_version(run)}
         | values
     ]
+
+
+def _run_value(run: Run, name: str, last: int) -> float | None:
+    """The mean of a metric over the last rounds, or the total of a resource; None if the run did not record it."""
+    if not run.has(name):
+        return None
+    return run[name][-1] if name in RESOURCES else run.mean_of_last(name, last)
 
 
 def _earlier_version(run: Run) -> dict[str, bool]:
@@ -103,7 +118,11 @@ def _earlier_version(run: Run) -> dict[str, bool]:
 
 def _round_rows(run: Run, columns: Iterable[str], metrics: Iterable[str], last: int) -> list[dict[str, Any]]:
     first = _first_cells(run, columns)
-    return [first | {"round": row["round"]} | {name: row.get(name) for name in metrics} for row in run.rounds]
+    used = {name: run[name] for name in metrics if name in RESOURCES and run.has(name)}
+    return [
+        first | {"round": row["round"]} | {name: used[name][k] if name in used else row.get(name) for name in metrics}
+        for k, row in enumerate(run.rounds)
+    ]
 
 
 def _first_cells(run: Run, columns: Iterable[str]) -> dict[str, Any]:
@@ -119,6 +138,7 @@ def export(
     *,
     metrics: list[str] | tuple[str, ...] | None = None,
     last: int = 1,
+    at: dict[str, float] | None = None,
     force: bool = False,
 ) -> Path:
     """Write recorded runs as a table. `stableair export` calls this function.
@@ -130,6 +150,7 @@ def export(
         per: Content of a row: "run" or "round".
         metrics: Metrics to show. None: all recorded metrics.
         last: Per run: number of last rounds over which a metric is averaged; 1 is the last value.
+        at: A resource and its budget, as for `table`.
         force: Whether to replace a file that stableair has not made.
 
     Returns:
@@ -151,7 +172,7 @@ def export(
     ,1,3
     """
     path = check_table(out, force)
-    return write_table(table(runs, per, metrics=metrics, last=last), path, force)
+    return write_table(table(runs, per, metrics=metrics, last=last, at=at), path, force)
 
 
 def check_table(path: str | Path, force: bool = False) -> Path:

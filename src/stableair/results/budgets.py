@@ -1,0 +1,71 @@
+"""Runs at equal resources: all end after their last round within one budget of symbols, airtime, energy or bits."""
+
+import logging
+from typing import NamedTuple
+
+from stableair.errors import InputError
+from stableair.results.resources import RESOURCES, ROUNDING, check_resource, format_amount
+from stableair.results.run import Run
+from stableair.validation import pluralize, positive
+
+log = logging.getLogger("stableair")
+
+
+class Budget(NamedTuple):
+    """A budget of a resource for every run."""
+
+    resource: str
+    amount: float
+
+    def __str__(self) -> str:
+        return f"{format_amount(self.amount)} {RESOURCES[self.resource].unit}"
+
+
+def stop_condition(resource: str, amount: float) -> str:
+    """The stopping condition of runs that need not continue beyond a budget.
+
+    >>> stop_condition("energy", 20)
+    'energy >= 20.0'
+    """
+    return f"{check_resource(resource)} >= {positive('budget', amount)!r}"
+
+
+def at_equal(runs: list[Run], resource: str, amount: float | None = None) -> tuple[list[Run], Budget]:
+    """Cut runs after their last round within a common budget; unfinished runs that have not used it are left out.
+
+    Args:
+        runs: Runs with at least one round.
+        resource: "symbols", "airtime", "energy" or "bits".
+        amount: The budget. None: the smallest total of a run that did not diverge.
+
+    Raises:
+        InputError: A run did not record the resource (`resource-not-recorded`) or did not use it (`resource-not-used`);
+            the budget is smaller than a run's first round (`budget-too-small`), or a finished run used less
+            (`budget-too-large`).
+    """
+    check_resource(resource)
+    if amount is not None:
+        positive("budget", amount)
+    if old := [run for run in runs if not run.has(resource)]:
+        text = f"{old[0]}: {resource} was not recorded in every round, by an earlier version; compute the run again"
+        raise InputError(text, code="resource-not-recorded", resource=resource)
+    used = [run for run in runs if is_finished(run) or (amount is not None and run[resource][-1] >= amount)]
+    if unfinished := len(runs) - len(used):
+        log.warning("%s left out: unfinished", pluralize(unfinished, "run"))
+    if not used:
+        raise InputError("nothing to compare: no run is finished", code="no-rounds")
+    if unused := [run for run in used if run.diverged is None and not run[resource][-1]]:
+        text = f"{unused[0]} has used no {resource}: choose another one of {', '.join(RESOURCES)}"
+        raise InputError(text, code="resource-not-used", resource=resource)
+    least = min(used, key=lambda run: (run.diverged is not None, run[resource][-1]))
+    budget = Budget(resource, least[resource][-1] if amount is None else float(amount))
+    if least.diverged is None and least[resource][-1] * (1 + ROUNDING) < budget.amount:
+        total = Budget(resource, least[resource][-1])
+        text = f"the budget is {budget}, but {least} used only {total}: use a smaller budget or more rounds"
+        raise InputError(text, code="budget-too-large", resource=resource, budget=budget.amount)
+    return [run.within(resource, budget.amount) for run in used], budget
+
+
+def is_finished(run: Run) -> bool:
+    """Whether a run has all its rounds, diverged, or stopped early."""
+    return len(run) >= run.settings["rounds"] or run.diverged is not None or run.stopped

@@ -1,0 +1,136 @@
+"""Comparisons at equal symbols, time on the air, energy or bits."""
+
+import numpy as np
+import pytest
+
+import stableair as sa
+from helpers.errors import refused
+from stableair.comparisons import comparison
+from stableair.results.budgets import Budget, at_equal
+from stableair.results.run import Run
+from stableair.results.statistics import holm, p_value
+from test_comparisons import TINY
+
+DIGITAL = {"fading": "unit()", "noise": "none()", "channel": "digital()", "receiver": "none()"}
+
+
+def made(accuracy, cost, name="energy", **settings):
+    metric = {"energy": "channel/energy_mean", "symbols": "channel/uses", "bits": "channel/bits"}[name]
+    rows = [
+        {"round": k, "test/accuracy": a, "seconds": 1.0} | {metric: cost if isinstance(cost, float) else cost[k]}
+        for k, a in enumerate(accuracy)
+    ]
+    return Run(sa.Experiment(**{"rounds": len(rows), **settings}).to_record(), rows)
+
+
+def pair(**settings):
+    """An efficient run of four rounds and a costly one of two."""
+    return [made([0.1, 0.2, 0.3, 0.4], 1.0), made([0.6, 0.8], 3.0, receiver="none()", **settings)]
+
+
+def test_the_smallest_total_is_the_budget():
+    runs, budget = at_equal(pair(), "energy")
+    assert budget == Budget("energy", 4.0)
+    assert [len(run) for run in runs] == [4, 1]
+
+
+def test_a_given_budget_cuts_all_runs():
+    runs, _ = at_equal(pair(), "energy", 3.5)
+    assert [len(run) for run in runs] == [3, 1]
+
+
+def test_impossible_budgets_are_refused():
+    assert refused("budget-too-small", at_equal, pair(), "energy", 2.5).fields["budget"] == 2.5
+    assert refused("budget-too-large", at_equal, pair(), "energy", 4.5).fields["budget"] == 4.5
+    refused("out-of-range", at_equal, pair(), "energy", 0)
+    refused("unknown-value", at_equal, pair(), "joule")
+    refused("resource-not-recorded", at_equal, pair(), "symbols")
+    silent = [made([0.1], 0.0, "bits"), made([0.1], 8.0, "bits", receiver="none()")]
+    refused("resource-not-used", at_equal, silent, "bits")
+
+
+def test_unfinished_runs_are_left_out_unless_they_have_used_the_budget(caplog):
+    runs = [*pair(), made([0.5, 0.5], 1.0, seed=1, rounds=9)]
+    cut, budget = at_equal(runs, "energy")
+    assert (len(cut), budget.amount) == (2, 4)
+    assert "1 run left out: unfinished" in caplog.text
+    assert len(at_equal([runs[0], runs[2]], "energy", 2.0)[0]) == 2
+    assert refused("no-rounds", at_equal, runs[2:], "energy").code
+
+
+def test_a_run_that_diverged_sets_no_budget_and_counts_as_zero():
+    wild = made([0.9], 1.0, seed=1)
+    wild.rounds.append(dict.fromkeys(wild.rounds[0]) | {"round": 1, "diverged": True})
+    cut, budget = at_equal([*pair(), wild], "energy")
+    assert budget.amount == 4
+    assert cut[2].settled("test/accuracy") == 0
+    late = made([0.9] * 6, 1.0, seed=1)
+    late.rounds.append(dict.fromkeys(late.rounds[0]) | {"round": 6, "diverged": True})
+    assert at_equal([*pair(), late], "energy")[0][2].settled("test/accuracy") == pytest.approx(0.9), "within the budget"
+
+
+def test_all_channels_share_a_table_with_rounds_and_resources():
+    runs = [run for seed in range(2) for run in (
+        made([0.1, 0.2, 0.3, 0.4], 1.0, seed=seed), made([0.6, 0.8], 3.0, seed=seed, **DIGITAL)
+    )]  # fmt: skip
+    found = comparison(runs, "energy")
+    ((name, lines),) = found.lines.items()
+    assert (name, [line.rounds for line in lines], [line.total("energy") for line in lines]) == (
+        "all channels", [1, 4], [3, 4],
+    )  # fmt: skip
+    head, first, *_ = str(found).splitlines()[1:]
+    assert head.split() == ["accuracy", "behind", "95", "%", "interval", "seeds", "rounds", "energy", "seconds"]
+    assert first.split()[-4:] == ["2", "1", "3", "1.0"]
+    assert "4 J per client for every run" in str(found)
+    assert found.pairs[name][0].difference == pytest.approx(0.6 - 0.35), "over the rounds of each run"
+    assert found.to_pandas()[["rounds", "energy"]].values.tolist() == [[1, 3], [4, 4]]
+    assert "rounds  " not in str(comparison([pair()[0], made([0.5] * 4, 1.0, receiver="none()")]))
+    refused("not-paired", comparison, runs)
+
+
+def test_holm_is_over_all_pairs_of_the_table():
+    chance = np.random.default_rng(0).normal(0.5, 0.05, (3, 6))
+    channels = {}, {"noise": "none()"}, DIGITAL
+    runs = [
+        made([a], 1.0, seed=seed, **more)
+        for of_method, more in zip(chance, channels, strict=True)
+        for seed, a in enumerate(of_method)
+    ]
+    found = comparison(runs, "energy").pairs["all channels"]
+    raw = [p_value(chance[i], chance[j]) for i, j in ((0, 1), (0, 2), (1, 2))]
+    assert sorted(pair.p for pair in found) == pytest.approx(sorted(holm(raw)))
+
+
+def test_runs_of_a_plan_stop_when_they_have_used_the_budget(tmp_path):
+    digital = DIGITAL | {"channel": "digital(quantize='qsgd(s=1)')"}  # 5 (32 + 2 d) symbols a round, not d / 2
+    plan = TINY | {"rounds": 40, "runs": [{"receiver": "mac(C=1)"}, digital], "seeds": 1}
+    analog = sa.run(sa.Experiment(**TINY).with_(rounds=1))["symbols"][0]
+    found = sa.compare(plan, tmp_path, equal="symbols", budget=30 * analog)
+    (lines,) = found.lines.values()
+    by_channel = {line.runs[0].settings["channel"].partition("(")[0]: line for line in lines}
+    assert [by_channel[name].rounds for name in ("flat", "digital")] == [30, 1]
+    assert [len(run) for run in sa.load(tmp_path) if "digital" in run.settings["channel"]] == [2]
+
+
+def test_options_that_contradict(tmp_path):
+    plan = TINY | {"receiver": ["mac(C=1)", "none()"]}
+    refused("budget-without-equal", sa.compare, plan, tmp_path / "a", budget=3)
+    refused("unknown-value", sa.compare, plan, tmp_path / "a", equal="joule")
+    refused("out-of-range", sa.compare, plan, tmp_path / "a", equal="energy", budget=-1)
+    assert not (tmp_path / "a").exists()
+
+
+def test_the_commands(command):
+    words = [f"{key}={value}" for key, value in TINY.items()]
+    code, out, errors = command(
+        "compare", *words, "receiver=mac(C=1),none()", "--seeds", 1, "--equal", "symbols", "--out", "c"
+    )
+    assert (code, errors) == (0, "")
+    assert command("compare", "c", "--equal", "symbols")[1] in out
+    one = next(iter(sa.compare("c").lines.values()))[0].total("symbols") / TINY["rounds"]
+    code, out, _ = command("compare", "c", "--equal", "symbols", "--budget", one)
+    assert (code, f"{one:.4g} complex symbols for every run" in out) == (0, True)
+    assert command("plot", "c", "--x", "energy", "-o", "e.png")[0] == 0
+    assert command("export", "c", "--at", f"symbols={one}", "--metric", "symbols", "-o", "a.csv")[0] == 0
+    code, _, errors = command("compare", "c", "--budget", 3)
+    assert (code, errors.count("\n")) == (2, 1)
