@@ -32,7 +32,9 @@ from stableair.experiment import COMPONENT_SETTINGS, EXECUTION, PRESETS, Experim
 from stableair.paper import catalogue, figures, published_runs
 from stableair.results import plot
 from stableair.results.checksums import EXPERIMENT
-from stableair.results.run import LAST, Run, linear_mean, read_run, snrs
+from stableair.results.reading import read_run
+from stableair.results.run import LAST, Run
+from stableair.results.statistics import linear_mean, snrs
 from stableair.searches import RESULT
 
 ROOT = Path(__file__).parents[1]

@@ -23,7 +23,7 @@ from stableair.experiment import IDEAL, PRESETS, Experiment
 from stableair.paper.catalogue import AUTO, CHOICES, SEARCHED
 from stableair.results.callbacks import Callback
 from stableair.results.checksums import CHECKPOINT, PREVIOUS
-from stableair.results.run import read_run
+from stableair.results.reading import read_run
 from stableair.runner import run
 from stableair.searches import RESULT, search
 

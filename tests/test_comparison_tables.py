@@ -45,7 +45,7 @@ def test_behind_has_the_sign_of_the_printed_table():
 def test_latex_has_a_row_per_receiver_and_the_best_in_bold():
     lines = comparison(RUNS).to_latex().splitlines()
     assert [lines[i] for i in (1, 3, -2)] == ["\\toprule", "\\midrule", "\\bottomrule"]
-    assert lines[2] == " & none() & sas(alpha=1.5, tau=0.3) \\\\"
+    assert lines[2] == "accuracy (\\%) & none() & sas(alpha=1.5, tau=0.3) \\\\"
     assert lines[4] == "mac(C=1) & \\textbf{79.00 $\\pm$ 2.83} & \\textbf{59.00 $\\pm$ 2.83} \\\\"
     assert lines[6] == "quantile\\_clip(q=0.9) & 19.00 $\\pm$ 2.83 & 9.00 $\\pm$ 2.83 \\\\"
     assert "\n".join(lines).count("textbf") == 2
@@ -62,7 +62,7 @@ def test_labels_replace_names_and_keep_formulas():
     labels = {"mac(C=1)": "MAC_1, $C_1$", "none()": "no noise"}
     text = comparison(RUNS).to_latex(labels)
     assert "MAC\\_1, $C_1$ & \\textbf{79.00" in text
-    assert " & no noise & sas(" in text
+    assert "accuracy (\\%) & no noise & sas(" in text
     for wrong, code in (({"mac(C=2)": "x"}, "unknown-label"), ({"mac(C=1)": "x", "clip(C=1)": "x"}, "duplicate-label")):
         with pytest.raises(sa.InputError) as error:
             comparison(RUNS).to_latex(wrong)

@@ -10,7 +10,8 @@ import stableair as sa
 from helpers.errors import refused
 from stableair.comparisons import comparison
 from stableair.results import report
-from stableair.results.run import Run, find
+from stableair.results.reading import find
+from stableair.results.run import Run
 
 TINY = {
     "data": "synthetic(samples=60, classes=3, shape=(1, 2, 2))", "model": "mlp(width=4)", "clients": 5, "rounds": 2,

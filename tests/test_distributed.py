@@ -20,7 +20,7 @@ from stableair import distributed
 from stableair.distributed import ProcessGroup
 from stableair.errors import NonFiniteUpload, ResourceError
 from stableair.experiment import from_words
-from stableair.results.run import load
+from stableair.results.reading import load
 
 SAME = [
     "plain",

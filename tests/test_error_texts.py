@@ -8,7 +8,15 @@ from stableair.channels.registries import fading, noise
 from stableair.errors import NonFiniteUpload
 from stableair.models import model
 from stableair.receivers import receiver
+from stableair.results.stopping import StoppingRule
 
+RUN = sa.Run(
+    sa.Experiment().to_record(),
+    [
+        {"round": 0, "test/accuracy": 0.5, "test/loss": 2.0},
+        {"round": 1, "test/accuracy": None, "test/loss": None, "diverged": True},
+    ],
+)
 TEXTS = {
     "out of range": (lambda: sa.mac(-1), "C must be positive: got -1"),
     "wrong type": (lambda: sa.Experiment(clients=2.5), "clients must be a whole number: got 2.5"),
@@ -35,6 +43,22 @@ TEXTS = {
     "choice in a spec": (
         lambda: model.one("resnet18(norm=layer)")(),
         "model resnet18(norm=layer): norm 'layer' is unknown; allowed: batch, group",
+    ),
+    "metric of a run": (
+        lambda: RUN["accuracy"],
+        "metric 'accuracy' was not recorded; did you mean 'test/accuracy'? allowed: test/accuracy, test/loss",
+    ),
+    "metric of a picture": (
+        lambda: sa.plot(RUN, "test/lose"),
+        "metric 'test/lose' was not recorded; did you mean 'test/loss'? allowed: test/accuracy, test/loss",
+    ),
+    "metric of a condition": (
+        lambda: StoppingRule("test/los < 1").is_met(RUN.rounds),
+        "metric 'test/los' was not recorded; did you mean 'test/loss'? allowed: test/accuracy, test/loss",
+    ),
+    "monitored metric": (
+        lambda: StoppingRule(patience=1, monitor="loss").is_met(RUN.rounds),
+        "metric 'loss' was not recorded; did you mean 'test/loss'? allowed: test/accuracy, test/loss",
     ),
     "device": (lambda: builder.device("tpu"), "device 'tpu' is not there; "),
     "too few samples": (

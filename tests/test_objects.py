@@ -10,7 +10,7 @@ from torch import nn
 
 import stableair as sa
 from helpers import errors
-from stableair.results.run import group
+from stableair.results.grouping import group
 
 RNG = np.random.default_rng(0)
 TABLE = sa.Dataset.from_arrays(RNG.normal(0, 1, (60, 4)), np.arange(60) % 3)

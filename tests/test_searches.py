@@ -273,3 +273,19 @@ def test_a_whole_number_has_whole_ticks(log, tried):
     shown = [tick for tick in axes.get_xticks() if low <= tick <= high]
     assert shown
     assert all(tick == round(tick) for tick in shown)
+
+
+def test_the_run_of_a_trial_is_never_changed(tiny, tmp_path):
+    class Report:
+        def report(self, score, step):
+            pass
+
+        def should_prune(self):
+            return False
+
+    reporter = stableair.searches.study._TrialReporter(Report(), 2, tmp_path, "refuse")
+    reporter.start_seed(tiny)
+    before = reporter.runs[-1]
+    for k in (0, 1):
+        reporter.report([{"round": k, "validation/accuracy": 0.5}])
+    assert (len(before), len(reporter.runs[-1]), reporter.score) == (0, 2, 0.5)

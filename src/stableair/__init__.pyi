@@ -33,6 +33,7 @@ from stableair.errors import RunBusyError as RunBusyError
 from stableair.errors import StableairError as StableairError
 from stableair.experiment import Experiment as Experiment
 from stableair.models import model as model
+from stableair.paper.demo import demo as demo
 from stableair.paper.figures import figure as figure
 from stableair.participants import participation as participation
 from stableair.receivers.compose import blockwise as blockwise
@@ -49,15 +50,15 @@ from stableair.receivers.rules import receiver as receiver
 from stableair.receivers.rules import sign as sign
 from stableair.receivers.rules import tanh_clip as tanh_clip
 from stableair.results.callbacks import Callback as Callback
+from stableair.results.grouping import Sweep as Sweep
 from stableair.results.options import RunOptions as RunOptions
 from stableair.results.plot import plot as plot
+from stableair.results.reading import load as load
 from stableair.results.recorder import RunMetadata as RunMetadata
 from stableair.results.recorder import recorded as recorded
 from stableair.results.report import report as report
 from stableair.results.resume import resume_point as resume_point
 from stableair.results.run import Run as Run
-from stableair.results.run import Sweep as Sweep
-from stableair.results.run import load as load
 from stableair.results.table import export as export
 from stableair.results.table import table as table
 from stableair.results.trackers import MLflow as MLflow

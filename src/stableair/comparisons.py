@@ -2,24 +2,28 @@
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple, Unpack
 
 import numpy as np
+from torch import nn
 
+from stableair.contracts import Dataset
 from stableair.errors import InputError
 from stableair.experiment import Experiment
 from stableair.literals import PluginChange
 from stableair.markup import html_table, sparkline
 from stableair.results.budgets import Budget, at_equal, stop_condition
 from stableair.results.callbacks import Callback
+from stableair.results.grouping import group
 from stableair.results.options import RunOptions
 from stableair.results.plugins import MIXED, mixed_components
+from stableair.results.reading import log_left_out, runs_from
 from stableair.results.resources import RESOURCES, check_resource, format_amount
-from stableair.results.run import LAST, Run, group, log_left_out, runs_from
+from stableair.results.run import LAST, Run
 from stableair.results.statistics import (
     CHANNEL,
     MIN_SEEDS,
@@ -30,7 +34,8 @@ from stableair.results.statistics import (
     mean_and_std,
 )
 from stableair.results.table import write_table
-from stableair.sweeps.plans import Plan, expand_plan, read_plan
+from stableair.spec import given
+from stableair.sweeps.plans import Plan, expand_plan, read_plan, replace_objects
 from stableair.sweeps.processes import sweep
 from stableair.validation import as_path, pluralize, suggest
 
@@ -163,7 +168,8 @@ class Comparison(NamedTuple):
             ]
             for name in names
         ]
-        style = pandas.DataFrame(cells, [text[name] for name in names]).style.format(na_rep="--")
+        frame = pandas.DataFrame(cells, [text[name] for name in names])
+        style = frame.rename_axis(columns=r"accuracy (\%)").style.format(na_rep="--")
         for axis in (0, 1):
             style = style.format_index(escape="latex-math", axis=axis)
         return style.apply(lambda _: np.where(best, "textbf:--rwrap;", ""), axis=None).to_latex(hrules=True)
@@ -319,6 +325,10 @@ def compare(
     parallel: int = 1,
     plugin_changed: PluginChange = "refuse",
     callbacks: Sequence[Callback] = (),
+    data: Dataset | str | None = None,
+    model: nn.Module | Callable[..., Any] | str | None = None,
+    receiver: Any = None,
+    server: Any = None,
     **options: Unpack[RunOptions],
 ) -> Comparison:
     """Compare receivers over channels with paired seeds. `stableair compare` calls this function.
@@ -328,7 +338,8 @@ def compare(
 
     Args:
         plan: As for `sweep`, such as `{"receiver": ["mac(C=1)", "none()"], "noise.tau": [0.1, 0.5], "rounds": 30}`.
-            Or finished runs and folders of runs: these are compared, and nothing is computed.
+            A value may be a Python object, such as `{"receiver": ["mac(C=1)", my_receiver]}`. Or finished runs and
+            folders of runs: these are compared, and nothing is computed.
         folder: Folder of the runs; finished runs in it are not computed again.
         seeds: Number of seeds of each experiment of a plan; default: the number in the plan, or else five.
         equal: Resource of which every run gets the same budget: "symbols", "airtime", "energy" or "bits". Each run is
@@ -339,6 +350,10 @@ def compare(
         plugin_changed: What to do with recorded rounds of a plug-in that has changed since: "refuse" raises an error,
             "keep" uses them and records both versions, "recompute" restarts such runs.
         callbacks: Observers of the runs of a plan.
+        data: A data set for all experiments of a plan, as for `sweep`.
+        model: A network for all experiments.
+        receiver: A receiver for all experiments.
+        server: A server for all experiments.
         **options: `stop`, `patience`, `monitor`, `keep_best`, `profile`, `track`, `progress`: see `RunOptions`.
 
     Returns:
@@ -363,13 +378,19 @@ def compare(
         raise InputError(
             "a budget needs a resource: add equal=symbols, airtime, energy or bits", code="budget-without-equal"
         )
+    objects = {"data": data, "model": model, "receiver": receiver, "server": server}
     if _is_recorded(plan):
-        _refuse_unused({"seeds": seeds, **options})
+        _refuse_unused({"seeds": seeds, **objects, **options})
         return comparison(plan, equal, budget)  # type: ignore[arg-type]
-    experiments = comparison_plan(plan, seeds, equal)  # type: ignore[arg-type]
+    specs, in_plan = replace_objects(plan)  # type: ignore[arg-type]
+    experiments = comparison_plan(specs, seeds, equal)
     if equal and budget is not None and not options.get("stop"):
         options["stop"] = stop_condition(equal, budget)
-    runs = sweep(experiments, folder, parallel=parallel, plugin_changed=plugin_changed, callbacks=callbacks, **options)
+    with given(in_plan):
+        runs = sweep(
+            experiments, folder, parallel=parallel, plugin_changed=plugin_changed, callbacks=callbacks, **objects,
+            **options,
+        )  # fmt: skip
     return comparison(runs, equal, budget)
 
 

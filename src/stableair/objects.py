@@ -13,6 +13,7 @@ from stableair.fingerprints import fingerprint, qualified_name
 from stableair.spec import OBJECT, Given, format_call
 from stableair.validation import short_repr
 
+OBJECT_SETTINGS = "data", "model", "receiver", "server"  # the settings that may be Python objects
 MAX_NAME = 200  # characters of a recorded name
 
 
@@ -38,6 +39,11 @@ def as_settings(**objects: Any) -> tuple[dict[str, str], dict[str, Given]]:
         given[digest] = Given(component, _location(value))
         settings[setting] = format_call(OBJECT, {"name": _name(value), "digest": digest})
     return settings, given
+
+
+def is_object(value: Any) -> bool:
+    """Whether a value of a setting is a Python object that can take the place of a spec."""
+    return isinstance(value, Dataset | Rule | ServerRule) or callable(value)
 
 
 def _component(setting: str, value: Any) -> Any:

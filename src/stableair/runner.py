@@ -24,12 +24,14 @@ from stableair.objects import as_settings
 from stableair.results.callbacks import Callback
 from stableair.results.environment import environment
 from stableair.results.lock import LockedFolder, locked
+from stableair.results.metrics import Row
 from stableair.results.options import RunControl, RunOptions, observing
 from stableair.results.plugins import component_sources, record_kept
 from stableair.results.profiling import profiled
+from stableair.results.reading import read_run
 from stableair.results.recorder import RunMetadata, recorded
 from stableair.results.resume import NEW_RUN, ResumePoint, check_same_data, restored_state, resume_point
-from stableair.results.run import Row, Run, read_run
+from stableair.results.run import Run
 from stableair.spec import given
 from stableair.training.reference import threads
 from stableair.validation import as_path, integer, typed
@@ -97,9 +99,9 @@ def run(
     control = RunControl.create(options, experiment.evaluate, folder)
     with observing(callbacks, options, folder) as observer:
         try:
-            with given(objects):
+            with given(objects) as available, _advise_on_interrupt(None if resume else folder):
                 result = _run(experiment, folder, resume, checkpoint_every, plugin_changed, control, observer)
-            result = replace(result, objects=objects)
+            result = replace(result, objects=available)
         except RunBusyError:
             raise
         except StableairError as error:
@@ -212,6 +214,17 @@ def _collect(
         if stops(rows):
             break
     return rows, final
+
+
+@contextmanager
+def _advise_on_interrupt(folder: Path | None) -> Iterator[None]:
+    """Add to the traceback of Ctrl-C how to continue the run in a folder."""
+    try:
+        yield
+    except KeyboardInterrupt as interrupt:
+        if folder:
+            interrupt.add_note(f"{folder} holds every complete round; the same call with resume=True continues")
+        raise
 
 
 @contextmanager

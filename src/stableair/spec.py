@@ -335,11 +335,12 @@ GIVEN: ContextVar[Mapping[str, Given]] = ContextVar("GIVEN", default={})  # noqa
 
 
 @contextmanager
-def given(objects: Mapping[str, Given]) -> Iterator[None]:
-    """Make Python objects available by their digests within the block."""
-    token = GIVEN.set({**GIVEN.get(), **objects})
+def given(objects: Mapping[str, Given]) -> Iterator[Mapping[str, Given]]:
+    """Make Python objects available by their digests within the block; yields all that are available there."""
+    available = {**GIVEN.get(), **objects}
+    token = GIVEN.set(available)
     try:
-        yield
+        yield available
     finally:
         GIVEN.reset(token)
 
@@ -352,7 +353,7 @@ def given_object(name: str, digest: str) -> Any:
     """
     if digest not in GIVEN.get():
         text = f"{name} is a Python object, and a spec contains only its name"
-        raise InputError(text, code="object-needed", advice="pass the object itself to sa.run")
+        raise InputError(text, code="object-needed", advice="pass the object itself, as to sa.run")
     return GIVEN.get()[digest].component
 
 

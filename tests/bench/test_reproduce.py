@@ -9,7 +9,8 @@ from helpers import ROOT
 from stableair.experiment import Experiment, from_words
 from stableair.paper import published_runs
 from stableair.results.checksums import CHECKPOINT
-from stableair.results.run import Run, load
+from stableair.results.reading import load
+from stableair.results.run import Run
 
 sys.path.insert(0, str(ROOT / "bench"))
 import publish

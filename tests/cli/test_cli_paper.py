@@ -70,6 +70,7 @@ def test_the_demo_tunes_on_validation_and_compares_on_test(command, monkeypatch,
     assert runs["mac"].settings["receiver"] == "mac(C=1)", "the best one was taken"
     written = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("rounds.jsonl")}
     assert command("demo")[0] == 0
+    assert final | {name: run["test/accuracy"][-1] for name, run in sa.demo().items()} == final
     assert {p: p.stat().st_mtime_ns for p in tmp_path.rglob("rounds.jsonl")} == written, "nothing is computed twice"
 
 

@@ -99,3 +99,15 @@ def test_compare_writes_its_table(command, runs):
         assert file.read().endswith(sa.compare(runs).to_latex())
     code, out, errors = command("compare", runs, "--table", "a.txt")
     assert (code, out, errors.count("\n")) == (2, "", 1)
+
+
+def test_compare_labels_the_receivers_of_its_table(command, runs):
+    names = [line.receiver for line in next(iter(sa.compare(runs).lines.values()))]
+    labels = {names[0]: "MAC, $C = 1$", names[1]: "other"}
+    words = [word for name, text in labels.items() for word in ("--label", f"{name}={text}")]
+    code, _, _ = command("compare", runs, "--table", "a.tex", *words)
+    with open("a.tex") as file:
+        assert (code, file.read().endswith(sa.compare(runs).to_latex(labels))) == (0, True)
+    for wrong in (["--table", "a.tex", "--label", "mac(C=7)=x"], ["--label", words[1]], ["--table", "a.csv", *words]):
+        code, _, errors = command("compare", runs, *wrong)
+        assert (code, errors.count("\n")) == (2, 1)

@@ -17,6 +17,7 @@ NO_DOCTEST = {  # paths of public names without an example that runs, and the re
     "stableair.flower.app.client_app": "an extra",
     "stableair.flower.app.server_app": "an extra",
     "stableair.flower.mods.limited": "an extra",
+    "stableair.paper.demo.demo": "half a minute",
     "stableair.results.trackers.MLflow": "an extra",
     "stableair.results.trackers.TensorBoard": "an extra",
     "stableair.results.trackers.WandB": "an extra, and a service",

@@ -11,7 +11,7 @@ import stableair as sa
 from stableair.data import hub
 from stableair.errors import StableairError
 from stableair.experiment import Experiment
-from stableair.results.run import find
+from stableair.results.reading import find
 
 pytestmark = pytest.mark.slow  # what an unlucky or a hostile user does; each test prints how often it tried
 

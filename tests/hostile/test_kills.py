@@ -14,7 +14,7 @@ from helpers.runs import numbers
 from stableair.errors import StableairError
 from stableair.experiment import Experiment
 from stableair.results.checksums import EXPERIMENT
-from stableair.results.run import load
+from stableair.results.reading import load
 
 pytestmark = pytest.mark.slow  # what an unlucky or a hostile user does; each test prints how often it tried
 

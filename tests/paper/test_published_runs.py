@@ -19,7 +19,8 @@ from stableair.paper import published_runs
 from stableair.paper.catalogue import FIGURES, SAME_RUNS, SEARCHED, published_curves
 from stableair.paper.drawing import caption
 from stableair.paper.figures import draw_published, overlay_runs, published_content, read_published
-from stableair.results.run import Run, read_run
+from stableair.results.reading import read_run
+from stableair.results.run import Run
 
 sys.path.insert(0, str(ROOT / "bench"))
 import publish
@@ -134,6 +135,17 @@ def test_the_caption_names_versions_and_the_commits_that_are_known():
     published = published_runs.PublishedRuns({}, {"x": [device | version for version in versions]}, {}, "", [])
     text = "computed by stableair 0.1.0 and stableair 0.2.0 (a, b) on a GPU, kernels, bf16"
     assert published_runs.provenance(published) == text
+
+
+@pytest.mark.parametrize("missing", [[], ["GNC"], ["MAC", "Noisy"]], ids=str)
+def test_the_caption_names_the_curves_without_runs(missing, monkeypatch):
+    published = published_content("fig3a").runs
+    runs = {label: each for label, each in published.items() if label not in missing}
+    read = published_runs.read
+    monkeypatch.setattr(published_runs, "read", lambda *words: read(*words)._replace(curves=runs))
+    text = caption(*published_content("fig3a"))
+    assert (f"Without runs: {', '.join(missing)}." in text) == bool(missing)
+    assert ("Without runs" in text) == bool(missing)
 
 
 def test_a_diverged_run_is_marked_as_diverged(published_folder):

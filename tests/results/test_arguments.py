@@ -4,8 +4,9 @@ import pytest
 
 import stableair as sa
 from stableair.results.arguments import arguments, by_argument, differing, in_order, only_numeric_argument, ordered
+from stableair.results.grouping import group
 from stableair.results.resources import RESOURCES
-from stableair.results.run import Run, group
+from stableair.results.run import Run
 
 
 def made(**settings):

@@ -16,8 +16,8 @@ from stableair.errors import CorruptRunError
 from stableair.results import lock
 from stableair.results.checkpoint import read_checkpoint
 from stableair.results.checksums import CHECKPOINT, PREVIOUS
+from stableair.results.reading import load
 from stableair.results.resume import DAMAGED
-from stableair.results.run import load
 from stableair.runner import run
 
 

@@ -7,7 +7,7 @@ import pytest
 from helpers.runs import flipped
 from stableair.errors import CorruptRunError, StableairError
 from stableair.results.checksums import CLIENTS, ENVIRONMENT, EXPERIMENT, ROUNDS
-from stableair.results.run import load
+from stableair.results.reading import load
 from stableair.runner import run
 
 

@@ -6,7 +6,7 @@ from helpers.callbacks import Hooks
 from helpers.runs import same, started
 from stableair.errors import ResourceError, RunBusyError
 from stableair.results import lock
-from stableair.results.run import load
+from stableair.results.reading import load
 from stableair.runner import run
 
 

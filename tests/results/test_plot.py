@@ -6,8 +6,10 @@ import pytest
 import stableair as sa
 from stableair.results import plot
 from stableair.results.curves import curves
+from stableair.results.grouping import group
 from stableair.results.legends import LEGEND_WIDTH
-from stableair.results.run import Run, find, group, linear_mean, runs_from, snrs, with_metric
+from stableair.results.reading import find
+from stableair.results.run import Run
 from stableair.results.styles import LINES
 
 
@@ -32,6 +34,11 @@ def test_runs_that_differ_in_the_seed_alone_are_one_line_with_a_band():
     assert texts(axes.figure) == ["mac(C=1) (2 seeds)", "none()"]
 
 
+def test_a_legend_shows_names_that_begin_with_an_underscore():
+    runs = [made([0.1, 0.2]), made([0.3, 0.4], receiver="none()")]
+    assert texts(sa.plot(runs, labels=["_mine", "other"])) == [" _mine", "other"]
+
+
 def test_a_legend_lies_on_no_line():
     calm, wild = ([0.5] * 40, [0.0, 1.0] * 20)  # the second leaves no room anywhere
     runs = {name: [made(accuracy)] for name, accuracy in (("calm", calm), ("wild", wild))}
@@ -40,41 +47,6 @@ def test_a_legend_lies_on_no_line():
     assert crowded.axes[0].get_legend() is None
     (beside,) = crowded.legends
     assert [text.get_text() for text in beside.get_texts()] == ["calm", "wild"]
-
-
-def test_labels_contain_the_settings_that_differ():
-    ideal = {"fading": "unit()", "noise": "none()", "receiver": "none()"}
-    groups = group([made([1], **ideal), made([1], receiver="mac(C=2)"), made([1], clients=5, receiver="mac(C=2)")])
-    assert list(groups) == ["ideal", "clients=50", "clients=5"]
-    both = [made([1], clients=n, **more) for n in (5, 50) for more in (ideal, {})]
-    assert list(group(both)) == ["ideal, clients=5", "clients=5", "ideal, clients=50", "clients=50"]
-    assert list(group([made([1])])) == ["mac(C=1)"]
-    assert list(group([made([1], **ideal, participation="sample(5)"), made([1])])) == ["ideal, sample(m=5)", "mac(C=1)"]
-
-
-def test_only_the_plain_flat_channel_is_ideal():
-    free = {"fading": "unit", "noise": "none()", "receiver": "none()"}
-    krum = "digital(quantize='qsgd(s=4, coding=plain)', aggregate='krum(f=2, keep=1)')"
-    runs = [made([1], **free), made([1], **free, channel=krum), made([1], **free, power="limit(P=1)"), made([1])]
-    assert list(group(runs)) == ["ideal", krum, "ideal, limit(P=1)", "mac(C=1)"]
-    assert list(group(runs[1:2])) == [krum]
-
-
-def test_ambiguous_values_are_labelled_with_their_setting():
-    runs = [made([1], receiver="none()"), made([1], power="limit(P=1)"), made([1], augment="crop_flip")]
-    assert list(group([*runs[:1], made([1])])) == ["none()", "mac(C=1)"], "one setting alone needs no name"
-    assert list(group(runs)) == [
-        "augment=none, power=none(), receiver=none()",
-        "augment=none, limit(P=1), mac(C=1)",
-        "crop_flip, power=none(), mac(C=1)",
-    ]
-
-
-def test_runs_that_differ_only_in_a_default_are_separate_groups():
-    records = [sa.Experiment(receiver="mac(C=auto)").to_record() for _ in range(3)]
-    for number, record in enumerate(records):
-        record["arguments"]["receiver"] = [{"C": "auto", "gain": None, "pilot": number}]
-    assert list(group([Run(record, []) for record in records]))[1:] == ["mac(C=auto) (2)", "mac(C=auto) (3)"]
 
 
 def test_a_diverged_run_ends_with_a_cross_and_a_note_in_the_legend():
@@ -112,16 +84,7 @@ def code_of(call, *args):
 
 
 def test_bad_input(tmp_path):
-    (tmp_path / "empty").mkdir()
-    assert code_of(find, [tmp_path / "missing"]) == code_of(find, [tmp_path / "empty"]) == "no-run"
-    assert code_of(find, []) == "no-run"
-    with pytest.raises(sa.InputError) as error:
-        with_metric([made([1])], "accuracy")
-    assert error.value.code == "unknown-metric"
-    assert (error.value.code, error.value.fields["recorded"]) == ("unknown-metric", ["round", "test/accuracy"])
-    assert code_of(with_metric, [made([])], "test/accuracy") == "unknown-metric"
     assert code_of(curves, {"a": [made([])]}) == "no-rounds"
-    assert code_of(runs_from, [3]) == code_of(runs_from, 3) == "wrong-type"
     figure = curves({"a": [made([1])]})
     assert code_of(plot.save, figure, tmp_path / "picture") == "unknown-format"
     assert code_of(plot.save, figure, tmp_path / "a.docx") == "unknown-format"
@@ -135,27 +98,6 @@ def test_curves_differ_in_colour_and_line_style():
     assert len(looks) == 20
     assert len({dash for _, dash in looks}) == len(LINES)
     assert axes.get_xlim()[0] > 0, "there is no round 0"
-
-
-def test_the_mean_snr_in_db_and_of_the_linear_mean():
-    run = made([0.1, 0.2, 0.3])
-    for row, db in zip(run.rounds, (-10.0, -30.0, None), strict=True):
-        row["channel/snr_db"] = db
-    assert snrs([run]) == [-10, -30]
-    assert snrs([run, run], 1) == [-10, -10]
-    assert linear_mean([-10, -30]) == pytest.approx(10 * math.log10(0.0505))
-
-
-def test_runs_without_the_metric_are_returned_separately():
-    runs = [made([0.5]), made([])]
-    assert with_metric(runs, "test/accuracy") == (runs[:1], runs[1:])
-
-
-def test_a_metric_may_be_missing_in_the_first_round():
-    """No client was received in it, or the run was continued with a profile."""
-    run = made([0.5, 0.6])
-    run.rounds[1]["receiver/C"] = 1.0
-    assert with_metric([run], "receiver/C") == ([run], [])
 
 
 def test_a_large_loss_makes_the_axis_logarithmic_and_many_lines_put_the_legend_below():

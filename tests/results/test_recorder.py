@@ -17,7 +17,7 @@ from stableair.results import lock
 from stableair.results.checkpoint import read_checkpoint
 from stableair.results.checksums import CHECKPOINT, CLIENTS, ENVIRONMENT, EXPERIMENT, PREVIOUS, ROUNDS
 from stableair.results.environment import environment
-from stableair.results.run import load
+from stableair.results.reading import load
 from stableair.runner import run
 from stableair.streams import generator
 from stableair.vector import ModelState

@@ -16,7 +16,7 @@ from stableair.contracts import Round
 from stableair.errors import ResourceError
 from stableair.results.checksums import CHECKPOINT, ENVIRONMENT, EXPERIMENT, ROUNDS
 from stableair.results.lock import LOCK, locked
-from stableair.results.run import load
+from stableair.results.reading import load
 
 WAITING = """
 import sys

@@ -12,7 +12,8 @@ from plotly.offline import get_plotlyjs
 import stableair as sa
 from stableair.experiment import IDEAL
 from stableair.results import report
-from stableair.results.run import Run, find
+from stableair.results.reading import find
+from stableair.results.run import Run
 from stableair.results.statistics import compare_groups
 
 

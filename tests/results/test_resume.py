@@ -14,7 +14,7 @@ from helpers.runs import Stop, numbers, same, started, stop_after
 from stableair.results import lock
 from stableair.results.checkpoint import read_checkpoint
 from stableair.results.checksums import ENVIRONMENT, EXPERIMENT, ROUNDS
-from stableair.results.run import load
+from stableair.results.reading import load
 from stableair.runner import run
 
 
@@ -173,10 +173,26 @@ def test_ctrl_c_and_sigterm_end_after_a_consistent_write(tiny, tmp_path, sent, c
     assert process.returncode == code
     assert "continue with --resume" in errors
     assert "Traceback" not in errors
+    assert "resume=True" not in errors, "the command prints one advice"
     done = read_checkpoint(tmp_path / "a").rounds
     assert done >= 4, "no complete round is lost, however rare the checkpoints"
     longer = tiny.with_(rounds=done + 2)
     assert same(run(longer, tmp_path / "a", resume=True), run(longer))
+
+
+@pytest.mark.parametrize(
+    ("folder", "options", "notes"), [("a", {}, 1), (None, {}, 0), ("a", {"resume": True}, 0)], ids=str
+)
+def test_the_traceback_of_ctrl_c_names_the_folder_and_how_to_continue(tiny, tmp_path, folder, options, notes):
+    def interrupt(_):
+        raise KeyboardInterrupt
+
+    path = folder and tmp_path / folder
+    with pytest.raises(KeyboardInterrupt) as stop:
+        run(tiny, path, callbacks=[Hooks(round=interrupt)], **options)
+    advice = getattr(stop.value, "__notes__", [])
+    assert len(advice) == notes
+    assert all(str(path) in note and "resume=True" in note for note in advice)
 
 
 @pytest.mark.parametrize("after", range(12))

@@ -8,15 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+import stableair as sa
 from stableair.results import statistics
 from stableair.results.statistics import (
     MIN_SEEDS,
     confidence_interval,
     equal_differences,
     holm,
+    linear_mean,
     mean_and_std,
     p_value,
     paired_difference,
+    snrs,
 )
 
 P_VALUES = st.lists(st.floats(0, 1), min_size=1, max_size=12)
@@ -116,3 +119,10 @@ def test_holm_seldom_marks_equal_methods():
         p_values = [p_value(draws[i], draws[j]) for i in range(4) for j in range(i)]
         marked += any(p < statistics.SIGNIFICANCE for p in holm(p_values))
     assert marked / repeats < 0.05 + 3 * (0.05 * 0.95 / repeats) ** 0.5
+
+
+def test_the_mean_snr_in_db_and_of_the_linear_mean():
+    run = sa.Run({}, [{"round": k, "channel/snr_db": db} for k, db in enumerate((-10.0, -30.0, None))])
+    assert snrs([run]) == [-10, -30]
+    assert snrs([run, run], 1) == [-10, -10]
+    assert linear_mean([-10, -30]) == pytest.approx(10 * math.log10(0.0505))

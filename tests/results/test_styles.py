@@ -11,7 +11,8 @@ from matplotlib.figure import Figure
 import stableair as sa
 from stableair.results import plot
 from stableair.results.curves import line_looks
-from stableair.results.run import Run, group
+from stableair.results.grouping import group
+from stableair.results.run import Run
 
 
 def made(accuracy, **settings):

@@ -103,8 +103,11 @@ def test_latex_has_rules_of_booktabs_and_escaped_names(tmp_path):
     for _ in range(2):
         text = export(runs, tmp_path / "a.tex", metrics=["test/accuracy"]).read_text()
     assert [rule in text for rule in ("\\toprule", "\\midrule", "\\bottomrule")] == [True] * 3
-    assert "dirichlet\\_by\\_class & 0.3 & 1 & False & 0.5" in text
-    assert "iid & -- & 1 & False & 0.25" in text
+    assert "dirichlet\\_by\\_class & 0.3 & 1 & False & 50" in text
+    assert "iid & -- & 1 & False & 25" in text
+    assert "test/accuracy (\\%)" in text
+    values = sa.table(runs, metrics=["test/accuracy"])["test/accuracy"].tolist()
+    assert sorted(values) == [0.25, 0.5, 0.5], "the table itself has fractions"
 
 
 def test_parquet_without_pyarrow_names_the_extra(tmp_path, monkeypatch):

@@ -18,7 +18,7 @@ from helpers.runs import numbers
 from helpers.sweeps import PLAN, SRC, WORDS, alive, begun, children, rounds, until
 from stableair.errors import MissingExtraError, ResourceError
 from stableair.results.lock import LOCK
-from stableair.results.run import load
+from stableair.results.reading import load
 from stableair.sweeps import clusters
 from stableair.sweeps.plans import expand_plan, parse_plan
 

@@ -6,7 +6,7 @@ import stableair as sa
 from helpers.sweeps import PLAN, SETTINGS
 from stableair.cli.sweeps import progress_table
 from stableair.results.lock import locked
-from stableair.results.run import load
+from stableair.results.reading import load
 from stableair.sweeps.plans import expand_plan
 from stableair.sweeps.workers import SweepProgress
 

@@ -20,7 +20,7 @@ from stableair.errors import NonFiniteUpload
 from stableair.experiment import Experiment
 from stableair.results import lock as folders
 from stableair.results.lock import LOCK, locked
-from stableair.results.run import load
+from stableair.results.reading import load
 from stableair.sweeps import processes, workers
 from stableair.sweeps.plans import expand_plan, parse_plan
 from stableair.sweeps.workers import Job

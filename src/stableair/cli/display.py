@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from stableair.experiment import Experiment
-    from stableair.results.run import Row, Run
+    from stableair.results.metrics import Row
+    from stableair.results.run import Run
 
 # Command-line advice, by the `hint` of an error.
 FLAGS = {

@@ -1,11 +1,11 @@
 """The commands that reproduce the paper: figure, demo."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+import stableair as sa
 from stableair.cli.display import ProgressDisplay, print_line
 from stableair.cli.options import (
     DataDir,
@@ -22,7 +22,6 @@ from stableair.cli.options import (
     use_data_folder,
 )
 from stableair.cli.stopping import advise_on_stop
-from stableair.files import write_whole
 
 if TYPE_CHECKING:
     from stableair.errors import StableairError
@@ -120,23 +119,16 @@ def demo(
 ) -> None:
     """Run the paper's four methods on the embedded data in half a minute: a table, demo.png, demo.json."""
     from stableair.experiment import PRESETS, Experiment
-    from stableair.paper.demo import demo as run_demo
+    from stableair.paper.demo import FILES, RUNS
     from stableair.paper.methods import LABELS
-    from stableair.results.curves import curves
-    from stableair.results.outputs import GENERATOR, check_output
-    from stableair.results.plot import save
 
-    picture, table = (check_output(out / name, force) for name in ("demo.png", "demo.json"))
     base = Experiment(**PRESETS["demo"])
-    folder = out / "runs" / "demo"
-    print_line(f"{base.data}, {base.clients} clients, {base.rounds} rounds, {base.noise}; runs in {folder}")
+    print_line(f"{base.data}, {base.clients} clients, {base.rounds} rounds, {base.noise}; runs in {out / RUNS}")
     with advise_on_stop("run the same command to continue"), ProgressDisplay() as display:
-        runs = run_demo(folder, [display])
+        runs = sa.demo(out, force=force, callbacks=[display])
     print_methods({LABELS[method]: run for method, run in runs.items()})
-    figure = curves({LABELS[method]: [run] for method, run in runs.items()}, title=f"{base.data}, {base.noise}")
-    print(save(figure, picture, force))
-    accuracies = {method: run["test/accuracy"][-1] for method, run in runs.items()} | {"generator": GENERATOR}
-    print(write_whole(table, (json.dumps(accuracies, indent=2) + "\n").encode()))
+    for name in FILES:
+        print(out / name)
 
 
 def print_methods(runs: dict[str, "Run"]) -> None:

@@ -150,6 +150,13 @@ def compare(
     table: Annotated[
         Path | None, typer.Option(metavar="PATH", help="Also write the table: .tex (booktabs), .csv or .parquet.")
     ] = None,
+    label: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=TEXT",
+            help="Text of a receiver or a channel in a .tex table, such as 'mac(C=1)=MAC, $C = 1$'; may be repeated.",
+        ),
+    ] = None,
     force: Force = False,
     stop: Stop = "",
     patience: Patience = 0,
@@ -176,10 +183,13 @@ def compare(
 
     if table:
         check_table(table, force)
+    if label and (table is None or table.suffix != ".tex"):
+        raise InputError("--label needs --table with a .tex file", code="label-without-table")
     changed = plugin_change(plugin_changed)
     options = run_options(stop, patience, monitor, keep_best, track, profile)
     if words[0] not in PRESETS and Path(words[0]).is_dir():
-        print_comparison(sa.compare(words, seeds=seeds, equal=equal, budget=budget, **options), table, force)
+        compared = sa.compare(words, seeds=seeds, equal=equal, budget=budget, **options)
+        print_comparison(compared, table, label or [], force)
         return
     experiments = comparison_plan(parse_plan(words, "a folder of runs") | drop_unset(device=device), seeds, equal)
     with advise_on_stop(ADVICE), sweep_display(experiments, out) as display:
@@ -187,14 +197,24 @@ def compare(
             experiments, out, equal=equal, budget=budget, parallel=parallel, plugin_changed=changed,
             callbacks=[display], **options,
         )  # fmt: skip
-    print_comparison(comparison, table, force)
+    print_comparison(comparison, table, label or [], force)
 
 
-def print_comparison(comparison: "Comparison", table: Path | None, force: bool) -> None:
+def print_comparison(comparison: "Comparison", table: Path | None, labels: list[str], force: bool) -> None:
     """Print the tables of a comparison, and write them to a file if requested."""
     print(comparison)
     if table:
-        print(comparison.save(table, force=force))
+        print(comparison.save(table, labels=parse_labels(labels, comparison), force=force))
+
+
+def parse_labels(words: list[str], comparison: "Comparison") -> dict[str, str]:
+    """The texts of --label by name. Names and texts may contain `=`, so a word is compared with the known names."""
+    names = [*comparison.lines, *(line.receiver for lines in comparison.lines.values() for line in lines)]
+    labels = {}
+    for word in words:
+        name = next((name for name in names if word.startswith(f"{name}=")), word.rpartition("=")[0])
+        labels[name] = word.removeprefix(f"{name}=")
+    return labels
 
 
 @contextmanager
@@ -207,7 +227,8 @@ def sweep_display(experiments: "list[Experiment]", folder: Path) -> Iterator[Eng
     from rich.console import Console
     from rich.live import Live
 
-    from stableair.results.run import Run, group
+    from stableair.results.grouping import group
+    from stableair.results.run import Run
     from stableair.sweeps.workers import SweepProgress
 
     progress, console = SweepProgress(experiments, folder), Console()

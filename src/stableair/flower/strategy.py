@@ -38,7 +38,7 @@ from stableair.results.environment import environment
 from stableair.results.lock import locked
 from stableair.results.recorder import RunMetadata, recorded
 from stableair.results.resume import NEW_RUN, ResumePoint, check_same_data, restored_state, resume_point
-from stableair.results.run import read_record
+from stableair.results.run_files import read_record
 from stableair.training.reference import Reference, threads
 from stableair.validation import choice, integer, pluralize
 from stableair.vector import NOTHING, Layout, ModelState

@@ -1,6 +1,7 @@
 """Draw a figure of the paper from its runs; the caption describes the set-up and marks this project's choices."""
 
 import math
+from collections.abc import Sequence
 from statistics import fmean
 from typing import NamedTuple
 
@@ -13,7 +14,8 @@ from stableair.paper.catalogue import DRAWINGS, SCALED, SNR, SYMBOLS, Figure
 from stableair.paper.plans import Plan
 from stableair.results import curves
 from stableair.results.curves import described
-from stableair.results.run import Run, linear_mean, snrs
+from stableair.results.run import Run
+from stableair.results.statistics import linear_mean, snrs
 from stableair.results.styles import drawing_style
 from stableair.validation import choice, pluralize
 
@@ -27,6 +29,7 @@ class Content(NamedTuple):
     runs: Curves
     notes: list[str]  # further choices, such as the results of the searches
     data: str = ""  # description of the data; empty: the data set and its size
+    missing: Sequence[str] = ()  # the figure's curves without runs
 
 
 def draw(plan: Plan, runs: Curves, style: PlotStyle = "screen") -> Picture:
@@ -94,7 +97,7 @@ def _paper_snr(runs: list[Run]) -> int | None:
     return SNR.get(components_of_record(runs[0].record)["noise"][0][1].get("tau", math.nan))
 
 
-def caption(plan: Plan, runs: Curves, notes: list[str], data: str = "") -> str:
+def caption(plan: Plan, runs: Curves, notes: list[str], data: str = "", missing: Sequence[str] = ()) -> str:
     """The caption of a figure.
 
     Args:
@@ -102,6 +105,7 @@ def caption(plan: Plan, runs: Curves, notes: list[str], data: str = "") -> str:
         runs: The runs of every curve, by label.
         notes: Further choices, such as the results of the searches.
         data: Description of the data; by default the data set and its size.
+        missing: The figure's curves without runs.
     """
     base = plan.base
     if plan.smoke:
@@ -114,7 +118,8 @@ def caption(plan: Plan, runs: Curves, notes: list[str], data: str = "") -> str:
     ours = [pluralize(base.rounds, "round"), *notes, *([plan.figure.ours] if plan.figure.ours else [])]
     diverged = any(one.diverged is not None for each in runs.values() for one in each)
     cross = " ×: the last round before a run diverged." if diverged else ""
-    return f"{first}{changed} {', '.join(_setup(plan, runs))}. Not from the paper: {'; '.join(ours)}.{cross}"
+    without = f" Without runs: {', '.join(missing)}." if missing else ""
+    return f"{first}{changed} {', '.join(_setup(plan, runs))}. Not from the paper: {'; '.join(ours)}.{without}{cross}"
 
 
 def _setup(plan: Plan, runs: Curves) -> list[str]:

@@ -18,8 +18,10 @@ from stableair.paper.plans import Plan, plan, with_threshold
 from stableair.paper.published_runs import PublishedRuns
 from stableair.results import plot
 from stableair.results.callbacks import Callback
+from stableair.results.grouping import group
 from stableair.results.outputs import GENERATOR, check_output
-from stableair.results.run import Run, group, log_left_out, runs_from
+from stableair.results.reading import log_left_out, runs_from
+from stableair.results.run import Run
 from stableair.searches import Result, search
 from stableair.sweeps.plans import over_seeds
 from stableair.sweeps.processes import sweep
@@ -225,7 +227,9 @@ def published_content(name: str, overlay: RunSource = (), metric: str = "") -> C
         choice("metric", metric, [key for key in runs[0].rounds[0] if all(key in run.rounds[0] for run in runs)])
         planned = planned._replace(figure=planned.figure._replace(metric=metric))
     notes = _published_notes(planned, published, yours)
-    return Content(planned, published.curves | yours, notes, published.data)
+    every = curves(planned.figure, planned.base, lambda _, one: one)
+    missing = [label for label in every if label not in published.curves]
+    return Content(planned, published.curves | yours, notes, published.data, missing)
 
 
 def read_published(name: str) -> PublishedRuns:

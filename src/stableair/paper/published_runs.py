@@ -19,7 +19,8 @@ from stableair.errors import CorruptRunError, StableairError
 from stableair.experiment import COMPONENT_SETTINGS, EXECUTION, Experiment, components_of_record, settings_of_record
 from stableair.files import write_whole
 from stableair.results.checksums import digest
-from stableair.results.run import Row, Run
+from stableair.results.metrics import Row
+from stableair.results.run import Run
 from stableair.searches import Result, Trial, space
 from stableair.validation import choice
 

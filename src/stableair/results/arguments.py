@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 from stableair.errors import InputError
 from stableair.experiment import COMPONENT_SETTINGS, EXECUTION, TYPES, components_of_record
+from stableair.results.grouping import group
 from stableair.results.resources import RESOURCES
-from stableair.results.run import Run, group
+from stableair.results.run import Run
 from stableair.spec import OBJECT, format_call, format_value
 from stableair.validation import suggest
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 from statistics import fmean, pstdev
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stableair.results.resources import RESOURCES
 
@@ -56,6 +56,11 @@ def label_rounds(axes: "Axes") -> None:
 
     axes.set_xlabel("communication round")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+
+
+def mark_divergence(axes: "Axes", x: float, y: float, colour: Any) -> None:
+    """Draw a cross at the last finite round of a run that diverged."""
+    axes.plot(x, y, "x", color=colour, markersize=9, markeredgewidth=2.5)
 
 
 def label_resource(axes: "Axes", name: str, ends: Sequence[float]) -> None:

@@ -9,8 +9,8 @@ from stableair.errors import CorruptRunError, InputError
 from stableair.results.checkpoint import Checkpoint, read_best, save_checkpoint
 from stableair.results.checksums import BEST
 from stableair.results.lock import LockedFolder
+from stableair.results.metrics import Row
 from stableair.results.resume import ResumePoint
-from stableair.results.run import Row
 from stableair.results.stopping import check_recorded, is_better
 
 

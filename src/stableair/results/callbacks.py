@@ -9,7 +9,8 @@ from stableair.validation import short_repr
 
 if TYPE_CHECKING:
     from stableair.experiment import Experiment
-    from stableair.results.run import Row, Run
+    from stableair.results.metrics import Row
+    from stableair.results.run import Run
 
 
 class Callback:

@@ -49,6 +49,12 @@ def unseal(raw: bytes) -> tuple[Any, bool]:
     return json.loads(text), True
 
 
+def corrupted(path: Path, reason: object, line: int | None = None) -> CorruptRunError:
+    """Return the error about a damaged file of a run, or a line of it."""
+    position = "" if line is None else f" in line {line}"
+    return CorruptRunError(f"{path} is corrupted{position}: {reason}", path=path, line=line)
+
+
 def read_sealed(path: Path, kind: type) -> tuple[Any, bool]:
     """Read a sealed file: its content, which must have the type `kind`, and whether it has a checksum.
 
@@ -58,11 +64,9 @@ def read_sealed(path: Path, kind: type) -> tuple[Any, bool]:
     try:
         content, sealed = unseal(read_plain(path))
     except (ValueError, RecursionError) as error:
-        raise CorruptRunError(f"{path} is corrupted: {error}", path=path) from None
+        raise corrupted(path, error) from None
     if not isinstance(content, kind):
-        raise CorruptRunError(
-            f"{path} is corrupted: it holds a {type(content).__name__}, not a {kind.__name__}", path=path
-        )
+        raise corrupted(path, f"it holds a {type(content).__name__}, not a {kind.__name__}")
     return content, sealed
 
 
@@ -90,7 +94,7 @@ def read_environments(folder: Path) -> list[dict[str, Any]]:
     for entry in entries:
         valid = isinstance(entry, dict) and all(isinstance(entry.get(k, kind()), kind) for k, kind in kinds.items())
         if not valid:
-            raise CorruptRunError(f"{path} is corrupted: an entry does not describe an environment", path=path)
+            raise corrupted(path, "an entry does not describe an environment")
         if not sealed and not str(entry.get("stableair")).startswith("0.1."):
-            raise CorruptRunError(f"{path} is corrupted: its checksum is missing", path=path)
+            raise corrupted(path, "its checksum is missing")
     return entries

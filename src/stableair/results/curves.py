@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from stableair.errors import InputError
 from stableair.literals import Band
 from stableair.results.arguments import Groups, arguments, is_number, only_numeric_argument
-from stableair.results.axes import label_metric, label_resource, label_rounds, set_log_metric
+from stableair.results.axes import label_metric, label_resource, label_rounds, mark_divergence, set_log_metric
 from stableair.results.legends import add_legend
 from stableair.results.resources import ROUNDING
 from stableair.results.run import Run
@@ -100,7 +100,7 @@ def draw_curves(
         if len(runs) > 1:
             axes.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.2, linewidth=0)
         for point in curve.crosses:
-            axes.plot(*point, "x", color=colour, markersize=9, markeredgewidth=2.5)
+            mark_divergence(axes, *point, colour)
         ends.append(float(curve.x[-1]))
     if x != "round":
         label_resource(axes, x, ends)

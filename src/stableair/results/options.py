@@ -11,9 +11,9 @@ from stableair.results.best import keep_best
 from stableair.results.callbacks import Callback, CallbackList, is_main_process
 from stableair.results.checksums import BEST, ENVIRONMENT, read_environments, seal
 from stableair.results.lock import LockedFolder
+from stableair.results.metrics import Row
 from stableair.results.progress import ProgressBar, is_interactive
 from stableair.results.resume import ResumePoint
-from stableair.results.run import Row
 from stableair.results.stopping import StoppingRule, stopping_rule
 from stableair.results.trackers import TRACKERS, tracker
 from stableair.validation import choice, short_repr, suggest

@@ -15,10 +15,12 @@ from stableair.files import write_whole
 from stableair.literals import Band, PlotStyle
 from stableair.results.arguments import by_argument, in_order
 from stableair.results.curves import BANDS, described, draw_curves, finish, line_looks
+from stableair.results.grouping import group
 from stableair.results.outputs import METADATA, check_output
 from stableair.results.points import draw_points
+from stableair.results.reading import log_left_out, runs_from, with_metric
 from stableair.results.resources import RESOURCES
-from stableair.results.run import Run, group, log_left_out, runs_from, with_metric
+from stableair.results.run import Run
 from stableair.results.styles import TRUETYPE, drawing_style, new_figure, root_figure
 from stableair.validation import as_path, positive, texts, typed
 
@@ -128,7 +130,8 @@ def draw(
     given = dict(zip(names, texts("labels", labels or ()), strict=False))
 
     def legend_text(name: str, of_line: list[Run]) -> str:
-        return given.get(name) or (name if terse else described(name, of_line))
+        text = given.get(name) or (name if terse else described(name, of_line))
+        return f" {text}" if text.startswith("_") else text  # matplotlib hides names that begin with an underscore
 
     axes = new_figure().subplots() if ax is None else ax
     if lines is None:

@@ -10,7 +10,8 @@ from stableair.results.callbacks import Callback
 
 if TYPE_CHECKING:
     from stableair.experiment import Experiment
-    from stableair.results.run import Row, Run
+    from stableair.results.metrics import Row
+    from stableair.results.run import Run
 
 REFRESH = 0.2  # seconds between two updates in a notebook
 

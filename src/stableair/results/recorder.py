@@ -34,9 +34,10 @@ from stableair.results.checksums import (
     seal,
 )
 from stableair.results.lock import LockedFolder, locked
+from stableair.results.metrics import Row
 from stableair.results.plugins import PLUGINS, component_sources
 from stableair.results.resume import NEW_RUN, ResumePoint, repair_checkpoint
-from stableair.results.run import Row, read_rounds
+from stableair.results.run_files import read_rounds
 from stableair.validation import as_path, integer, short_repr, typed
 
 log = logging.getLogger("stableair")

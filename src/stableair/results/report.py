@@ -21,13 +21,23 @@ from stableair.files import write_whole
 from stableair.results.arguments import Groups, by_argument, in_order, only_numeric_argument
 from stableair.results.axes import METRIC_LABELS, end_far_apart, is_logarithmic
 from stableair.results.curves import line_looks, mean_curve
+from stableair.results.grouping import group
 from stableair.results.outputs import GENERATOR, check_output
 from stableair.results.plot import MAX_COLOURED_CLASSES
 from stableair.results.plugins import MIXED, mixed_components
 from stableair.results.points import mean_points
+from stableair.results.reading import log_left_out, runs_from
 from stableair.results.resources import RESOURCES, format_amount
-from stableair.results.run import LAST, Run, group, linear_mean, log_left_out, runs_from, snrs
-from stableair.results.statistics import MIN_SEEDS, SIGNIFICANCE, PairedDifference, compare_groups, mean_and_std
+from stableair.results.run import LAST, Run
+from stableair.results.statistics import (
+    MIN_SEEDS,
+    SIGNIFICANCE,
+    PairedDifference,
+    compare_groups,
+    linear_mean,
+    mean_and_std,
+    snrs,
+)
 from stableair.results.styles import LINES
 from stableair.validation import as_path, pluralize
 

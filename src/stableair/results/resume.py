@@ -13,8 +13,9 @@ from stableair.memory import same_structure, to_device
 from stableair.results.checkpoint import Checkpoint, parse_checkpoint, read_checkpoint, save_checkpoint
 from stableair.results.checksums import CHECKPOINT, EXPERIMENT, PREVIOUS, ROUNDS, read_environments
 from stableair.results.lock import LockedFolder, check_writable
+from stableair.results.metrics import Row
 from stableair.results.plugins import may_reuse
-from stableair.results.run import Row, read_record, read_rounds
+from stableair.results.run_files import read_record, read_rounds
 from stableair.spec import OBJECT
 from stableair.validation import as_path, typed
 from stableair.vector import ModelState

@@ -1,42 +1,23 @@
-"""Recorded runs, read from their folders. Importing this module does not import torch."""
+"""A recorded run: its experiment and its rounds. Importing this module does not import torch."""
 
-import logging
 import math
 import statistics
-import sys
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stableair.errors import CorruptRunError, InputError, StableairError
-from stableair.experiment import (
-    ARGUMENTS,
-    COMPONENT_SETTINGS,
-    EXECUTION,
-    IDEAL,
-    TYPES,
-    Experiment,
-    components_of_record,
-    settings_of_record,
-)
+from stableair.errors import InputError
+from stableair.experiment import COMPONENT_SETTINGS, EXECUTION, Experiment, components_of_record, settings_of_record
 from stableair.markup import html_table, sparkline
-from stableair.results.checksums import (
-    CLIENTS,
-    ENVIRONMENT,
-    EXPERIMENT,
-    ROUNDS,
-    read_environments,
-    read_plain,
-    read_sealed,
-    unseal,
-)
+from stableair.results.checksums import ENVIRONMENT, read_environments
+from stableair.results.metrics import Row, unknown_metric
 from stableair.results.resources import RESOURCES, check_resource, format_amount, is_recorded, rounds_within, totals
+from stableair.results.run_files import read_labels
 from stableair.results.stopping import StoppingRule
 from stableair.spec import Given, given, without_digests
-from stableair.validation import as_path, integer, pluralize, positive, short_repr, suggest
+from stableair.validation import integer, pluralize, positive, short_repr
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -45,14 +26,7 @@ if TYPE_CHECKING:
     from stableair.contracts import State
     from stableair.results.checkpoint import Checkpoint
 
-log = logging.getLogger("stableair")
-
 LAST = 10  # rounds that `Run.settled` averages over: under interference the accuracy fluctuates from round to round
-
-PLAIN = {"channel": "flat()", "power": "none()"}  # further settings of an ideal run on the plain channel
-AMBIGUOUS = "none", "auto", "tensor", "layer"  # values shared by several settings: labels add the setting's name
-
-Row = dict[str, Any]  # the metrics of a round by name
 
 
 @dataclass(frozen=True)
@@ -81,9 +55,7 @@ class Run:
         if isinstance(metric, str) and metric in RESOURCES:
             return totals(self.rounds, metric)
         if self.rounds and (not isinstance(metric, str) or not any(metric in row for row in self.rounds)):
-            recorded = list(dict.fromkeys(name for row in self.rounds for name in row))
-            text = f"metric {short_repr(metric)} was not recorded; there are {', '.join([*recorded, *RESOURCES])}"
-            raise InputError(text, code="unknown-metric", metric=metric, recorded=recorded)
+            raise unknown_metric(metric, self.rounds)
         return [row.get(metric) for row in self.rounds]  # None in rounds of a version that did not record the metric
 
     def has(self, metric: str) -> bool:
@@ -292,14 +264,7 @@ class Run:
         Raises:
             CorruptRunError: The file is damaged.
         """
-        if self.folder is None or not (self.folder / CLIENTS).exists():
-            return None
-        path = self.folder / CLIENTS
-        content, has_checksum = read_sealed(path, dict)
-        counts: Any = content.get("labels")
-        if (not has_checksum and set(content) != {"labels"}) or not _is_count_table(counts):
-            raise _corrupt(path, "it must hold the number of samples per client and class")
-        return counts
+        return read_labels(self.folder) if self.folder else None
 
     @property
     def environments(self) -> list[dict[str, Any]]:
@@ -317,6 +282,9 @@ class Run:
 
     def plot(self, metric: str = "test/accuracy", *, ax: "Axes | None" = None, label: str | None = None) -> "Axes":
         """Draw a metric against the rounds; `sa.plot` draws several runs.
+
+        A cross marks the last finite round of a run that diverged. Several runs may be drawn into the same axes; add a
+        legend with `ax.legend()`.
 
         Args:
             metric: Name of a recorded metric.
@@ -338,7 +306,7 @@ class Run:
         """
         from matplotlib.axes import Axes
 
-        from stableair.results.axes import label_metric, label_rounds
+        from stableair.results.axes import label_metric, label_rounds, mark_divergence
 
         values = self[metric]
         if not values:
@@ -353,336 +321,11 @@ class Run:
             )
         rounds = [row["round"] + 1 for row in self.rounds]  # pictures count rounds from 1
         heights = [math.nan if value is None else value for value in values]
-        ax.plot(rounds, heights, label=None if label is None else str(label), marker="o" if len(values) == 1 else None)
+        name, marker = None if label is None else str(label), "o" if len(values) == 1 else None
+        (line,) = ax.plot(rounds, heights, label=name, marker=marker)
+        if self.diverged:
+            mark_divergence(ax, self.diverged, heights[self.diverged - 1], line.get_color())
         label_rounds(ax)
         label_metric(ax, metric)
+        ax.grid(alpha=0.3)
         return ax
-
-
-class Sweep(list[Run]):
-    """A list of runs, such as the runs of a sweep in the order of its plan.
-
-    A notebook shows it as a table with one row per setting.
-
-    >>> import stableair as sa
-    >>> experiment = sa.Experiment(data="synthetic(samples=60)", clients=3, rounds=2)
-    >>> sa.Sweep([sa.run(experiment), sa.run(experiment.with_(seed=1))])
-    Sweep(2 runs, 1 setting)
-    """
-
-    def __repr__(self) -> str:
-        diverged = sum(run.diverged is not None for run in self)
-        ended = f", {diverged} diverged" if diverged else ""
-        return f"Sweep({pluralize(len(self), 'run')}, {pluralize(len(group(self)), 'setting')}{ended})"
-
-    def _repr_html_(self) -> str:
-        rows = []
-        for name, runs in group(self).items():
-            metric = f"{runs[0].settings['evaluate']}/accuracy"
-            settled = [run.settled(metric) for run in runs if run.rounds]
-            mean = f"{statistics.fmean(settled):.4f}" if settled else ""
-            line = sparkline([row.get(metric) for row in runs[0].rounds])
-            rows.append((name, len(runs), len(runs[0]), mean, line))
-        head = ("", "seeds", "rounds", f"accuracy, last {LAST} rounds", "first seed")
-        return html_table(rows, head, repr(self))
-
-
-def load(folder: str | Path) -> Run | Sweep:
-    """Read a run folder, or all runs below a folder.
-
-    Args:
-        folder: A run folder, or a folder that contains run folders at any depth.
-
-    Returns:
-        The run of a run folder; for any other folder a list of the runs below it. A run that was copied is in the list
-        once. A run that cannot be read is left out with a warning.
-
-    Raises:
-        InputError: There is no run in the folder or below it (`no-run`), or no such folder (`no-folder`).
-        CorruptRunError: A file of the run in a run folder is damaged.
-
-    >>> from tempfile import TemporaryDirectory
-    >>> import stableair as sa
-    >>> experiment = sa.Experiment(data="synthetic(samples=60)", clients=3, rounds=2)
-    >>> with TemporaryDirectory() as folder:
-    ...     run = sa.run(experiment, f"{folder}/mac")
-    ...     print(len(sa.load(f"{folder}/mac")), sa.load(folder))
-    2 Sweep(1 run, 1 setting)
-    """
-    folder = as_path("folder", folder)
-    if (folder / EXPERIMENT).exists():
-        return read_run(folder)
-    runs, left_out = find([folder])
-    log_left_out(left_out)
-    return Sweep(runs)
-
-
-def read_run(folder: str | Path) -> Run:
-    """Read the run in a run folder.
-
-    Raises:
-        InputError: The folder holds no run.
-        CorruptRunError: A file of the run is damaged.
-    """
-    folder = as_path("folder", folder)
-    if not (folder / EXPERIMENT).exists():
-        raise InputError(f"{folder} holds no run: there is no {EXPERIMENT} in it", code="no-run", folder=folder)
-    run = Run(read_record(folder), read_rounds(folder), folder)
-    _ = run.labels, run.environments  # read these files too, so that damage is reported here
-    return run
-
-
-def read_record(folder: Path) -> dict[str, Any]:
-    """Read the experiment of a run folder as its record.
-
-    Raises:
-        CorruptRunError: The file is damaged or its record is invalid.
-    """
-    record, has_checksum = read_sealed(folder / EXPERIMENT, dict)
-    if ARGUMENTS in record and not has_checksum:
-        raise _corrupt(folder / EXPERIMENT, "its checksum is missing")
-    try:
-        settings_of_record(record)
-    except StableairError as error:
-        raise _corrupt(folder / EXPERIMENT, str(error)) from None
-    return record
-
-
-def read_rounds(folder: Path) -> list[Row]:
-    """Read the complete lines of rounds.jsonl and check each; an incomplete last line is ignored.
-
-    Raises:
-        CorruptRunError: A line is damaged.
-    """
-    path = folder / ROUNDS
-    if not path.exists():
-        return []
-    rows: list[Row] = []
-    with_checksum = set()
-    *lines, rest = read_plain(path).split(b"\n")
-    for number, line in enumerate([*lines, *([rest] if _has_checksum(rest[:-1]) else [])]):
-        try:
-            if number == len(lines):  # the line is complete except for a damaged line break
-                raise ValueError("its end is damaged")
-            row, has_checksum = unseal(line + b"\n")
-            with_checksum.add(has_checksum)
-            _check_row(row, number, rows[-1] if rows else {})
-            if len(with_checksum) > 1:
-                raise ValueError("its checksum is missing")
-        except (ValueError, RecursionError) as error:
-            raise _corrupt(path, str(error), line=number + 1) from None
-        rows.append(row)
-    return rows
-
-
-def _check_row(row: Any, number: int, previous: Row) -> None:
-    """Raise ValueError unless this is the row of round `number` with all metrics of the previous row."""
-    if not isinstance(row, dict) or row.get("round") != number:
-        got = row.get("round") if isinstance(row, dict) else row
-        raise ValueError(f"expected round {number}: got {got}")
-    if invalid := [key for key, value in row.items() if not _is_number(value)]:
-        raise ValueError(f"{invalid[0]} is not a number")
-    if missing := previous.keys() - row.keys():  # a newer version may add metrics
-        raise ValueError(f"missing metric {min(missing)}, which the previous round has")
-
-
-def _corrupt(path: Path, reason: str, line: int | None = None) -> CorruptRunError:
-    position = "" if line is None else f" in line {line}"
-    return CorruptRunError(f"{path} is corrupted{position}: {reason}", path=path, line=line)
-
-
-def _is_count_table(value: object) -> bool:
-    """Whether a value is a list of lists of equal length, at least 1, of integers of at least 0."""
-    if not isinstance(value, list) or not all(isinstance(row, list) for row in value):
-        return False
-    counts = [n for row in value for n in row]
-    return len({len(row) for row in value}) == 1 and bool(counts) and all(type(n) is int and n >= 0 for n in counts)
-
-
-def _is_number(value: object) -> bool:
-    """Whether a value is None or a number within the range of a float; JSON allows larger integers."""
-    return value is None or (isinstance(value, int | float) and not abs(value) > sys.float_info.max)
-
-
-def _has_checksum(line: bytes) -> bool:
-    try:
-        return unseal(line + b"\n")[1]
-    except (ValueError, RecursionError):
-        return False
-
-
-def find(folders: Iterable[str | Path]) -> tuple[list[Run], list[str]]:
-    """Read the runs in some folders and below them.
-
-    Returns:
-        Each run once, the longest of several copies; and a line for each folder that was left out, with the reason.
-
-    Raises:
-        InputError: No run can be read.
-    """
-    run_folders: dict[Path, Path] = {}
-    runs: dict[tuple[Any, ...], Run] = {}
-    left_out = []
-    for folder in folders:
-        try:
-            run_folders |= {path.resolve(): path for path in _run_folders(as_path("folder", folder))}
-        except (InputError, OSError) as error:
-            left_out.append(str(error))
-    for path in run_folders.values():
-        try:
-            run = read_run(path)
-            key = run.identity
-        except Exception as error:  # an unreadable run does not prevent reading the others
-            known = isinstance(error, StableairError)
-            left_out.append(str(error) if known else f"{path}: {type(error).__name__}: {error}")
-            continue
-        if (twin := runs.get(key)) and len(twin) >= len(run):
-            run, twin = twin, run
-        if twin:
-            left_out.append(f"{twin.folder}: the same run as {run.folder}")
-        runs[key] = run
-    if not runs:
-        first = left_out[0] if left_out else "no folder was given"
-        text = first if len(left_out) < 2 else f"none of {len(left_out)} folders can be read; the first: {first}"
-        raise InputError(text, code="no-run", left_out=left_out)
-    return list(runs.values()), left_out
-
-
-def _run_folders(folder: Path) -> list[Path]:
-    """The run folders in a folder and below it, itself included."""
-    if not folder.is_dir():
-        raise InputError(f"{folder}: there is no such folder", code="no-folder", folder=folder)
-    run_folders = sorted(path.parent for path in folder.rglob(EXPERIMENT))
-    if not run_folders:
-        text = f"{folder} holds no run: there is no {EXPERIMENT} in it or below it"
-        raise InputError(text, code="no-run", folder=folder)
-    return run_folders
-
-
-def runs_from(sources: "Run | str | Path | Iterable[Run | str | Path]") -> tuple[list[Run], list[str]]:
-    """Collect runs from Run objects and from folders.
-
-    Args:
-        sources: Runs, run folders, or folders that contain run folders.
-
-    Returns:
-        The runs, and a line for each folder that was left out, as from `find`.
-    """
-    if isinstance(sources, Run | str | Path) or not isinstance(sources, Iterable):
-        sources = [sources]
-    items = list(sources)
-    for source in items:
-        if not isinstance(source, Run | str | Path):
-            raise InputError(
-                f"expected runs or folders of runs: got {short_repr(source)}", code="wrong-type", value=source
-            )
-    folders = [source for source in items if not isinstance(source, Run)]
-    read, left_out = find(folders) if folders else ([], [])
-    return [*(source for source in items if isinstance(source, Run)), *read], left_out
-
-
-def log_left_out(lines: Iterable[str]) -> None:
-    """Log a warning for each run that was left out."""
-    for line in lines:
-        log.warning("left out: %s", line)
-
-
-def snrs(runs: Iterable[Run], rounds: int | None = None) -> list[float]:
-    """The SNR in dB of each round of some runs, or of their first `rounds`.
-
-    Rounds without interference are omitted.
-    """
-    return [db for run in runs for row in run.rounds[:rounds] if (db := row.get("channel/snr_db")) is not None]
-
-
-def linear_mean(decibels: list[float]) -> float:
-    """Mean of the linear ratios, in dB: 10 log10 of the mean of 10^(x / 10).
-
-    Rounds with a high SNR dominate it; impulses dominate the mean in dB.
-
-    >>> round(linear_mean([-40, -60]), 1)
-    -43.0
-    """
-    return 10 * math.log10(statistics.fmean(10 ** (db / 10) for db in decibels))
-
-
-def with_metric(runs: list[Run], metric: str) -> tuple[list[Run], list[Run]]:
-    """Split runs by whether they recorded a metric or a resource: (runs with it, runs without it).
-
-    Raises:
-        InputError: No run recorded the metric.
-    """
-    recorded = [run for run in runs if run.has(metric)]
-    if not recorded:
-        known = sorted({name for run in runs for row in run.rounds[-1:] for name in row})
-        hint = suggest(metric, known) if known else "no round is complete yet"
-        text = f"metric {metric!r} was not recorded; {hint}"
-        raise InputError(text, code="unknown-metric", metric=metric, recorded=known)
-    return recorded, [run for run in runs if run not in recorded]
-
-
-def group(runs: list[Run]) -> dict[str, list[Run]]:
-    """Group runs that differ only in the seed.
-
-    Returns:
-        The runs of each group by its label, which names the settings that differ between the groups.
-    """
-    groups: dict[tuple[Any, ...], list[Run]] = {}
-    for run in runs:
-        groups.setdefault(run.identity[1:], []).append(run)
-    settings = [members[0].settings for members in groups.values()]
-    ideal, noisy = ([s for s in settings if _is_ideal(s) == which] for which in (True, False))
-    label_settings = {True: _ideal_label_settings(ideal, noisy), False: _differing(noisy)}
-    seen: Counter[str] = Counter()
-    names = []
-    for one in settings:
-        name = _label(one, label_settings[_is_ideal(one)])
-        seen[name] += 1  # groups with equal labels differ in an argument that the label omits
-        names.append(f"{name} ({seen[name]})" if seen[name] > 1 else name)
-    return dict(zip(names, groups.values(), strict=True))
-
-
-def _label(settings: dict[str, Any], keys: list[str]) -> str:
-    """The label of a group: the values of some settings.
-
-    An ideal run is called "ideal", or has the name of its channel if the channel is not flat.
-    """
-    words = []
-    if _is_ideal(settings):
-        channel, power = (None if _same(settings[key], value) else settings[key] for key, value in PLAIN.items())
-        words = [channel or "ideal", *([power] if power else [])]
-    several = len(words) + len(keys) > 1
-    for key in keys:
-        unambiguous = isinstance(value := settings[key], str) and not (several and _bare(value) in AMBIGUOUS)
-        words.append(value if unambiguous else f"{key}={value}")
-    return without_digests(", ".join(words) or settings["receiver"])
-
-
-def _is_ideal(settings: dict[str, Any]) -> bool:
-    """Whether a run has no fading, no interference and a receiver that changes nothing."""
-    return all(_same(settings[key], value) for key, value in IDEAL.items())
-
-
-def _differing(runs: list[dict[str, Any]]) -> list[str]:
-    """Names of the settings that differ between runs, except execution settings and the seed."""
-    return [key for key in TYPES if key not in (*EXECUTION, "seed") and len(_values(runs, key)) > 1]
-
-
-def _ideal_label_settings(ideal: list[dict[str, Any]], noisy: list[dict[str, Any]]) -> list[str]:
-    """Settings to show in labels of ideal runs: they differ between ideal runs, or from every noisy run."""
-    among, between = _differing(ideal), _differing(ideal + noisy) if ideal and noisy else []
-    disjoint = [key for key in between if not _values(ideal, key) & _values(noisy, key)]
-    return [key for key in TYPES if key in (*among, *disjoint) and key not in IDEAL | PLAIN]
-
-
-def _values(runs: list[dict[str, Any]], key: str) -> set[Any]:
-    return {_bare(settings.get(key)) for settings in runs}
-
-
-def _same(one: Any, other: Any) -> bool:
-    return _bare(one) == _bare(other)
-
-
-def _bare(value: Any) -> Any:
-    """A spec without empty parentheses: none() becomes none."""
-    return value.removesuffix("()") if isinstance(value, str) else value

@@ -12,10 +12,11 @@ where T_{n-1} follows Student's t distribution with n - 1 degrees of freedom and
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import combinations
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -257,3 +258,22 @@ def _with_holm(pairs: list[PairedDifference]) -> list[PairedDifference]:
     tests = sum(pair.seeds >= MIN_SEEDS for pair in pairs)
     p_values = holm([pair.p for pair in pairs], tests)
     return [pair._replace(p=p) for pair, p in zip(pairs, p_values, strict=True)]
+
+
+def snrs(runs: Iterable[Run], rounds: int | None = None) -> list[float]:
+    """The SNR in dB of each round of some runs, or of their first `rounds`.
+
+    Rounds without interference are omitted.
+    """
+    return [db for run in runs for row in run.rounds[:rounds] if (db := row.get("channel/snr_db")) is not None]
+
+
+def linear_mean(decibels: list[float]) -> float:
+    """Mean of the linear ratios, in dB: 10 log10 of the mean of 10^(x / 10).
+
+    Rounds with a high SNR dominate it; impulses dominate the mean in dB.
+
+    >>> round(linear_mean([-40, -60]), 1)
+    -43.0
+    """
+    return 10 * math.log10(fmean(10 ** (db / 10) for db in decibels))

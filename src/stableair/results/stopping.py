@@ -3,13 +3,12 @@
 import operator
 import re
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from stableair.errors import InputError
+from stableair.results.metrics import Row, unknown_metric
 from stableair.results.resources import RESOURCES, totals
 from stableair.validation import integer, short_repr
-
-Row = dict[str, Any]
 
 _COMPARISONS = {">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le}
 _CONDITION = re.compile(r"\s*([^\s<>=]+)\s*(>=|<=|>|<)\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*")
@@ -122,6 +121,4 @@ def check_recorded(metric: str, rows: Sequence[Row]) -> None:
         InputError: No round has the metric (`unknown-metric`).
     """
     if rows and metric not in rows[-1] and not any(metric in row for row in rows):
-        recorded = list(rows[-1])
-        text = f"metric {short_repr(metric)} was not recorded; there are {', '.join([*recorded, *RESOURCES])}"
-        raise InputError(text, code="unknown-metric", metric=metric, recorded=recorded)
+        raise unknown_metric(metric, rows)

@@ -10,16 +10,17 @@ from stableair.files import write_whole
 from stableair.literals import TableRow
 from stableair.optional import require
 from stableair.results.arguments import arguments, differing, ordered
+from stableair.results.metrics import metric_names
 from stableair.results.outputs import GENERATOR, check_output
 from stableair.results.plugins import mixed_components
+from stableair.results.reading import log_left_out, runs_from, with_metric
 from stableair.results.resources import RESOURCES
-from stableair.results.run import Run, log_left_out, runs_from, with_metric
+from stableair.results.run import Run
 from stableair.validation import as_path, integer, texts, typed
 
 DataFrame = Any  # of pandas, which takes half a second to import
 FORMATS = ".csv", ".parquet", ".tex"
 TABLE_INDEX = "run folder"  # first column of a CSV file; `check_output` knows a table by it
-NO_METRICS = "round", "diverged"  # entries of a round that are not metrics
 
 
 @typed
@@ -78,9 +79,8 @@ def table(
     for resource, budget in (at or {}).items():
         shown = [run.within(resource, budget) for run in shown]
     log_left_out([*left_out, *without])
-    recorded = dict.fromkeys(name for run in shown for name in run.rounds[-1] if name not in NO_METRICS)
     used = [name for name in RESOURCES if any(run.has(name) for run in shown)]
-    names = [*recorded, *used] if metrics is None else list(metrics)
+    names = [*metric_names(run.rounds[-1] for run in shown), *used] if metrics is None else list(metrics)
     columns = differing(shown)
     rows = [
         row for run in ordered(shown) for row in (_run_rows if per == "run" else _round_rows)(run, columns, names, last)
@@ -145,7 +145,8 @@ def export(
 
     Args:
         runs: Runs, run folders, or folders that contain run folders.
-        out: File to write: .csv, .parquet (requires the extra "parquet") or .tex (booktabs, without the run folders).
+        out: File to write: .csv, .parquet (requires the extra "parquet") or .tex (booktabs, without the run folders,
+            accuracies in per cent).
         per: Content of a row: "run" or "round".
         metrics: Metrics to show. None: all recorded metrics.
         last: Per run: number of last rounds over which a metric is averaged; 1 is the last value.
@@ -219,7 +220,10 @@ def write_table(frame: DataFrame, path: str | Path, force: bool = False, tex: st
 
 
 def to_latex(frame: DataFrame) -> str:
-    """The columns of a table as LaTeX for the package booktabs."""
+    """The columns of a table as LaTeX for the package booktabs; accuracies are in per cent."""
+    accuracies = [name for name in frame if "/" in name and "accuracy" in name]
+    frame = frame.assign(**{name: 100 * frame[name] for name in accuracies})
+    frame = frame.rename(columns={name: f"{name} (%)" for name in accuracies})
     return frame.to_latex(index=False, escape=True, float_format="%.4g", na_rep="--")
 
 

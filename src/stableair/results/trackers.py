@@ -10,7 +10,8 @@ from stableair.errors import StableairError
 from stableair.experiment import Experiment
 from stableair.optional import require
 from stableair.results.callbacks import Callback
-from stableair.results.run import Row, Run
+from stableair.results.metrics import NO_METRICS, Row
+from stableair.results.run import Run
 from stableair.validation import as_path, choice
 
 log = logging.getLogger("stableair")
@@ -55,7 +56,7 @@ class Tracker(Callback):
 
     def round(self, experiment: Experiment, row: Row) -> None:
         """Log the metrics of a round."""
-        metrics = {key: float(v) for key, v in row.items() if v is not None and key not in ("round", "diverged")}
+        metrics = {key: float(v) for key, v in row.items() if v is not None and key not in NO_METRICS}
         self._attempt(lambda: self._log(metrics, row["round"]))
 
     def end(self, experiment: Experiment, outcome: Run | StableairError) -> None:

@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 
 from stableair.errors import InputError, ResourceError, StableairError
 from stableair.results.checksums import ROUNDS
+from stableair.results.reading import find
 from stableair.results.report import page
-from stableair.results.run import find
 from stableair.validation import as_path, integer, typed
 
 HOST = "127.0.0.1"

@@ -3,12 +3,16 @@
 import json
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple, Unpack
 
+from torch import nn
+
 from stableair.builder import build
+from stableair.contracts import Dataset
 from stableair.errors import CorruptRunError, InputError, NonFiniteUpload, StableairError
 from stableair.experiment import Experiment
 from stableair.files import write_whole
@@ -16,14 +20,17 @@ from stableair.literals import PluginChange
 from stableair.results.callbacks import Callback
 from stableair.results.checksums import EXPERIMENT, read_plain
 from stableair.results.lock import check_writable
+from stableair.results.metrics import Row
 from stableair.results.options import RunControl, RunOptions, observing
 from stableair.results.plugins import lock_and_record_kept, may_reuse
-from stableair.results.run import Row, Run, read_run
+from stableair.results.reading import read_run
+from stableair.results.run import Run
 from stableair.runner import out_of_memory_as_error
 from stableair.searches.result import Result, Trial
 from stableair.searches.spaces import OneOf, Space, parse_spaces
+from stableair.spec import given
 from stableair.streams import generator
-from stableair.sweeps.plans import over_seeds
+from stableair.sweeps.plans import over_seeds, with_objects
 from stableair.sweeps.workers import run_unlocked
 from stableair.validation import as_path, integer, typed
 
@@ -53,6 +60,10 @@ def search(
     seeds: int = 1,
     plugin_changed: PluginChange = "refuse",
     callbacks: Sequence[Callback] = (),
+    data: Dataset | str | None = None,
+    model: nn.Module | Callable[..., Any] | str | None = None,
+    receiver: Any = None,
+    server: Any = None,
     **options: Unpack[RunOptions],
 ) -> Result:
     """Search settings of an experiment on a validation split. `stableair search` calls this function.
@@ -72,6 +83,10 @@ def search(
             "keep" uses them and records both versions, "recompute" restarts such runs.
         callbacks: Observers of the runs of all trials. For a trial that was stopped early, `end` gets the run up to
             then.
+        data: A data set for all trials in place of the one in `base`, as for `run`.
+        model: A network for all trials.
+        receiver: A receiver for all trials.
+        server: A server for all trials.
         **options: `stop`, `patience`, `monitor`, `keep_best`, `profile`, `track`, `progress`: see `RunOptions`.
 
     Returns:
@@ -93,17 +108,18 @@ def search(
     """
     integer("trials", trials, 1)
     integer("seeds", seeds, 1)
+    (base,), objects = with_objects([base], data=data, model=model, receiver=receiver, server=server)
     folder = as_path("folder", f"runs/search-{base.name}" if folder is None else folder)
     base = base.with_(evaluate="validation")
     control = RunControl.create(options, base.evaluate, folder)
     parsed = parse_spaces(base, spaces)
     header = {"experiment": base.id(), "rounds": base.rounds, "trials": trials, "seeds": seeds}
     header |= {key: str(one) for key, one in parsed.items()} | control.record()
-    _prepare_folder(folder, header, base, parsed)
     if choices := _choices(list(parsed.values())):
         trials = min(trials, len(choices))  # further trials would repeat some
-    study = _study(base, parsed, trials)
-    with observing(callbacks, options, folder, trials * seeds) as observer:
+    with given(objects), observing(callbacks, options, folder, trials * seeds) as observer:
+        _prepare_folder(folder, header, base, parsed)
+        study = _study(base, parsed, trials)
         call = _Call(folder, plugin_changed, options, observer)
         finished = [_run_trial(study, base, parsed, seeds, call) for _ in range(trials)]
     if all(trial.failed for trial in finished):
@@ -266,7 +282,8 @@ class _TrialReporter(Callback):
                 self._report_round(row)
 
     def _report_round(self, row: Row) -> None:
-        self.runs[-1].rounds.append(row)
+        run = self.runs[-1]
+        self.runs[-1] = replace(run, rounds=[*run.rounds, row])
         self.trial.report(self.score, self.rounds)
         self.rounds += 1
         if self.rounds < self.total and self.trial.should_prune():

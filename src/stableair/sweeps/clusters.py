@@ -16,9 +16,9 @@ from stableair.optional import require
 from stableair.results.callbacks import Callback
 from stableair.results.lock import check_writable
 from stableair.results.options import RunControl, RunOptions, observing, without_display
-from stableair.results.run import read_run
+from stableair.results.reading import read_run
 from stableair.runner import run
-from stableair.sweeps.plans import Plan, expand_plan
+from stableair.sweeps.plans import Plan, check_no_objects, expand_plan, replace_objects
 from stableair.sweeps.workers import POLLING_INTERVAL, Job, Outcome, trim
 from stableair.validation import as_path, integer, number
 
@@ -70,7 +70,8 @@ def submit(
         The id of the job array.
 
     Raises:
-        InputError: The plan or an option is invalid (`slurm-options`).
+        InputError: The plan or an option is invalid (`slurm-options`), or a setting is a Python object
+            (`object-needs-process`).
         MissingExtraError: submitit is not installed.
         ResourceError: SLURM is not available, rejects the jobs (`slurm`) or does not answer (`slurm-timeout`).
 
@@ -81,7 +82,8 @@ def submit(
     ```
     """
     submitit = require("submitit", extra="slurm")
-    experiments, folder = expand_plan(plan), as_path("folder", folder)
+    experiments, folder = expand_plan(replace_objects(plan)[0]), as_path("folder", folder)
+    check_no_objects(experiments)
     integer("jobs", jobs, 1, 1000)
     for split in {one.evaluate for one in experiments}:
         RunControl.create(run_options, split, folder)

@@ -22,7 +22,8 @@ from stableair.experiment import (
     takes_argument,
 )
 from stableair.experiment.records import flatten, read_text
-from stableair.spec import literal
+from stableair.objects import OBJECT_SETTINGS, as_settings, is_object
+from stableair.spec import OBJECT, Given, literal
 from stableair.validation import choice, integer, short_repr, suggest
 
 Plan = Mapping[str, Any]
@@ -66,6 +67,71 @@ def expand_plan(plan: "Plan | str | Path | Iterable[Experiment]") -> list[Experi
     if not experiments:
         raise InputError("the plan is empty: it has no experiment", code="empty-plan")
     return _without_repeats(experiments)
+
+
+def replace_objects(plan: "Plan | str | Path | Iterable[Experiment]") -> tuple[Any, dict[str, Given]]:
+    """Replace the Python objects in a table of settings by their specs.
+
+    Args:
+        plan: As for `expand_plan`; `data`, `model`, `receiver` and `server` may be Python objects or lists of them.
+
+    Returns:
+        The plan, and the objects by digest, for `spec.given`.
+    """
+    objects: dict[str, Given] = {}
+    if not isinstance(plan, Mapping):
+        return plan, objects
+
+    def spec_of(name: str, value: Any) -> Any:
+        if type(value) in (list, tuple):  # a Dataset is a tuple too
+            return [spec_of(name, one) for one in value]
+        if name == "runs" and isinstance(value, Mapping):
+            table, given = replace_objects(value)
+            objects.update(given)
+            return table
+        if name not in OBJECT_SETTINGS or not is_object(value):
+            return value
+        settings, given = as_settings(**{name: value})
+        objects.update(given)
+        return settings[name]
+
+    return {name: spec_of(name, value) for name, value in plan.items()}, objects
+
+
+def with_objects(experiments: list[Experiment], **objects: Any) -> tuple[list[Experiment], dict[str, Given]]:
+    """Use the same Python objects in all experiments.
+
+    Args:
+        experiments: The experiments.
+        **objects: As for `as_settings`.
+
+    Returns:
+        The experiments, and the objects by digest, for `spec.given`.
+
+    Raises:
+        InputError: An object cannot be used for its setting, or the setting varies among the experiments
+            (`object-and-plan`).
+    """
+    settings, given = as_settings(**objects)
+    for name in settings:
+        if len(values := {getattr(one, name) for one in experiments}) > 1:
+            text = f"the plan has {len(values)} values of {name}, and the argument {name} replaces all of them"
+            raise InputError(text, code="object-and-plan", name=name, advice="write the object into the plan")
+    return [one.with_(**settings) for one in experiments] if settings else experiments, given
+
+
+def check_no_objects(experiments: Iterable[Experiment]) -> None:
+    """Refuse experiments with Python objects: other processes do not have these objects.
+
+    Raises:
+        InputError: An experiment has a Python object (`object-needs-process`).
+    """
+    for one in experiments:
+        for name in OBJECT_SETTINGS:
+            if any(call.name == OBJECT for call in one.calls(name)):
+                text = f"{name} is a Python object, which exists in this process only"
+                advice = "use parallel=1, or register the component in a plug-in file and load it with sa.load_plugin"
+                raise InputError(text, code="object-needs-process", name=name, advice=advice)
 
 
 def _without_repeats(experiments: list[Experiment]) -> list[Experiment]:

@@ -10,24 +10,27 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Thread
 from typing import Any, Unpack, get_args
 
 import torch
+from torch import nn
 
 import stableair
+from stableair.contracts import Dataset
 from stableair.errors import InputError, StableairError
 from stableair.experiment import Experiment
 from stableair.literals import PluginChange
 from stableair.results.callbacks import Callback
+from stableair.results.grouping import Sweep
 from stableair.results.lock import check_writable, has_locks
 from stableair.results.options import RunControl, RunOptions, observing
-from stableair.results.run import Sweep
+from stableair.spec import given
 from stableair.sweeps.clusters import run_on_ray
-from stableair.sweeps.plans import Plan, expand_plan
+from stableair.sweeps.plans import Plan, check_no_objects, expand_plan, replace_objects, with_objects
 from stableair.sweeps.workers import Job, Outcome, collect_runs, run_unlocked
 from stableair.validation import as_path, choice, integer, short_repr
 
@@ -46,6 +49,10 @@ def sweep(
     gpus: float = 0,
     plugin_changed: PluginChange = "refuse",
     callbacks: Sequence[Callback] = (),
+    data: Dataset | str | None = None,
+    model: nn.Module | Callable[..., Any] | str | None = None,
+    receiver: Any = None,
+    server: Any = None,
     **options: Unpack[RunOptions],
 ) -> Sweep:
     """Run all experiments of a plan, each in a subfolder. `stableair sweep` calls this function.
@@ -55,7 +62,8 @@ def sweep(
 
     Args:
         plan: Settings of which any may be a list, such as `{"receiver": ["mac(C=1)", "none()"], "seeds": 3}`; or a
-            .toml file with such a plan; or experiments.
+            .toml file with such a plan; or experiments. Values of `data`, `model`, `receiver` and `server` may be
+            Python objects, as for `run`.
         folder: Folder of the run folders.
         parallel: Number of processes on this machine.
         ray: Address HOST:PORT of a Ray cluster, or "auto", to run each experiment as a task there. All machines of the
@@ -66,13 +74,19 @@ def sweep(
             "keep" uses them and records both versions, "recompute" restarts such runs.
         callbacks: Observers. `start` and `round` are called for the experiments that this process computes, `end` for
             all experiments.
+        data: A data set for all experiments, as for `run`. Python objects exist in this process only: with them,
+            `parallel` must be 1.
+        model: A network for all experiments.
+        receiver: A receiver for all experiments.
+        server: A server for all experiments.
         **options: `stop`, `patience`, `monitor`, `keep_best`, `profile`, `track`, `progress`: see `RunOptions`.
 
     Returns:
         The runs in the order of the plan, without their models. `load` reads a run with its model.
 
     Raises:
-        InputError: The plan is invalid.
+        InputError: The plan is invalid, an object replaces several values of the plan (`object-and-plan`), or other
+            processes would need the object (`object-needs-process`).
         StableairError: An experiment failed; the class is the class of the first error.
         MissingExtraError: `ray` is given and Ray is not installed.
 
@@ -85,14 +99,17 @@ def sweep(
     >>> [(run.settings["receiver"], run.settings["seed"]) for run in runs]
     [('mac(C=1)', 0), ('mac(C=1)', 1), ('none()', 0), ('none()', 1)]
     """
-    experiments, folder = expand_plan(plan), as_path("folder", folder)
-    integer("parallel", parallel, 1, 1000)
+    plan, in_plan = replace_objects(plan)
+    experiments, objects = with_objects(expand_plan(plan), data=data, model=model, receiver=receiver, server=server)
+    folder = as_path("folder", folder)
+    if integer("parallel", parallel, 1, 1000) > 1 or ray is not None:
+        check_no_objects(experiments)
     choice("plugin_changed", plugin_changed, get_args(PluginChange))
     for split in {one.evaluate for one in experiments}:
         RunControl.create(options, split, folder)
     if ray is not None:
         _check_ray(ray, parallel)
-    with observing(callbacks, options, folder, len(experiments)) as observer:
+    with given({**in_plan, **objects}), observing(callbacks, options, folder, len(experiments)) as observer:
         if ray is None:
             outcomes = _run_here(experiments, folder, parallel, plugin_changed, options, observer)
         else:

@@ -18,9 +18,12 @@ from stableair.experiment import Experiment
 from stableair.literals import PluginChange
 from stableair.results.callbacks import Callback
 from stableair.results.checksums import ROUNDS, unseal
+from stableair.results.grouping import Sweep
 from stableair.results.lock import LOCK
+from stableair.results.metrics import Row
 from stableair.results.options import RunOptions, observing, without_display
-from stableair.results.run import Row, Run, Sweep, read_run
+from stableair.results.reading import read_run
+from stableair.results.run import Run
 from stableair.runner import run
 from stableair.spec import PLUGINS, load_plugin
 from stableair.validation import pluralize

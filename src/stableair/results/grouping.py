@@ -1,0 +1,109 @@
+"""Groups of runs that differ only in the seed, and their labels."""
+
+import statistics
+from collections import Counter
+from typing import Any
+
+from stableair.experiment import EXECUTION, IDEAL, TYPES
+from stableair.markup import html_table, sparkline
+from stableair.results.run import LAST, Run
+from stableair.spec import without_digests
+from stableair.validation import pluralize
+
+PLAIN = {"channel": "flat()", "power": "none()"}  # further settings of an ideal run on the plain channel
+AMBIGUOUS = "none", "auto", "tensor", "layer"  # values shared by several settings: labels add the setting's name
+
+
+class Sweep(list[Run]):
+    """A list of runs, such as the runs of a sweep in the order of its plan.
+
+    A notebook shows it as a table with one row per setting.
+
+    >>> import stableair as sa
+    >>> experiment = sa.Experiment(data="synthetic(samples=60)", clients=3, rounds=2)
+    >>> sa.Sweep([sa.run(experiment), sa.run(experiment.with_(seed=1))])
+    Sweep(2 runs, 1 setting)
+    """
+
+    def __repr__(self) -> str:
+        diverged = sum(run.diverged is not None for run in self)
+        ended = f", {diverged} diverged" if diverged else ""
+        return f"Sweep({pluralize(len(self), 'run')}, {pluralize(len(group(self)), 'setting')}{ended})"
+
+    def _repr_html_(self) -> str:
+        rows = []
+        for name, runs in group(self).items():
+            metric = f"{runs[0].settings['evaluate']}/accuracy"
+            settled = [run.settled(metric) for run in runs if run.rounds]
+            mean = f"{statistics.fmean(settled):.4f}" if settled else ""
+            line = sparkline([row.get(metric) for row in runs[0].rounds])
+            rows.append((name, len(runs), len(runs[0]), mean, line))
+        head = ("", "seeds", "rounds", f"accuracy, last {LAST} rounds", "first seed")
+        return html_table(rows, head, repr(self))
+
+
+def group(runs: list[Run]) -> dict[str, list[Run]]:
+    """Group runs that differ only in the seed.
+
+    Returns:
+        The runs of each group by its label, which names the settings that differ between the groups.
+    """
+    groups: dict[tuple[Any, ...], list[Run]] = {}
+    for run in runs:
+        groups.setdefault(run.identity[1:], []).append(run)
+    settings = [members[0].settings for members in groups.values()]
+    ideal, noisy = ([s for s in settings if _is_ideal(s) == which] for which in (True, False))
+    label_settings = {True: _ideal_label_settings(ideal, noisy), False: _differing(noisy)}
+    seen: Counter[str] = Counter()
+    names = []
+    for one in settings:
+        name = _label(one, label_settings[_is_ideal(one)])
+        seen[name] += 1  # groups with equal labels differ in an argument that the label omits
+        names.append(f"{name} ({seen[name]})" if seen[name] > 1 else name)
+    return dict(zip(names, groups.values(), strict=True))
+
+
+def _label(settings: dict[str, Any], keys: list[str]) -> str:
+    """The label of a group: the values of some settings.
+
+    An ideal run is called "ideal", or has the name of its channel if the channel is not flat.
+    """
+    words = []
+    if _is_ideal(settings):
+        channel, power = (None if _same(settings[key], value) else settings[key] for key, value in PLAIN.items())
+        words = [channel or "ideal", *([power] if power else [])]
+    several = len(words) + len(keys) > 1
+    for key in keys:
+        unambiguous = isinstance(value := settings[key], str) and not (several and _bare(value) in AMBIGUOUS)
+        words.append(value if unambiguous else f"{key}={value}")
+    return without_digests(", ".join(words) or settings["receiver"])
+
+
+def _is_ideal(settings: dict[str, Any]) -> bool:
+    """Whether a run has no fading, no interference and a receiver that changes nothing."""
+    return all(_same(settings[key], value) for key, value in IDEAL.items())
+
+
+def _differing(runs: list[dict[str, Any]]) -> list[str]:
+    """Names of the settings that differ between runs, except execution settings and the seed."""
+    return [key for key in TYPES if key not in (*EXECUTION, "seed") and len(_values(runs, key)) > 1]
+
+
+def _ideal_label_settings(ideal: list[dict[str, Any]], noisy: list[dict[str, Any]]) -> list[str]:
+    """Settings to show in labels of ideal runs: they differ between ideal runs, or from every noisy run."""
+    among, between = _differing(ideal), _differing(ideal + noisy) if ideal and noisy else []
+    disjoint = [key for key in between if not _values(ideal, key) & _values(noisy, key)]
+    return [key for key in TYPES if key in (*among, *disjoint) and key not in IDEAL | PLAIN]
+
+
+def _values(runs: list[dict[str, Any]], key: str) -> set[Any]:
+    return {_bare(settings.get(key)) for settings in runs}
+
+
+def _same(one: Any, other: Any) -> bool:
+    return _bare(one) == _bare(other)
+
+
+def _bare(value: Any) -> Any:
+    """A spec without empty parentheses: none() becomes none."""
+    return value.removesuffix("()") if isinstance(value, str) else value

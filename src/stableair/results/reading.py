@@ -1,0 +1,149 @@
+"""Read recorded runs from folders."""
+
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from stableair.errors import InputError, StableairError
+from stableair.results.checksums import EXPERIMENT
+from stableair.results.grouping import Sweep
+from stableair.results.metrics import unknown_metric
+from stableair.results.run import Run
+from stableair.results.run_files import read_record, read_rounds
+from stableair.validation import as_path, short_repr
+
+log = logging.getLogger("stableair")
+
+
+def load(folder: str | Path) -> Run | Sweep:
+    """Read a run folder, or all runs below a folder.
+
+    Args:
+        folder: A run folder, or a folder that contains run folders at any depth.
+
+    Returns:
+        The run of a run folder; for any other folder a list of the runs below it. A run that was copied is in the list
+        once. A run that cannot be read is left out with a warning.
+
+    Raises:
+        InputError: There is no run in the folder or below it (`no-run`), or no such folder (`no-folder`).
+        CorruptRunError: A file of the run in a run folder is damaged.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> import stableair as sa
+    >>> experiment = sa.Experiment(data="synthetic(samples=60)", clients=3, rounds=2)
+    >>> with TemporaryDirectory() as folder:
+    ...     run = sa.run(experiment, f"{folder}/mac")
+    ...     print(len(sa.load(f"{folder}/mac")), sa.load(folder))
+    2 Sweep(1 run, 1 setting)
+    """
+    folder = as_path("folder", folder)
+    if (folder / EXPERIMENT).exists():
+        return read_run(folder)
+    runs, left_out = find([folder])
+    log_left_out(left_out)
+    return Sweep(runs)
+
+
+def read_run(folder: str | Path) -> Run:
+    """Read the run in a run folder.
+
+    Raises:
+        InputError: The folder holds no run.
+        CorruptRunError: A file of the run is damaged.
+    """
+    folder = as_path("folder", folder)
+    if not (folder / EXPERIMENT).exists():
+        raise InputError(f"{folder} holds no run: there is no {EXPERIMENT} in it", code="no-run", folder=folder)
+    run = Run(read_record(folder), read_rounds(folder), folder)
+    _ = run.labels, run.environments  # read these files too, so that damage is reported here
+    return run
+
+
+def find(folders: Iterable[str | Path]) -> tuple[list[Run], list[str]]:
+    """Read the runs in some folders and below them.
+
+    Returns:
+        Each run once, the longest of several copies; and a line for each folder that was left out, with the reason.
+
+    Raises:
+        InputError: No run can be read.
+    """
+    run_folders: dict[Path, Path] = {}
+    runs: dict[tuple[Any, ...], Run] = {}
+    left_out = []
+    for folder in folders:
+        try:
+            run_folders |= {path.resolve(): path for path in _run_folders(as_path("folder", folder))}
+        except (InputError, OSError) as error:
+            left_out.append(str(error))
+    for path in run_folders.values():
+        try:
+            run = read_run(path)
+            key = run.identity
+        except Exception as error:  # an unreadable run does not prevent reading the others
+            known = isinstance(error, StableairError)
+            left_out.append(str(error) if known else f"{path}: {type(error).__name__}: {error}")
+            continue
+        if (twin := runs.get(key)) and len(twin) >= len(run):
+            run, twin = twin, run
+        if twin:
+            left_out.append(f"{twin.folder}: the same run as {run.folder}")
+        runs[key] = run
+    if not runs:
+        first = left_out[0] if left_out else "no folder was given"
+        text = first if len(left_out) < 2 else f"none of {len(left_out)} folders can be read; the first: {first}"
+        raise InputError(text, code="no-run", left_out=left_out)
+    return list(runs.values()), left_out
+
+
+def _run_folders(folder: Path) -> list[Path]:
+    """The run folders in a folder and below it, itself included."""
+    if not folder.is_dir():
+        raise InputError(f"{folder}: there is no such folder", code="no-folder", folder=folder)
+    run_folders = sorted(path.parent for path in folder.rglob(EXPERIMENT))
+    if not run_folders:
+        text = f"{folder} holds no run: there is no {EXPERIMENT} in it or below it"
+        raise InputError(text, code="no-run", folder=folder)
+    return run_folders
+
+
+def runs_from(sources: "Run | str | Path | Iterable[Run | str | Path]") -> tuple[list[Run], list[str]]:
+    """Collect runs from Run objects and from folders.
+
+    Args:
+        sources: Runs, run folders, or folders that contain run folders.
+
+    Returns:
+        The runs, and a line for each folder that was left out, as from `find`.
+    """
+    if isinstance(sources, Run | str | Path) or not isinstance(sources, Iterable):
+        sources = [sources]
+    items = list(sources)
+    for source in items:
+        if not isinstance(source, Run | str | Path):
+            raise InputError(
+                f"expected runs or folders of runs: got {short_repr(source)}", code="wrong-type", value=source
+            )
+    folders = [source for source in items if not isinstance(source, Run)]
+    read, left_out = find(folders) if folders else ([], [])
+    return [*(source for source in items if isinstance(source, Run)), *read], left_out
+
+
+def log_left_out(lines: Iterable[str]) -> None:
+    """Log a warning for each run that was left out."""
+    for line in lines:
+        log.warning("left out: %s", line)
+
+
+def with_metric(runs: list[Run], metric: str) -> tuple[list[Run], list[Run]]:
+    """Split runs by whether they recorded a metric or a resource: (runs with it, runs without it).
+
+    Raises:
+        InputError: No run recorded the metric.
+    """
+    recorded = [run for run in runs if run.has(metric)]
+    if not recorded:
+        raise unknown_metric(metric, (row for run in runs for row in run.rounds[-1:]))
+    return recorded, [run for run in runs if run not in recorded]

@@ -1,0 +1,57 @@
+"""Groups of runs that differ only in the seed, and their labels."""
+
+import json
+
+import stableair as sa
+from stableair.results.grouping import group
+from stableair.results.run import Run
+
+
+def made(accuracy, **settings):
+    rows = [{"round": k, "test/accuracy": a} for k, a in enumerate(accuracy)]
+    return Run(sa.Experiment(**settings).to_dict(), rows)
+
+
+def test_labels_contain_the_settings_that_differ():
+    ideal = {"fading": "unit()", "noise": "none()", "receiver": "none()"}
+    groups = group([made([1], **ideal), made([1], receiver="mac(C=2)"), made([1], clients=5, receiver="mac(C=2)")])
+    assert list(groups) == ["ideal", "clients=50", "clients=5"]
+    both = [made([1], clients=n, **more) for n in (5, 50) for more in (ideal, {})]
+    assert list(group(both)) == ["ideal, clients=5", "clients=5", "ideal, clients=50", "clients=50"]
+    assert list(group([made([1])])) == ["mac(C=1)"]
+    assert list(group([made([1], **ideal, participation="sample(5)"), made([1])])) == ["ideal, sample(m=5)", "mac(C=1)"]
+
+
+def test_only_the_plain_flat_channel_is_ideal():
+    free = {"fading": "unit", "noise": "none()", "receiver": "none()"}
+    krum = "digital(quantize='qsgd(s=4, coding=plain)', aggregate='krum(f=2, keep=1)')"
+    runs = [made([1], **free), made([1], **free, channel=krum), made([1], **free, power="limit(P=1)"), made([1])]
+    assert list(group(runs)) == ["ideal", krum, "ideal, limit(P=1)", "mac(C=1)"]
+    assert list(group(runs[1:2])) == [krum]
+
+
+def test_ambiguous_values_are_labelled_with_their_setting():
+    runs = [made([1], receiver="none()"), made([1], power="limit(P=1)"), made([1], augment="crop_flip")]
+    assert list(group([*runs[:1], made([1])])) == ["none()", "mac(C=1)"], "one setting alone needs no name"
+    assert list(group(runs)) == [
+        "augment=none, power=none(), receiver=none()",
+        "augment=none, limit(P=1), mac(C=1)",
+        "crop_flip, power=none(), mac(C=1)",
+    ]
+
+
+def test_runs_that_differ_only_in_a_default_are_separate_groups():
+    records = [sa.Experiment(receiver="mac(C=auto)").to_record() for _ in range(3)]
+    for number, record in enumerate(records):
+        record["arguments"]["receiver"] = [{"C": "auto", "gain": None, "pilot": number}]
+    assert list(group([Run(record, []) for record in records]))[1:] == ["mac(C=auto) (2)", "mac(C=auto) (3)"]
+
+
+def test_runs_that_differ_in_a_default_alone_are_two(finished, tmp_path):
+    one = finished[0].to_record()
+    other = json.loads(json.dumps(one))
+    other["noise"], other["arguments"]["noise"] = "sas()", [{"alpha": 1.5, "tau": 0.7}]
+    plain = one | {"noise": "sas()"}
+    assert Run(plain, []).identity != Run(other, []).identity
+    assert list(group([Run(plain, []), Run(other, [])])) == ["mac(C=auto)", "mac(C=auto) (2)"]
+    assert Run(one, []).identity == Run(plain, []).identity, "the same thing said otherwise"
