@@ -11,7 +11,7 @@ from scipy import special, stats
 from helpers.channels import SIGMAS, assert_mean, entry_gains, over, received, transmissions
 from stableair.algorithm import simulate
 from stableair.builder import build
-from stableair.channels.power import estimate, mean_inverse_square, rotating_gain
+from stableair.channels.power import Power, estimate, mean_inverse_square, rotating_gain
 from stableair.channels.registries import channel as channels
 from stableair.channels.registries import fading, noise, power
 from stableair.contracts import FadingLaw, Upload
@@ -124,6 +124,14 @@ def test_inversion_without_a_threshold_is_refused_if_its_power_is_unbounded(tiny
     with pytest.raises(InputError) as error:
         build(tiny.with_(power=rule, fading=fades, channel="flat(noise_on=sum)"))
     assert error.value.code == "unbounded-power"
+
+
+@pytest.mark.parametrize("method", ["gains", "noise"])
+def test_a_power_rule_written_for_version_0_2_is_refused(tiny, registries, method):
+    power("old")(type("Old", (Power,), {method: lambda self, *_: None}))
+    with pytest.raises(InputError) as error:
+        build(tiny.with_(power="old()", channel="flat(noise_on=sum)"))
+    assert (error.value.code, error.value.fields["name"]) == ("renamed-method", method)
 
 
 two_to_three = FadingLaw(lambda n, source: 2 + source.uniform(n), support=(2.0, 3.0))

@@ -11,6 +11,7 @@ from stableair.vector import Layout
 
 PARTS = "fading", "noise", "power"
 USABLE = *PARTS, "pilots"
+RENAMED = {"gains": "transmissions", "noise": "noise_scale"}  # methods of a power rule in version 0.2
 ABSENT = {"fading": "unit()", "noise": "none()", "power": "none()"}  # specs of parts without effect
 
 
@@ -33,7 +34,7 @@ def assemble(calls: Mapping[str, Call], pilots: int, norms: Layout, divisor: flo
     Raises:
         InputError: The channel ignores one of the settings ("unused-setting"); the parts do not work together
             ("noise-not-on-sum", "unsupported-noise", "unsupported-fading", "unsupported-power", "unbounded-power"); or
-            a component breaks its contract ("wrong-type").
+            a component breaks its contract ("wrong-type", "renamed-method").
     """
     call = calls["channel"]
     uses = used_settings(call)
@@ -59,6 +60,10 @@ def _power(call: Call) -> Power:
         actual = type(rule).__name__
         text = f"power {call} must return a Power: got {actual}"
         raise InputError(text, code="wrong-type", setting="power", expected="Power", actual=actual)
+    for old, new in RENAMED.items():
+        if hasattr(rule, old):
+            text = f"power {call} has the method {old} of version 0.2, which is not called; define {new} instead"
+            raise InputError(text, code="renamed-method", setting="power", name=old, allowed=new)
     return rule
 
 
