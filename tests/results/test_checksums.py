@@ -1,5 +1,6 @@
 """Damage to the text files of a run is noticed."""
 
+import re
 import shutil
 
 import pytest
@@ -63,3 +64,16 @@ def test_a_minus_that_becomes_a_line_break_is_found(finished, tmp_path):
         load(folder)
     assert error.value.fields["path"] == folder / ROUNDS
     assert error.value.fields["line"] >= 1
+
+
+@pytest.mark.parametrize(("name", "end"), [(EXPERIMENT, rb"\n\}\n\Z"), (ROUNDS, rb"\}\n\Z")])
+def test_a_removed_checksum_is_found(finished, tmp_path, name, end):
+    """Of the experiment, or of the last round; a file of version 0.1 has none at all."""
+    folder = shutil.copytree(finished[1].folder, tmp_path / "a")
+    raw = (folder / name).read_bytes()
+    without = re.sub(rb',\s+"checksum": "[0-9a-f]+"(?=' + end + rb")", b"", raw)
+    assert len(without) < len(raw)
+    (folder / name).write_bytes(without)
+    with pytest.raises(CorruptRunError) as error:
+        load(folder)
+    assert error.value.fields["path"] == folder / name
