@@ -16,7 +16,8 @@ import stableair as sa
 from helpers.components import EXAMPLES
 from stableair import models, nn, stable, streams, theory
 from stableair.errors import ResourceError
-from stableair.experiment import COMPONENT_SETTINGS, NESTED_COMPONENTS, TYPES, Experiment, registry
+from stableair.experiment import COMPONENT_SETTINGS, NESTED_COMPONENTS, PRESETS, TYPES, Experiment, registry
+from stableair.paper import demo
 from stableair.results.environment import environment
 from stableair.spec import REGISTRIES
 
@@ -132,6 +133,7 @@ def right(tmp_path_factory):
         "trials": 1, "resume": False, "runs": folder,
         "metadata": sa.RunMetadata(TINY, environment(torch.device("cpu"))),
         "name": "fig3c", "path": plugin, "metric": "test/loss", "out": "out.png", "text": "",
+        "resource": "energy", "budget": 1e9,
         "record": TINY.to_record(), "settings": {}, "setting": "noise", "load.folder": folder, "recorded.rounds": [],
         "Experiment.read.path": written, "Experiment.from_json.text": "{}", "report.out": "out.html",
         "watch.folders": [folder], "watch.port": 0, "export.out": "out.csv",
@@ -157,7 +159,9 @@ def with_value(function, given, parameter, value):
 @pytest.mark.parametrize("name", PUBLIC)
 def test_every_public_function_takes_or_refuses_every_value(name, right, monkeypatch, tmp_path, registries):
     function, told, tried, wrong = PUBLIC[name], 0, 0, []
-    monkeypatch.setattr(Figure, "savefig", lambda self, file, **_: file.write(b"a picture"))  # what takes longest
+    monkeypatch.setattr(Figure, "savefig", lambda self, file, **_: file.write(b"a picture"))  # the slowest step
+    monkeypatch.setitem(PRESETS, "demo", TINY.to_dict())
+    monkeypatch.setattr(demo, "TUNING_ROUNDS", 1)
     parameters = inspect.signature(function).parameters.values()
     needed = [one.name for one in parameters if one.default is one.empty and one.kind == one.POSITIONAL_OR_KEYWORD]
     own = {one.name: right[f"{name}.{one.name}"] for one in parameters if f"{name}.{one.name}" in right}

@@ -17,7 +17,7 @@ from stableair.results.resources import RESOURCES, check_resource, format_amount
 from stableair.results.run_files import read_labels
 from stableair.results.stopping import StoppingRule
 from stableair.spec import Given, given, without_digests
-from stableair.validation import integer, pluralize, positive, short_repr
+from stableair.validation import integer, pluralize, positive, short_repr, typed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -58,6 +58,7 @@ class Run:
             raise unknown_metric(metric, self.rounds)
         return [row.get(metric) for row in self.rounds]  # None in rounds of a version that did not record the metric
 
+    @typed
     def has(self, metric: str) -> bool:
         """Whether the last round recorded a metric (the first ones may lack it), or all rounds a resource."""
         if metric in RESOURCES:
