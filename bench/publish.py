@@ -40,7 +40,7 @@ from stableair.searches import RESULT
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "README.md", ROOT / "docs/reproduction.md"
 IMAGES = ROOT / "docs/images/published"
-COMMITS = "commits.json"  # in the folder of the runs: commits of runs whose environment.json has none
+COMMITS = "commits.json"  # in the folder of the runs: commits of runs whose environment.json has none, or another one
 MARKED = re.compile(r"(?<=<!-- published: )(\w+)( -->\n).*?(?=<!-- end -->)", re.DOTALL)
 JPEG = "re-encoded as JPEG of quality 93 (mean pixel error 2.4 of 255), labels exact"
 DATA = {  # descriptions of the copies; none is the original data set

@@ -53,6 +53,7 @@ PUBLISHED_IDS = {
     "cifar10-mac-seed1": "1e9a6668bfd3",
     "cifar10-noisy-seed0": "cdd0f8c34bac",
     "cifar10-noniid-alpha1.1-Cauto-seed0": "839b9a591068",
+    "cifar10-noniid-alpha1.5-Cauto-seed0": "d5d18a53f738",
     "cifar10-noniid-alpha1.1-seed0": "35d1c2fefb7c",
     "cifar10-noniid-tau0.05-C0.065-seed0": "f96f7acff95d",
     "cifar10-noniid-tau0.05-Cauto-seed0": "981a7a1d6fdc",

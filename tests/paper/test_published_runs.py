@@ -174,9 +174,10 @@ def test_written_published_runs_are_read_and_written_again_unchanged(published_f
     assert before == ((published_folder / "fig3a.csv").read_bytes(), (published_folder / "fig3a.json").read_bytes())
 
 
-def test_a_commit_that_was_not_recorded_can_be_supplied(published_folder):
-    run = read_run(reproduce.FOLDER / "cifar10-mac-seed0")  # recorded by 0.1.0, without a commit
-    for commits, expected in ((None, ""), ({"mac": "abc", "other": "def"}, "abc")):
+@pytest.mark.parametrize(("title", "recorded"), [("cifar10-mac-seed0", ""), ("femnist-auto-seed0", "1c92cc3+")])
+def test_a_supplied_commit_replaces_the_recorded_one(published_folder, title, recorded):
+    run = read_run(reproduce.FOLDER / title)  # cifar10-mac-seed0 was recorded by 0.1.0, without a commit
+    for commits, expected in ((None, recorded), ({"mac": "abc", "other": "def"}, "abc")):
         published_runs.write("fig3a", published_curves("fig3a"), {"mac": run}, {}, "made up", commits)
         environments = published_runs.read("fig3a", published_curves("fig3a")).environments["mac"]
         assert [one["commit"] for one in environments] == [expected] * len(run.environments) != []

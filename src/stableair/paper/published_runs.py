@@ -97,7 +97,7 @@ def write(
         runs: The runs, by title.
         searches: The contents of search.json of each threshold search, by name.
         data: Description of the data.
-        commits: The commits of runs whose environment does not record one, by title.
+        commits: The commits of runs whose environment records none, or that of another checkout, by title.
 
     Returns:
         The paths of the CSV and the JSON file.
@@ -113,7 +113,7 @@ def write(
             "curve": curve_name(name, run.record, curves),
             "experiment": run.record,
             "environment": [
-                one | {"commit": one.get("commit") or (commits or {}).get(title, "")} for one in run.environments
+                one | {"commit": (commits or {}).get(title) or one.get("commit", "")} for one in run.environments
             ],
         }
         for title, run in runs.items()
