@@ -7,10 +7,10 @@ from torch import nn
 from torch.nn import functional as F
 
 import stableair as sa
-from stableair.algorithm import observe, simulate, snr
+from stableair.algorithm import observe, simulate, snr, used
 from stableair.builder import build
 from stableair.channels.superposition import check_finite
-from stableair.contracts import Received, Rule, Upload
+from stableair.contracts import Received, Resources, Rule, Upload
 from stableair.data.datasets import synthetic
 from stableair.errors import InputError, NonFiniteUpload
 from stableair.participants import participation
@@ -186,6 +186,19 @@ def test_no_signal_and_no_noise_have_no_ratio():
     assert observe(loud, g)["channel/snr_db"] is None
     assert observe(loud._replace(noise=torch.zeros(2)), g)["channel/snr_db"] is None
     assert observe(loud._replace(clean=0 * g.double(), noise=g), g)["channel/snr_db"] is None
+
+
+@pytest.mark.parametrize(
+    "reported",
+    [
+        Resources(symbols=torch.tensor(5.0)), Resources(symbols=math.nan), Resources(bits=-1.0),
+        Resources(energies=torch.ones(3)), Resources(energies=("1",)),
+    ],
+)  # fmt: skip
+def test_a_channel_must_report_its_resources_as_numbers(tiny, reported):
+    with pytest.raises(InputError) as error:
+        used(reported, build(tiny))
+    assert (error.value.code, error.value.setting) == ("wrong-type", "channel")
 
 
 def test_a_continued_simulation_equals_an_uninterrupted_one(tiny):

@@ -4,6 +4,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from numbers import Real
 
 import numpy as np
 from torch import Tensor
@@ -26,7 +27,7 @@ from stableair.errors import InputError
 from stableair.isolation import isolated_steps
 from stableair.memory import check_memory, check_structure, map_tensors, unchanged, unchanged_uploads
 from stableair.schedules import Schedule, full_rate
-from stableair.validation import typed
+from stableair.validation import short_repr, typed
 from stableair.vector import NOTHING, Layout, ModelState, check_shape, powers
 
 log = logging.getLogger("stableair")
@@ -202,15 +203,27 @@ def used(resources: Resources, sim: Simulation) -> Metrics:
     """The metrics of the resources of a round: symbols, seconds on the air, energy in J, bits.
 
     A client that does not transmit needs no energy: it lowers the mean over all n clients.
+
+    Raises:
+        InputError: An amount of the channel is not a number of at least 0 (`wrong-type`).
     """
-    energies = [sim.symbol_energy * energy for energy in resources.energies]
+    symbols, bits, *energies = (_amount(each) for each in (resources.symbols, resources.bits, *resources.energies))
+    energies = [sim.symbol_energy * energy for energy in energies]
     return {
-        "channel/uses": resources.symbols,
-        "channel/seconds": resources.symbols / sim.bandwidth,
+        "channel/uses": symbols,
+        "channel/seconds": symbols / sim.bandwidth,
         "channel/energy_mean": math.fsum(energies) / sim.n,
         "channel/energy_max": max(energies, default=0.0),
-        "channel/bits": resources.bits,
+        "channel/bits": bits,
     }
+
+
+def _amount(value: object) -> float:
+    """Check an amount of a resource that a channel reports."""
+    if not isinstance(value, Real) or not value >= 0:
+        text = f"the resources of the channel must be numbers of at least 0: got {short_repr(value)}"
+        raise InputError(text, code="wrong-type", setting="channel", expected="number", actual=type(value).__name__)
+    return float(value)
 
 
 def snr(clean: Tensor, noise: Tensor, blocks: Layout) -> Metrics:
