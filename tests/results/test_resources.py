@@ -71,6 +71,11 @@ def test_the_rounds_within_a_budget():
     refused("out-of-range", run.within, "energy", 0)
 
 
+def test_a_run_that_diverged_after_the_budget_has_not_diverged_within_it():
+    wild = diverged(made([0.1, 0.9], [1.0, 2.0]))  # a total of 3, then the round in which it diverged
+    assert [wild.within("energy", budget).diverged for budget in (1, 3, 3.1)] == [None, None, 2]
+
+
 def test_the_axis_of_equal_totals_is_that_of_the_rounds():
     runs = [made([0.1, 0.3], [1.0, 2.0]), made([0.3, 0.7], [5.0, 5.0], seed=1)]
     curve, along_rounds = mean_curve(runs, "test/accuracy", x="symbols"), mean_curve(runs, "test/accuracy")
@@ -136,6 +141,24 @@ def test_the_report_has_the_totals_and_the_axes():
     assert "<h2>Resources</h2>" not in report.page([old])
 
 
+def test_the_report_of_a_channel_that_reports_no_resources():
+    silent = made([0.1, 0.2], [0.0, 0.0])
+    for row in silent.rounds:
+        row |= {"channel/uses": 0.0, "channel/seconds": 0.0}
+    assert "<h2>Resources</h2>" not in report.page([silent])
+    overflowed = made([0.5], [1.0], receiver="sign(step=1)")
+    overflowed.rounds[0]["channel/uses"] = None
+    names = report._resources({"a": [made([0.1], [1.0])], "b": [overflowed]}, "test/accuracy")["table"].rows
+    assert [row[0] for row in names] == ["a"]
+
+
+def test_a_picture_of_a_resource_against_an_argument_shows_the_totals():
+    runs = [made([0.1, 0.2, 0.3], [1.0, 2.0, 4.0]), made([0.1] * 3, [5.0] * 3, receiver="mac(C=2)")]
+    runs[1] = diverged(runs[1])
+    axes = sa.plot(runs, "energy", x="receiver.C").axes[0]
+    assert axes.lines[0].get_ydata().tolist() == [7, 15]
+
+
 def test_tables_have_totals_per_run_and_per_round():
     runs = [made([0.1, 0.2, 0.3], [1.0, 2.0, 4.0]), made([0.5, 0.6], [1.0, 1.0], seed=1, rounds=3)]
     frame = sa.table(runs)
@@ -154,7 +177,16 @@ def test_a_table_at_a_budget():
     frame = sa.table(runs, at={"energy": 3})
     assert frame[["rounds", "test/accuracy", "energy"]].values.tolist() == [[2, 0.2, 3], [1, 0.5, 2]]
     refused("budget-too-small", sa.table, runs, at={"energy": 1.5})
-    refused("resource-not-recorded", sa.table, list(map(without_resources, runs)), at={"energy": 3})
+    refused("unknown-metric", sa.table, list(map(without_resources, runs)), at={"energy": 3})
+
+
+def test_a_table_at_a_budget_names_the_runs_that_do_not_reach_it(caplog):
+    runs = [made([0.1, 0.2, 0.3], [1.0, 2.0, 4.0]), made([0.5], [2.0], seed=1), without_resources(made([0.5], [1.0]))]
+    assert sa.table(runs, at={"energy": 2})["energy"].tolist() == [1, 2]
+    assert "has no energy" in caplog.text
+    assert "used less" not in caplog.text
+    assert sa.table(runs, at={"energy": 3})["energy"].tolist() == [3, 2]
+    assert "1 run used less than 3 J per client" in caplog.text
 
 
 @pytest.mark.parametrize(

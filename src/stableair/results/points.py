@@ -10,6 +10,7 @@ from stableair.literals import Band
 from stableair.results.arguments import Lines, is_number
 from stableair.results.axes import label_argument
 from stableair.results.curves import Text, line_looks
+from stableair.results.resources import RESOURCES
 from stableair.results.run import Run
 from stableair.results.statistics import mean_and_band
 
@@ -50,7 +51,12 @@ def mean_points(line: dict[Any, list[Run]], metric: str, band: Band = "std") -> 
 
 
 def settled(run: Run, metric: str) -> float:
-    """Mean over the last ten rounds, at most half of the run; a run that diverged has accuracy 0, else NaN."""
+    """Mean over the last ten rounds, at most half of the run; a run that diverged has accuracy 0, else NaN.
+
+    For a resource, it is the total of the run.
+    """
+    if metric in RESOURCES:
+        return float(run[metric][-1])
     value = run.mean_of_last(metric, run.settled_rounds)
     missing = 0.0 if run.diverged is not None and "accuracy" in metric else math.nan
     return missing if value is None else value

@@ -220,11 +220,13 @@ def _result_row(name: str, runs: list[Run], metric: str) -> list[Any]:
 
 
 def _resources(groups: Groups, metric: str) -> dict[str, Any] | None:
-    """The totals of each setting, and the accuracy along them; None if no run recorded the resources."""
-    recorded = {name: kept for name, runs in groups.items() if (kept := [run for run in runs if run.has("energy")])}
-    if not recorded:
-        return None
+    """The totals of each setting, and the accuracy along them; None if no run recorded or used the resources."""
+    recorded = {
+        name: kept for name, runs in groups.items() if (kept := [run for run in runs if all(map(run.has, RESOURCES))])
+    }
     used = [name for name in RESOURCES if any(run[name][-1] for runs in recorded.values() for run in runs)]
+    if not used:
+        return None
     rows = [[name, *_mean_totals(runs, used), _largest_energy(runs)] for name, runs in recorded.items()]
     head = ["", *(METRIC_LABELS[name] for name in used), "largest energy of a client in a round in J"]
     return {"table": Table(head, rows), "curves": _curves(recorded, [(metric, name) for name in used])}

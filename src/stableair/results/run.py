@@ -13,7 +13,15 @@ from stableair.experiment import COMPONENT_SETTINGS, EXECUTION, Experiment, comp
 from stableair.markup import html_table, sparkline
 from stableair.results.checksums import ENVIRONMENT, read_environments
 from stableair.results.metrics import Row, unknown_metric
-from stableair.results.resources import RESOURCES, check_resource, format_amount, is_recorded, rounds_within, totals
+from stableair.results.resources import (
+    RESOURCES,
+    ROUNDING,
+    check_resource,
+    format_amount,
+    is_recorded,
+    rounds_within,
+    totals,
+)
 from stableair.results.run_files import read_labels
 from stableair.results.stopping import StoppingRule
 from stableair.spec import Given, given, without_digests
@@ -179,6 +187,8 @@ class Run:
             unit, first = RESOURCES[resource].unit, format_amount(used[0] if used else 0.0)
             text = f"{self}: the first round takes {first} {unit}, more than the budget of {format_amount(budget)}"
             raise InputError(text, code="budget-too-small", resource=resource, budget=budget)
+        if self.diverged and used[-1] >= budget * (1 - ROUNDING):  # nothing is left for the round in which it diverged
+            rounds = min(rounds, self.diverged)
         return replace(self, rounds=self.rounds[:rounds])
 
     @property

@@ -1,5 +1,6 @@
 """Tables of recorded runs: one row per run or per round, with a column for each argument that differs."""
 
+import logging
 from collections.abc import Iterable
 from io import BytesIO
 from pathlib import Path
@@ -10,13 +11,16 @@ from stableair.files import write_whole
 from stableair.literals import TableRow
 from stableair.optional import require
 from stableair.results.arguments import arguments, differing, ordered
+from stableair.results.budgets import Budget
 from stableair.results.metrics import metric_names
 from stableair.results.outputs import GENERATOR, check_output
 from stableair.results.plugins import mixed_components
 from stableair.results.reading import log_left_out, runs_from, with_metric
-from stableair.results.resources import RESOURCES
+from stableair.results.resources import RESOURCES, ROUNDING, check_resource
 from stableair.results.run import Run
-from stableair.validation import as_path, integer, texts, typed
+from stableair.validation import as_path, integer, pluralize, positive, texts, typed
+
+log = logging.getLogger("stableair")
 
 DataFrame = Any  # of pandas, which takes half a second to import
 FORMATS = ".csv", ".parquet", ".tex"
@@ -50,7 +54,8 @@ def table(
         metrics: Metrics and resources to show. None: all that a run recorded.
         last: Per run: number of last rounds over which a metric is averaged; 1 is the last value. A run that diverged
             has no metrics.
-        at: A resource and its budget, such as {"energy": 1e6}: only the rounds until the budget is used up.
+        at: A resource and its budget, such as {"energy": 1e6}: only the rounds until the budget is used up. Runs that did
+            not record the resource are left out.
 
     Returns:
         The table.
@@ -73,11 +78,13 @@ def table(
     if not shown:
         raise InputError("nothing to show: no run has a complete round", code="no-rounds")
     without = [f"{run.folder}: no complete round" for run in every_run if not run.rounds]
-    for metric in texts("metrics", metrics or ()):
+    budgets = [Budget(check_resource(name), positive("budget", amount)) for name, amount in (at or {}).items()]
+    for metric in (*texts("metrics", metrics or ()), *(budget.resource for budget in budgets)):
         shown, others = with_metric(shown, metric)
         without += [f"{run.folder} has no {metric}" for run in others]
-    for resource, budget in (at or {}).items():
-        shown = [run.within(resource, budget) for run in shown]
+    for budget in budgets:
+        _warn_of_short_runs(shown, budget)
+        shown = [run.within(*budget) for run in shown]
     log_left_out([*left_out, *without])
     used = [name for name in RESOURCES if any(run.has(name) for run in shown)]
     names = [*metric_names(run.rounds[-1] for run in shown), *used] if metrics is None else list(metrics)
@@ -86,6 +93,14 @@ def table(
         row for run in ordered(shown) for row in (_run_rows if per == "run" else _round_rows)(run, columns, names, last)
     ]
     return _frame(rows, names)
+
+
+def _warn_of_short_runs(runs: list[Run], budget: Budget) -> None:
+    """Log a warning for runs that ended before they used a budget: their rows are not at the budget."""
+    short = [run for run in runs if run.diverged is None and run[budget.resource][-1] * (1 + ROUNDING) < budget.amount]
+    if short:
+        used = Budget(budget.resource, short[0][budget.resource][-1])
+        log.warning("%s used less than %s, such as %s: %s", pluralize(len(short), "run"), budget, short[0].folder, used)
 
 
 def _frame(rows: list[dict[str, Any]], metrics: list[str]) -> DataFrame:
