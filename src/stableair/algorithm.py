@@ -220,7 +220,7 @@ def used(resources: Resources, sim: Simulation) -> Metrics:
 
 def _amount(value: object) -> float:
     """Check an amount of a resource that a channel reports."""
-    if not isinstance(value, Real) or not value >= 0:
+    if not isinstance(value, Real) or not float(value) >= 0:
         text = f"the resources of the channel must be numbers of at least 0: got {short_repr(value)}"
         raise InputError(text, code="wrong-type", setting="channel", expected="number", actual=type(value).__name__)
     return float(value)

@@ -245,10 +245,6 @@ def _build(e: Experiment) -> Simulation:
         participants=draw_participants,
         labels=labels(parts, data.train, data.classes),
         files=dict(data.files),
-        bandwidth=e.bandwidth,
-        symbol_energy=e.symbol_energy,
-        snr_blocks=vector.NOTHING if e.snr_blocks == "none" else layout.merge(e.snr_blocks),
-        server_share=server_share(e),
     )
 
 
@@ -294,15 +290,19 @@ def _new_module(e: Experiment, data: Dataset) -> nn.Module:
 
 
 class ReceivingSide(NamedTuple):
-    """The stages after the transmission: Eqs. (3) to (8)."""
+    """The parts of a `Simulation` after the local training: the stages of Eqs. (3) to (8), and their metrics."""
 
     channel: Channel
     receiver: Rule
     server: ServerRule
+    server_share: Schedule
+    bandwidth: float
+    symbol_energy: float
+    snr_blocks: Layout
 
 
 def receiving_side(e: Experiment, layout: Layout, norms: Layout, divisor: float | None = None) -> ReceivingSide:
-    """Make the channel, the receiver and the server rule of an experiment.
+    """Make the parts of an experiment after the local training: channel, receiver, server rule and their settings.
 
     Args:
         e: The experiment.
@@ -311,7 +311,7 @@ def receiving_side(e: Experiment, layout: Layout, norms: Layout, divisor: float 
         divisor: Divisor of the sum over the clients; None for the number of senders.
 
     Returns:
-        The stages after the transmission.
+        The parts.
     """
     receiver = assemble(e.calls("receiver"), layout, e.blocks)
     calls = {name: e.call(name) for name in ("channel", *assembly.PARTS)}
@@ -319,10 +319,18 @@ def receiving_side(e: Experiment, layout: Layout, norms: Layout, divisor: float 
     step = e.call("server")
     if _has_clients_lr(step):
         step = step.with_("lr", e.lr if e.payload == "gradient" else 1.0)
-    return ReceivingSide(channel, receiver, as_server_rule(step()))
+    return ReceivingSide(
+        channel,
+        receiver,
+        as_server_rule(step()),
+        server_share=_server_share(e),
+        bandwidth=e.bandwidth,
+        symbol_energy=e.symbol_energy,
+        snr_blocks=vector.NOTHING if e.snr_blocks == "none" else layout.merge(e.snr_blocks),
+    )
 
 
-def server_share(e: Experiment) -> Schedule:
+def _server_share(e: Experiment) -> Schedule:
     """Return the factor of g in the server's step: a server without a learning rate follows the clients' schedule.
 
     With payload "gradient", w_k - w_{k,n} is eta_k times the payload; so the server multiplies by the same eta_k.

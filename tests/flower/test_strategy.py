@@ -75,6 +75,14 @@ def test_the_replies_are_the_uploads_of_algorithm_1():
         }
 
 
+def test_the_metrics_follow_their_settings(tmp_path):
+    air(rounds=2, folder=tmp_path, bandwidth=2e7, symbol_energy=1e-3, snr_blocks="tensor")
+    plain, scaled = air(rounds=1)[1].train_metrics_clientapp[1], sa.load(tmp_path)
+    assert scaled["channel/seconds"][0] == pytest.approx(plain["channel/uses"] / 2e7)
+    assert scaled["energy"][0] == pytest.approx(1e-3 * plain["channel/energy_mean"])
+    assert len(scaled["channel/snr_db/0.weight"]) == 2
+
+
 SILENT = {"noise": "none()", "fading": "unit()"}
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from stableair.algorithm import Simulation, simulate
-from stableair.builder import receiving_side, server_share, start_state
+from stableair.builder import receiving_side, start_state
 from stableair.contracts import Metrics, Round, State
 from stableair.errors import InputError
 from stableair.experiment import Experiment
@@ -45,7 +45,6 @@ def remote_simulation(e: Experiment, replies: RoundReplies) -> Simulation:
         **side._asdict(),
         evaluate=no_evaluation,
         participants=replies.senders,
-        server_share=server_share(e),
     )
 
 

@@ -45,7 +45,8 @@ from stableair.vector import NOTHING, Layout, ModelState
 
 REMOTE = "remote()"  # the clients hold the data and the model, and may train in any way
 AIR_SETTINGS = (
-    "lr", "lr_decay", "payload", "blocks", "power", "channel", "fading", "noise", "receiver", "server", "seed",
+    "lr", "lr_decay", "payload", "blocks", "power", "channel", "fading", "noise", "receiver", "server", "bandwidth",
+    "symbol_energy", "snr_blocks", "seed",
 )  # fmt: skip
 
 Evaluation = Callable[[int, ArrayRecord], MetricRecord | None]
@@ -70,7 +71,7 @@ class OverTheAir(Strategy):
         loss: Name of the metric of the replies that contains the training loss.
         **settings: Settings of the `experiment`; without an experiment, settings of the channel, the receiver and the
             server: `lr`, `lr_decay`, `payload`, `blocks`, `power`, `channel`, `fading`, `noise`, `receiver`, `server`,
-            `seed`.
+            `bandwidth`, `symbol_energy`, `snr_blocks`, `seed`.
 
     Raises:
         InputError: The strategy compares individual replies, a setting is unknown or invalid, or `participation` is set

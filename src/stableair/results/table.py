@@ -54,8 +54,8 @@ def table(
         metrics: Metrics and resources to show. None: all that a run recorded.
         last: Per run: number of last rounds over which a metric is averaged; 1 is the last value. A run that diverged
             has no metrics.
-        at: A resource and its budget, such as {"energy": 1e6}: only the rounds until the budget is used up. Runs that did
-            not record the resource are left out.
+        at: A resource and its budget, such as {"energy": 1e6}: only the rounds until the budget is used up. Runs that
+            did not record the resource are left out.
 
     Returns:
         The table.
