@@ -90,7 +90,7 @@ def walk(step: float, stream: int) -> list[float]:
 
 
 def markov(good: float, bad: float, stay: float, stream: int) -> list[float]:
-    """A Markov chain of good and bad rounds: the state stays the same with probability `stay`."""
+    """Return a Markov chain of good and bad rounds: the state stays the same with probability `stay`."""
     turns = (generator(stream, "markov").uniform(ROUNDS) > stay).tolist()
     return [bad if odd % 2 else good for odd in accumulate(turns)]
 
@@ -216,7 +216,7 @@ def shifted_digits():
 
 
 def relabelled(labels: torch.Tensor):
-    """The digits with labels[y] instead of y."""
+    """Return the digits with labels[y] instead of y."""
     data = digits()
     train, test = (split._replace(y=labels[split.y]) for split in (data.train, data.test))
     return data._replace(train=train, test=test)

@@ -32,7 +32,7 @@ def overrides(receiver: str) -> dict[str, str]:
 
 
 def rule_digest(source: str | None = None) -> str:
-    """A digest of the rule's code without comments and docstrings."""
+    """Return a digest of the rule's code without comments and docstrings."""
     tree = ast.parse(RULE.read_text() if source is None else source)
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
@@ -71,7 +71,7 @@ class Results:
         return [self.scores[job] for job in jobs]
 
     def best(self, jobs: Iterable[Sequence[Job]]) -> str:
-        """The receiver of the jobs with the best mean accuracy."""
+        """Return the receiver of the jobs with the best mean accuracy."""
         return max(jobs, key=lambda some: statistics.mean(self.of(some)))[0].receiver
 
 
@@ -83,7 +83,7 @@ class Comparison(NamedTuple):
     auto: list[float]
 
     def noise_helps(self) -> bool:
-        """Whether the fixed threshold exceeds the noiseless run by more than a standard error."""
+        """Return whether the fixed threshold exceeds the noiseless run by more than a standard error."""
         return statistics.mean(difference := paired(self.fixed, self.noiseless)) > error(difference)
 
 
@@ -92,17 +92,17 @@ def paired(some: Sequence[float], others: Sequence[float]) -> list[float]:
 
 
 def error(values: Sequence[float]) -> float:
-    """The standard error of a mean; NaN for one value."""
+    """Return the standard error of a mean; NaN for one value."""
     return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
 
 
 def certainly_below(differences: Sequence[float], bound: float = -2) -> bool:
-    """Whether the mean is below the bound by more than two standard errors."""
+    """Return whether the mean is below the bound by more than two standard errors."""
     return statistics.mean(differences) < bound - 2 * error(differences)
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence]) -> str:
-    """A Markdown table: lists of numbers become their mean."""
+    """Return a Markdown table: lists of numbers become their mean."""
     lines = [header, ["---"] * len(header), *([text(cell) for cell in row] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
@@ -112,13 +112,13 @@ def text(cell: object) -> str:
 
 
 def difference(some: Sequence[float], others: Sequence[float]) -> str:
-    """The mean paired difference and its standard error."""
+    """Return the mean paired difference and its standard error."""
     gaps = paired(some, others)
     return f"{statistics.mean(gaps):+.1f} ± {error(gaps):.1f}"
 
 
 def loss(some: Sequence[float], others: Sequence[float]) -> str:
-    """The difference; (!) marks a loss beyond 2 points and two standard errors."""
+    """Return the difference; (!) marks a loss beyond 2 points and two standard errors."""
     return difference(some, others) + " (!)" * certainly_below(paired(some, others))
 
 

@@ -59,12 +59,12 @@ HINDSIGHT = ["C, in hindsight", "accuracy", "auto minus C"]
 
 
 def drawn(candidates: Iterable[tuple], n: int) -> list[tuple]:
-    """The first n candidates in the order of their hashes."""
+    """Return the first n candidates in the order of their hashes."""
     return sorted(candidates, key=lambda each: hashlib.sha256(repr(each).encode()).digest())[:n]
 
 
 def settings() -> dict[int, sa.Experiment]:
-    """The 60 settings by number; those with an even number are for tuning."""
+    """Return the 60 settings by number; those with an even number are for tuning."""
     noisy = [(f"sas(alpha={a}, tau={t})", *rest) for a, t, *rest in product(ALPHAS, TAUS, *COMMON)]
     every = drawn(noisy, NOISY) + drawn(product(["none()"], *COMMON), WITHOUT_NOISE)
     return {number: experiment(*each) for number, each in enumerate(every)}
@@ -116,7 +116,7 @@ def main() -> None:
 
 
 def row(n: int, validated: str, comparison: Comparison) -> list:
-    """The cells of a setting."""
+    """Return the cells of a setting."""
     e = settings()[n]
     law, lr = e.call("noise").arguments, e.call("server").arguments["lr"]
     setting = [n, law.get("alpha", "none"), law.get("tau", ""), lr, e.rounds, e.model]

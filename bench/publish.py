@@ -85,7 +85,7 @@ def draw_pictures() -> Iterator[Path]:
 
 
 def finished_runs(folder: Path) -> dict[str, Run]:
-    """The finished runs by their path in the folder, without the trials of searches.
+    """Return the finished runs by their path in the folder, without the trials of searches.
 
     A run in a folder such as version-0.2 is left out when the folder has a finished run of the same name.
     """
@@ -101,7 +101,7 @@ def _belongs(title: str, name: str) -> bool:
 
 
 def recorded_commits(folder: Path) -> dict[str, str]:
-    """The commits listed in commits.json, by run."""
+    """Return the commits listed in commits.json, by run."""
     path = folder / COMMITS
     listed = json.loads(path.read_text()) if path.exists() else {}
     return {title: commit for commit, titles in listed.items() for title in titles}
@@ -113,25 +113,25 @@ def published_curves(name: str) -> dict[str, Experiment]:
 
 
 def preset_of(name: str) -> str:
-    """The preset of a figure; the modelling choices and the gap have that of Fig. 4."""
+    """Return the preset of a figure; the modelling choices and the gap have that of Fig. 4."""
     return catalogue.FIGURES[name].preset if name in catalogue.FIGURES else "cifar10-noniid"
 
 
 def searches(folder: Path, name: str) -> dict[str, Any]:
-    """The finished searches of the thresholds of a figure."""
+    """Return the finished searches of the thresholds of a figure."""
     pattern = SEARCHES.get(name, f"{preset_of(name)}-search-*")
     results = {path.parent.name: json.loads(path.read_text()) for path in folder.glob(f"{pattern}/{RESULT}")}
     return {title: results[title] for title in sorted(results) if "best" in results[title]}
 
 
 def rewritten(page: Path) -> str:
-    """The text of a page with its marked sections regenerated from the published files."""
+    """Return the text of a page with its marked sections regenerated from the published files."""
     images = os.path.relpath(IMAGES, page.parent)
     return MARKED.sub(lambda mark: f"{mark[1]}{mark[2]}{section(mark[1], images)}\n", page.read_text())
 
 
 def section(name: str, images: str) -> str:
-    """The generated text of a marked section."""
+    """Return the generated text of a marked section."""
     special = {
         "front": lambda: _front_picture(_curves("fig3a"), images),
         "front_table": lambda: _front_table(_curves("fig3a")),
@@ -156,13 +156,13 @@ def _curves(name: str) -> Curves:
 
 
 def _described(name: str) -> dict[str, dict[str, Any]]:
-    """The published description of each run of a figure: curve, experiment and environment."""
+    """Return the published description of each run of a figure: curve, experiment and environment."""
     path = published_runs.FOLDER / f"{name}.json"
     return json.loads(path.read_text())["runs"] if path.exists() else {}
 
 
 def _names(name: str) -> dict[str, str]:
-    """The names of curves with runs of an earlier version, such as those in version-0.2, by label."""
+    """Return the names of curves with runs of an earlier version, such as those in version-0.2, by label."""
     return {
         about["curve"]: f"{about['curve']} ({title.partition('/')[0].replace('-', ' ')})"
         for title, about in _described(name).items()
@@ -177,7 +177,7 @@ def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def _mean_and_deviation(values: Iterable[float | None]) -> str:
-    """Mean ± standard deviation over the seeds."""
+    """Return the mean ± standard deviation over the seeds."""
     present = [value for value in values if value is not None]
     if not present:
         return NONE
@@ -201,7 +201,7 @@ def _fluctuation(run: Run, metric: str = ACCURACY) -> float | None:
 
 
 def _results(name: str, curves: Curves) -> str:
-    """The results of every curve; also with the clients' norm statistics if the model has batch norm."""
+    """Return the results of every curve; also with the clients' norm statistics if the model has batch norm."""
     clients = f"{ACCURACY}_clients"
     has_norm = any(clients in run.rounds[0] for runs in curves.values() for run in runs)
     metrics = [ACCURACY, clients] if has_norm else [ACCURACY]
@@ -247,7 +247,7 @@ def _summary() -> str:
 
 
 def _source(name: str) -> str:
-    """The data, the thresholds and the machine."""
+    """Return the data, the thresholds and the machine."""
     published = published_runs.read(name, published_curves(name))
     base = catalogue.FIGURES[name].setup
     notes = [figures.describe_search(published_runs.search_result(one, base)) for one in published.searches.values()]
@@ -257,7 +257,7 @@ def _source(name: str) -> str:
 
 
 def _snr_table(curves: Curves) -> str:
-    """The measured SNR of Fig. 4(b), three averages and the highest value, beside the paper's."""
+    """Return the measured SNR of Fig. 4(b), three averages and the highest value, beside the paper's."""
 
     def averages(db: list[float]) -> list[str]:
         return [f"{value:.1f}" for value in (statistics.fmean(db), statistics.median(db), linear_mean(db))]
@@ -280,14 +280,14 @@ def _snr_table(curves: Curves) -> str:
 
 
 def _highest_snr(run: Run) -> float:
-    """The SNR in dB of the longest gradient of a run under interference of the median norm."""
+    """Return the SNR in dB of the longest gradient of a run under interference of the median norm."""
     signal = [20 * math.log10(norm) for norm in run["gradient/norm"]]
     interference = [ours - snr for ours, snr in zip(signal, run["channel/snr_db"], strict=True)]
     return max(signal) - statistics.median(interference)
 
 
 def _choices_table(curves: Curves) -> str:
-    """Every alternative modelling choice beside the baseline at the same round."""
+    """Return every alternative modelling choice beside the baseline at the same round."""
     baseline = curves.get("baseline", [])
     head = "alternative", "setting", "seed", "rounds", "test accuracy", "baseline", f"SNR, median of {FIRST}"
 
@@ -310,7 +310,7 @@ def _choices_table(curves: Curves) -> str:
 
 
 def _gap_table(curves: Curves) -> str:
-    """The attempts to close the gap between tau = 0.3 and tau = 0.05, with the accuracy gained by each."""
+    """Return the attempts to close the gap between tau = 0.3 and tau = 0.05, with the accuracy gained by each."""
     target, start = (curves.get(label, []) for label in ("target: tau = 0.05", "start: tau = 0.3"))
     labels = list(dict.fromkeys([*published_curves(GAP), "searched C"]))
 
@@ -334,7 +334,7 @@ def _gap_table(curves: Curves) -> str:
 
 
 def command(experiment: Experiment, preset: str) -> str:
-    """The command that computes a run.
+    """Return the command that computes a run.
 
     >>> command(Experiment(**PRESETS["cifar10"]).with_(seed=1, rounds=60, receiver="mac(C=0.316)"), "cifar10")
     'stableair run cifar10 rounds=60 seed=1 receiver=mac receiver.C=0.316'
@@ -347,7 +347,7 @@ def command(experiment: Experiment, preset: str) -> str:
 
 
 def _words(key: str, value: Any) -> list[str]:
-    """A setting as on the command line: `receiver=mac receiver.C=1`; a chain of receivers stays one spec."""
+    """Return a setting as on the command line: `receiver=mac receiver.C=1`; a chain of receivers stays one spec."""
     calls = registry(key).parse(value) if key in COMPONENT_SETTINGS and value != "auto" else ()
     if len(calls) != 1:
         return [f"{key}={value}"]
@@ -355,7 +355,7 @@ def _words(key: str, value: Any) -> list[str]:
 
 
 def _runs_table() -> str:
-    """Every published run once, with its settled accuracy, its commit and the command that computes it."""
+    """Return every published run once, with its settled accuracy, its commit and the command that computes it."""
     rows: dict[str, list[str]] = {}
     for name in NAMES:
         read = {id(run): run for runs in _curves(name).values() for run in runs}.values()
@@ -372,7 +372,7 @@ def _runs_table() -> str:
 
 
 def _front_picture(curves: Curves, images: str) -> str:
-    """The picture of the front page."""
+    """Return the picture of the front page."""
     if not curves:
         return f"{MISSING.capitalize()}."
     alt = f"Test accuracy on CIFAR-10 over {_rounds(curves)} rounds; the table below lists the curves"
@@ -380,7 +380,7 @@ def _front_picture(curves: Curves, images: str) -> str:
 
 
 def _front_table(curves: Curves) -> str:
-    """The results of the front page as a small table."""
+    """Return the results of the front page as a small table."""
     names = _names("fig3a")
     table = _table(
         ("method", "receiver", "seeds", f"test accuracy after {_rounds(curves)} rounds", f"mean of the last {LAST}"),

@@ -69,7 +69,7 @@ class Job(NamedTuple):
     method: str = ""  # the method whose threshold is searched; empty for a run
 
     def done(self, folder: Path) -> bool:
-        """Whether the folder holds the finished run, including by divergence, or the finished search."""
+        """Return whether the folder holds the finished run, including by divergence, or the finished search."""
         path = folder / self.name
         if self.method:
             return (path / RESULT).exists() and "best" in json.loads((path / RESULT).read_text())
@@ -79,7 +79,7 @@ class Job(NamedTuple):
         return len(recorded) >= self.experiment.rounds or recorded.diverged is not None
 
     def best(self, folder: Path) -> dict[str, float]:
-        """The threshold that a finished search found, as a setting."""
+        """Return the threshold that a finished search found, as a setting."""
         recorded = json.loads((folder / self.name / RESULT).read_text())
         return recorded["best"]["values"]
 
@@ -110,7 +110,7 @@ def _delete_checkpoints(path: Path) -> None:
 
 
 def jobs(folder: Path) -> Iterator[Job]:
-    """All jobs in the order of computation; jobs with the same experiment occur more than once.
+    """Yield all jobs in the order of computation; jobs with the same experiment occur more than once.
 
     A run with a searched threshold appears once its search in `folder` is finished.
     """
@@ -165,7 +165,7 @@ def fig3(preset: str, seed: int, folder: Path, *methods: str) -> Iterator[Job]:
 
 
 def fig4(**settings: float | str) -> Job:
-    """A run of Fig. 4; its name lists the settings that differ from alpha = 1.5, tau = 0.1, C = 0.13.
+    """Return a run of Fig. 4; its name lists the settings that differ from alpha = 1.5, tau = 0.1, C = 0.13.
 
     >>> fig4(**{"noise.tau": 0.3, "receiver.C": "auto"}).name
     'cifar10-noniid-tau0.3-Cauto-seed0'
@@ -214,7 +214,7 @@ def gap_curves(folder: Path) -> dict[str, Experiment]:
 
 
 def missing(folder: Path) -> Iterator[Job]:
-    """The jobs that are not finished; one job per experiment."""
+    """Yield the jobs that are not finished; one job per experiment."""
     seen = set()
     for job in jobs(folder):
         key = job.method, job.experiment.id(), job.experiment.rounds
@@ -224,7 +224,7 @@ def missing(folder: Path) -> Iterator[Job]:
 
 
 def selected(folder: Path, prefixes: list[str]) -> Iterator[Job]:
-    """The missing jobs whose names start with one of the prefixes, in the order of the prefixes."""
+    """Return the missing jobs whose names start with one of the prefixes, in the order of the prefixes."""
     return (job for prefix in prefixes for job in missing(folder) if job.name.startswith(prefix))
 
 

@@ -28,7 +28,7 @@ class Verdict(NamedTuple):
 
 
 def pairs(one: list[Run], other: list[Run]) -> dict[int, Pair]:
-    """The runs of two curves with the same seed, by seed."""
+    """Return the runs of two curves with the same seed, by seed."""
     first, second = ({run.settings["seed"]: run for run in runs} for runs in (one, other))
     return {seed: (first[seed], second[seed]) for seed in sorted(first.keys() & second.keys())}
 
@@ -77,7 +77,7 @@ def describe_values(values: list[float], form: str) -> str:
 
 
 def verdict(holds: dict[int, bool], within: str = "") -> str:
-    """Whether a claim holds, by seed.
+    """Return whether a claim holds, by seed.
 
     >>> verdict({0: True, 1: True})
     'holds, seeds 0 and 1'
@@ -175,7 +175,7 @@ def _describe_fluctuation(one: str, other: str, paired: list[Pair]) -> str:
 
 
 def claims(name: str, curves: Curves, names: dict[str, str]) -> Iterator[Verdict]:
-    """The claims about a panel, each with its verdict; "(ours)" marks what the paper does not state."""
+    """Yield the claims about a panel, each with its verdict; "(ours)" marks what the paper does not state."""
     by = Judge(curves, names)
     if name.startswith("fig3"):
         yield by.above("MAC markedly improves the accuracy", "MAC", "Noisy")

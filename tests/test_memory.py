@@ -203,7 +203,7 @@ def test_a_memory_that_becomes_nan_ends_the_run(tiny, tmp_path, registries, capl
     assert (run.diverged, len(run)) == (2, 3)
     assert read_checkpoint(tmp_path / "a").rounds == 2
     assert sa.run(tiny.with_(**{kind: "odd()"}), tmp_path / "a", resume=True).diverged == 2
-    assert f"the memory of the {kind} holds NaN" in caplog.text
+    assert f"the memory of the {kind} contains NaN" in caplog.text
 
 
 @pytest.mark.parametrize("kind", ["receiver", "server"])

@@ -39,5 +39,5 @@ def test_another_data_folder(command, tmp_path, data_folder, monkeypatch):
     (tmp_path / "d" / "cifar10.safetensors").write_bytes(altered)
     code, _, errors = command(*but(words, "rounds=2"), "--resume")
     assert code == 2
-    assert "r was started with other data files" in errors
+    assert "r was started with different data files" in errors
     assert "matches its description" in command("data", "check", "cifar10", "--describe", "--data-dir", "d")[1]

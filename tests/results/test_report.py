@@ -219,7 +219,7 @@ def test_the_settled_accuracy_and_the_fluctuation_are_of_the_last_ten_rounds():
 def test_validation_runs_alone_make_a_report_and_beside_test_runs_are_left_out():
     searched = Run(sa.Experiment(evaluate="validation").to_dict(), [{"round": 0, "validation/accuracy": 0.25}])
     assert "the validation accuracy" in Page(report.page([searched])).text["Results"]
-    assert "no test/accuracy" in Page(report.page([searched, made([0.5])])).text["Left out"]
+    assert "without test/accuracy" in Page(report.page([searched, made([0.5])])).text["Left out"]
 
 
 def test_runs_without_rounds_are_refused_or_left_out():

@@ -34,7 +34,7 @@ def fetch(port, path, headers):
 
 def test_the_page_follows_the_runs(tiny, tmp_path):
     with served(tmp_path) as get:
-        assert "holds no run" in get()
+        assert "contains no run" in get()
         sa.run(tiny.with_(rounds=1), tmp_path / "a")
         first, page = get("/version"), get()
         assert f'const shown = "{first}"' in page

@@ -9,7 +9,7 @@ from stableair.experiment import TYPES, dotted_keys
 
 
 def setting_for(error: Any, words: list[str]) -> str:
-    """The advice to write an unknown option such as `--rounds 2` as a setting; "" if it is no setting.
+    """Return the advice to write an unknown option such as `--rounds 2` as a setting; "" if it is no setting.
 
     Also "" if the command has no settings.
 
@@ -26,7 +26,7 @@ def setting_for(error: Any, words: list[str]) -> str:
 
 
 def option_for(error: StableairError, words: list[str], commands: Mapping[str, Callable[..., None]]) -> str:
-    """The advice to write an unknown setting such as `seeds=3` as an option; "" if there is none.
+    """Return the advice to write an unknown setting such as `seeds=3` as an option; "" if there is none.
 
     Args:
         error: The error.
@@ -45,7 +45,7 @@ def option_for(error: StableairError, words: list[str], commands: Mapping[str, C
 
 
 def _value_of(option: str, words: list[str]) -> str:
-    """The value of an option: after its equals sign, or the next word."""
+    """Return the value of an option: after its equals sign, or the next word."""
     for word, following in zip(words, [*words[1:], ""], strict=True):
         if word == option:
             return following

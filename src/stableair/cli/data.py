@@ -43,7 +43,7 @@ def describe_file(name: str) -> str:
 
 
 def has_description(name: str) -> bool:
-    """Whether the description of a data file exists."""
+    """Return whether the description of a data file exists."""
     from stableair.data import hub
 
     return hub.description_file(name).exists()

@@ -99,11 +99,11 @@ class ProgressDisplay(EngineDisplay):
         print_line(number + self.result(experiment, outcome))
 
     def title(self, experiment: "Experiment") -> str:
-        """The name of a run in the lines of its rounds."""
+        """Return the name of a run in the lines of its rounds."""
         return experiment.name
 
     def result(self, experiment: "Experiment", outcome: "Run | StableairError") -> str:
-        """The outcome of a run, in one line."""
+        """Return the outcome of a run, in one line."""
         if isinstance(outcome, StableairError):
             return f"{experiment.name}: {with_flag(outcome)}"
         return describe_run(outcome, experiment)
@@ -118,7 +118,7 @@ class ProgressDisplay(EngineDisplay):
 
 
 def with_flag(error: StableairError) -> str:
-    """The error message, with command-line advice in place of the advice for Python."""
+    """Return the error message, with command-line advice in place of the advice for Python."""
     flag = FLAGS.get(error.hint)
     return f"{error.message}; {flag}" if flag else str(error)
 
@@ -129,7 +129,7 @@ def print_line(line: str) -> None:
 
 
 def describe_engine(engine: dict[str, Any]) -> str:
-    """The engine of a run in one line, with the reason for this choice."""
+    """Return the engine of a run in one line, with the reason for this choice."""
     details = [engine["engine"], engine["precision"]]
     if engine["engine"] != "reference":
         details.append(f"{pluralize(engine['chunk'], 'client')} at a time")
@@ -139,7 +139,7 @@ def describe_engine(engine: dict[str, Any]) -> str:
 
 
 def describe_round(row: "Row") -> str:
-    """The main metrics of a round."""
+    """Return the main metrics of a round."""
     if row.get("diverged"):
         return "diverged"
     metric = next(name for name in row if name.endswith("/accuracy"))
@@ -150,7 +150,7 @@ def describe_round(row: "Row") -> str:
 
 
 def describe_run(run: "Run", experiment: "Experiment") -> str:
-    """The outcome of a run, in one line."""
+    """Return the outcome of a run, in one line."""
     if run.diverged is not None:
         kept = "; the last good checkpoint is kept" if run.diverged else ""
         return f"{run.folder}: diverged at round {run.diverged + 1}{kept}"
@@ -161,14 +161,14 @@ def describe_run(run: "Run", experiment: "Experiment") -> str:
 
 
 def describe_length(run: "Run", experiment: "Experiment") -> str:
-    """The number of rounds of a run; a search may stop a run early."""
+    """Return the number of rounds of a run; a search may stop a run early."""
     if run.diverged is not None or len(run) >= experiment.rounds:
         return pluralize(len(run), "round")
     return f"stopped after {len(run)} of {experiment.rounds} rounds"
 
 
 def duration(seconds: float) -> str:
-    """A time span in words.
+    """Return a time span in words.
 
     >>> [duration(seconds) for seconds in (0.123, 42, 90, 12_000, 200_000)]
     ['0.12 s', '42 s', '1 min 30 s', '3 h 20 min', '2 d 8 h']

@@ -48,7 +48,7 @@ Profile = Annotated[
         "--profile", help="Record the seconds of each step of a round and the peak memory; `run` prints them."
     ),
 ]
-Force = Annotated[bool, typer.Option("--force", help="Replace files that stableair has not made.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace files that were not written by stableair.")]
 Folders = Annotated[
     list[Path], typer.Argument(metavar="DIR...", help="Run folders, or folders that contain run folders.")
 ]
@@ -64,7 +64,7 @@ Style = Annotated[
 
 
 def out_option(help: str) -> Any:
-    """The option -o, --out. An empty path is refused: Python would interpret it as the current folder."""
+    """Return the option -o, --out. An empty path is refused: Python would interpret it as the current folder."""
     return typer.Option("--out", "-o", parser=_path, metavar="PATH", help=help)
 
 
@@ -119,7 +119,7 @@ def drop_unset(**options: Any) -> dict[str, Any]:
 def run_options(
     stop: str, patience: int, monitor: str, keep_best: bool, track: list[str] | None, profile: bool
 ) -> "RunOptions":
-    """The options that observe or stop runs; the commands display the progress themselves."""
+    """Return the options that observe or stop runs; the commands display the progress themselves."""
     return {
         "stop": stop, "patience": patience, "monitor": monitor, "keep_best": keep_best, "track": track or [],
         "profile": profile, "progress": False,

@@ -47,7 +47,7 @@ def list_components(
 
 
 def component_rows(kind: str, arguments: bool = True) -> list[tuple[str, str]]:
-    """The two columns of `stableair list KIND`: name with signature, and description.
+    """Return the two columns of `stableair list KIND`: name with signature, and description.
 
     Args:
         kind: Plural of a kind of component, "presets" or "settings".
@@ -61,19 +61,19 @@ def component_rows(kind: str, arguments: bool = True) -> list[tuple[str, str]]:
 
 
 def _description(entry: Entry, arguments: bool) -> str:
-    """The summary of a component, and below it a line for each argument."""
+    """Return the summary of a component, and below it a line for each argument."""
     lines = [f"      {name}: {text}" for name, text in describe_arguments(entry).items()] if arguments else []
     return "\n".join([entry.summary, *lines])
 
 
 def describe_arguments(entry: Entry) -> dict[str, str]:
-    """The descriptions of a component's arguments by their names, from the Args section of its docstring."""
+    """Return the descriptions of a component's arguments by their names, from the Args section of its docstring."""
     section = ARGS.search(inspect.getdoc(entry.factory) or "")
     return {name: " ".join(text.split()) for name, text in ARGUMENT.findall(section[1])} if section else {}
 
 
 def typed_setting(name: str) -> str:
-    """A setting with its allowed values and its default: `payload: gradient | delta = gradient`."""
+    """Return a setting with its allowed values and its default: `payload: gradient | delta = gradient`."""
     field = SETTING_FIELDS[name]
     kind = type_name(field.type)
     if name in COMPONENT_SETTINGS:
@@ -84,7 +84,7 @@ def typed_setting(name: str) -> str:
 
 
 def describe_setting(name: str) -> str:
-    """The description of a setting; for a component setting also the names of the components."""
+    """Return the description of a setting; for a component setting also the names of the components."""
     help = str(SETTING_FIELDS[name].metadata["help"])
     if name not in COMPONENT_SETTINGS:
         return help

@@ -55,7 +55,7 @@ def plot(
 
 
 def _lengths(text: str | None) -> Any:
-    """The numbers of --size; `sa.plot` checks that they are two."""
+    """Return the numbers of --size; `sa.plot` checks that they are two."""
     try:
         return None if text is None else tuple(map(float, text.split(",")))
     except ValueError:
@@ -94,7 +94,7 @@ def export(
 
 
 def _budgets(words: list[str] | None) -> Any:
-    """The values of --at; `sa.export` checks them."""
+    """Return the values of --at; `sa.export` checks them."""
     from stableair.experiment import parse_overrides
     from stableair.spec import literal
 

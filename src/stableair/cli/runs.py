@@ -107,7 +107,7 @@ def print_profile(result: "Run") -> None:
 
 
 def run_folder(experiment: "Experiment", out: Path | None, seeds: int) -> Path:
-    """The folder of a run; with several seeds, each run has a subfolder."""
+    """Return the folder of a run; with several seeds, each run has a subfolder."""
     if out is None:
         return Path("runs") / experiment.name
     return out / f"seed{experiment.seed}" if seeds > 1 else out
@@ -213,7 +213,7 @@ def separate_spaces(words: list[str]) -> tuple[list[str], dict[str, "Space"]]:
 
 
 def first_values(settings: list[str], spaces: dict[str, "Space"]) -> list[str]:
-    """A value for each searched argument of a component that is named without arguments.
+    """Return a value for each searched argument of a component that is named without arguments.
 
     For example, receiver=mac requires a C.
     """

@@ -40,7 +40,7 @@ def install_signal_handlers() -> list[int]:
 
 
 def exit_code(stop: BaseException) -> int:
-    """The exit code of a stopped command.
+    """Return the exit code of a stopped command.
 
     The exception of the signal may be the cause or the context of `stop`.
     """

@@ -114,7 +114,7 @@ def check_cluster(slurm: bool, slurm_option: list[str] | None, ray: str | None) 
 
 
 def slurm_options(words: list[str]) -> dict[str, Any]:
-    """The values of --slurm-option by name."""
+    """Return the values of --slurm-option by name."""
     from stableair.experiment import parse_overrides
     from stableair.spec import literal
 
@@ -243,7 +243,7 @@ def sweep_display(experiments: "list[Experiment]", folder: Path) -> Iterator[Eng
 
 
 def progress_table(settings: dict[str, list[str]], progress: "SweepProgress", height: int) -> "Table":
-    """The progress of a sweep, a row per setting; if not all fit, running settings come first.
+    """Return the progress of a sweep, a row per setting; if not all fit, running settings come first.
 
     Args:
         settings: Names of the experiments by the label of their setting.

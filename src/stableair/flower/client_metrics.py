@@ -45,7 +45,7 @@ NUMBER = -1
 
 
 def _length(value: Any) -> int:
-    """The length of a list of finite numbers; NUMBER for one finite number, UNUSABLE for any other value."""
+    """Return the length of a list of finite numbers; NUMBER for one finite number, UNUSABLE for any other value."""
     try:
         values = value if isinstance(value, list) else [value]
         finite = all(math.isfinite(v) for v in values)

@@ -36,7 +36,7 @@ class ClientNumbers:
                 self.assigned[node] = next(free)
 
     def resolve(self, replies: Iterable[Reply]) -> tuple[list[Reply], dict[int, str]]:
-        """Number the replies of a round, without binding any number.
+        """Return the number the replies of a round, without binding any number.
 
         Returns:
             The replies that have a valid number, and for the other nodes the reason why theirs is refused.
@@ -64,12 +64,12 @@ class ClientNumbers:
         self.owners |= {reply.client: reply.node for reply in replies if reply.claim is not None}
 
     def memory(self) -> Memory:
-        """The bound numbers, for the checkpoint; () if there are none."""
+        """Return the bound numbers, for the checkpoint; () if there are none."""
         return {"nodes": dict(self.owners)} if self.owners else ()
 
 
 def recorded_owners(memory: Memory, connected: Iterable[int]) -> dict[int, int]:
-    """The bound numbers of a checkpoint.
+    """Return the bound numbers of a checkpoint.
 
     Node ids last as long as the SuperLink's database; a simulation draws new ids at every start. So if none of the
     recorded nodes is connected, no number is bound.

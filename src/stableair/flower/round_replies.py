@@ -86,12 +86,12 @@ class RoundReplies:
         raise InputError(text, code="no-replies", k=self.k, nodes=len(self.sampled))
 
     def mean_loss(self) -> float | None:
-        """Mean training loss over the used replies that hold one."""
+        """Return the mean training loss over the used replies that hold one."""
         losses = [reply.loss for reply in self.used if reply.loss is not None]
         return sum(losses) / len(losses) if losses else None
 
     def senders(self, k: int) -> Tensor:
-        """The clients whose replies are used, in the order of summation: (m,)."""
+        """Return the clients whose replies are used, in the order of summation: (m,)."""
         return torch.tensor([reply.client for reply in self.used], dtype=torch.int64)
 
     def uploads(self, model: ModelState, k: int, clients: Tensor) -> Iterator[Upload]:

@@ -27,7 +27,7 @@ def no_evaluation(model: ModelState, averaged: ModelState | None) -> Metrics:
 
 
 def payload_scales(e: Experiment) -> Callable[[int], float]:
-    """The factor from a difference of weights to the payload, as a function of the round."""
+    """Return the factor from a difference of weights to the payload, as a function of the round."""
     share = e.call("lr_decay")()
     return lambda k: payload_scale(e.payload, e.lr * share_in_round(share, k))
 

@@ -80,7 +80,7 @@ def server_step(rule: ServerRule, strategy: Strategy, aggregate: Callable[[Tenso
 
 
 def _moments(strategy: Strategy) -> Memory:
-    """The moments that a strategy keeps between rounds, as tensors."""
+    """Return the moments that a strategy keeps between rounds, as tensors."""
     moments = {name: getattr(strategy, name, None) for name in STRATEGY_MEMORY}
     return {name: _to_tensors(value) for name, value in moments.items() if value}
 
@@ -93,7 +93,7 @@ def _to_tensors(arrays: Any) -> Any:
 
 
 def _to_arrays(tensors: Any) -> Any:
-    """The inverse of `_to_tensors`; None stays None."""
+    """Return the inverse of `_to_tensors`; None stays None."""
     if isinstance(tensors, dict):
         return {name: t.cpu().numpy().copy() for name, t in tensors.items()}
     return None if tensors is None else [t.cpu().numpy().copy() for t in tensors]

@@ -167,7 +167,7 @@ class OverTheAir(Strategy):
         return _renumbered(result, self.first, self.broadcast)
 
     def _recorded_clients(self) -> int | None:
-        """The number of clients of the run in the folder; None for a new run."""
+        """Return the number of clients of the run in the folder; None for a new run."""
         if self.folder is None or not (self.folder / EXPERIMENT).exists():
             return None
         return int(read_record(self.folder)["clients"])
@@ -286,7 +286,7 @@ class OverTheAir(Strategy):
         return aggregate_metrics(aggregate, records.values(), self.weight, k)
 
     def _array_record(self, state: ModelState) -> ArrayRecord:
-        """The model with the names and types of the clients' arrays."""
+        """Return the model with the names and types of the clients' arrays."""
         return with_vectors(self.expected.model, [(self.expected.layout, state.w), (self.expected.norms, state.stats)])
 
     # -------------------------------------------------------------------------------------------------- the evaluation
@@ -302,7 +302,7 @@ class OverTheAir(Strategy):
         return ours | {name if "/" in name else f"test/{name}": value for name, value in numbers.items()}
 
     def _server_evaluation(self, server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
-        """The evaluation of a completed round for Flower; before the first round, evaluate the initial model."""
+        """Return the evaluation of a completed round for Flower; before the first round, evaluate the initial model."""
         if server_round:
             return None if self.diverged else self.evaluation
         return self.evaluate_fn(self.first, arrays) if self.evaluate_fn else None
@@ -336,7 +336,7 @@ class OverTheAir(Strategy):
 
 
 def _client_numbers(e: Experiment, resume: ResumePoint, grid: Grid) -> ClientNumbers:
-    """The client numbers of the nodes; those of a resumed run are bound to their nodes."""
+    """Return the client numbers of the nodes; those of a resumed run are bound to their nodes."""
     memory = resume.checkpoint.state.clients if resume.checkpoint else ()
     return ClientNumbers(e.clients, recorded_owners(memory, grid.get_node_ids()))
 

@@ -28,7 +28,7 @@ SEED = 0
 
 
 def limit() -> Figure:
-    """The SNR over the rounds, without and with a power limit, for both payloads."""
+    """Draw the SNR over the rounds, without and with a power limit, for both payloads."""
     figure, panels = _panels(2, "communication round", "SNR, dB")
     base = Experiment(clients=10, rounds=10, local_epochs=1, channel="flat(noise_on=sum)", receiver="mac(C=auto)")
     for axes, power in zip(panels, ("none()", "limit(P=1)"), strict=True):
@@ -84,7 +84,7 @@ def bursts(entries: int = 3000, alpha: float = 1.2, tau: float = 0.1) -> Figure:
 
 
 def markov(rounds: int = 150, p: float = 0.1, q: float = 0.3) -> Figure:
-    """The strength of the interference in each round."""
+    """Draw the strength of the interference in each round."""
     figure, (axes,) = _panels(1, "communication round", r"median of $|\xi|$ in the round")
     draw = markov_noise(p=p, q=q)
     size = np.array([draw(2000, generator(SEED, "noise", k)).abs().median().item() for k in range(rounds)])
@@ -99,7 +99,7 @@ def markov(rounds: int = 150, p: float = 0.1, q: float = 0.3) -> Figure:
 
 
 def field(density: float = 0.1, draws: int = 300_000) -> Figure:
-    """A Poisson field of interferers, and the tail of the interference with that of the stable law."""
+    """Draw a Poisson field of interferers, and the tail of the interference with that of the stable law."""
     figure, (left, right) = _panels(2)
     rng = generator(SEED, "picture", 0).numpy()
     x, y = rng.uniform(-15, 15, (2, rng.poisson(density * 30**2)))
@@ -126,7 +126,7 @@ def field(density: float = 0.1, draws: int = 300_000) -> Figure:
 
 
 def block(rounds: int = 30, d: int = 200) -> Figure:
-    """The amplitude of one client over rounds and entries."""
+    """Draw the amplitude of one client over rounds and entries."""
     figure, panels = _panels(2, "entry", "communication round")
     for axes, entries in zip(panels, (None, 25), strict=True):
         law = block_fading(rounds=5, entries=entries)
@@ -144,7 +144,7 @@ def block(rounds: int = 30, d: int = 200) -> Figure:
 
 
 def ar(rounds: int = 150) -> Figure:
-    """The amplitude of one client over the rounds, for three correlations."""
+    """Draw the amplitude of one client over the rounds, for three correlations."""
     figure, panels = _panels(3, "communication round", "h", tall=True)
     for axes, a in zip(panels, (0.0, 0.9, 0.99), strict=True):
         h = [ar_fading(a)(1, generator(SEED, "fading", k)).item() for k in range(rounds)]
@@ -155,12 +155,12 @@ def ar(rounds: int = 150) -> Figure:
 
 
 def _round_numbers(rounds: int) -> np.ndarray:
-    """The numbers of the rounds on an axis, from 1."""
+    """Return the numbers of the rounds on an axis, from 1."""
     return np.arange(1, rounds + 1)
 
 
 def _panels(number: int, xlabel: str = "", ylabel: str = "", tall: bool = False) -> tuple[Figure, list[Axes]]:
-    """A figure with `number` panels: side by side, or with `tall` one above the other."""
+    """Draw a figure with `number` panels: side by side, or with `tall` one above the other."""
     size, shape = ((8, 1.9 * number), (number, 1)) if tall else ((5.2 * max(number, 1.5), 4.0), (1, number))
     figure = Figure(figsize=size, layout="constrained")
     panels = list(figure.subplots(*shape, squeeze=False).flat)

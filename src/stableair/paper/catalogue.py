@@ -109,7 +109,7 @@ Tune = Callable[[str, Experiment], Experiment]  # (method, experiment) -> the ex
 
 
 def curves(figure: Figure, base: Experiment, tune: Tune, search_each: bool = False) -> dict[str, Experiment]:
-    """The experiment of every curve, by label.
+    """Return the experiment of every curve, by label.
 
     Args:
         figure: The figure.
@@ -133,7 +133,7 @@ def curves(figure: Figure, base: Experiment, tune: Tune, search_each: bool = Fal
 
 
 def published_curves(name: str) -> dict[str, Experiment]:
-    """The experiments whose runs are published for a figure, by label: the paper's curves, then additional ones.
+    """Return the experiments whose runs are published for a figure, by label: the paper's curves, then additional ones.
 
     The name "choices" selects the alternatives to this project's choices where the paper leaves the setting open.
     """

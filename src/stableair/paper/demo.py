@@ -36,7 +36,7 @@ def demo(out: str | Path = ".", *, force: bool = False, callbacks: Sequence[Call
 
     Args:
         out: Folder of the two files; the runs are in its subfolder runs/demo. Finished runs are not computed again.
-        force: Whether to replace files that stableair has not made.
+        force: Whether to replace files that were not written by stableair.
         callbacks: Observers of the runs.
 
     Returns:

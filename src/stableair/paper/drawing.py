@@ -64,7 +64,7 @@ def draw_without_runs(name: str, style: PlotStyle = "screen") -> Picture:
 
 
 def _panels(figure: Figure, runs: Curves) -> dict[str, Curves]:
-    """The curves of Fig. 4(a) and (b) by how C was chosen, one panel each; other figures have one panel.
+    """Return the curves of Fig. 4(a) and (b) by how C was chosen, one panel each; other figures have one panel.
 
     One panel shows all curves if a panel had only one curve.
     """
@@ -79,26 +79,26 @@ def _panels(figure: Figure, runs: Curves) -> dict[str, Curves]:
 
 
 def _label_with_snr(label: str, runs: list[Run]) -> str:
-    """A label of Fig. 4(b) with the measured SNR and the paper's SNR at that tau."""
+    """Return a label of Fig. 4(b) with the measured SNR and the paper's SNR at that tau."""
     decibels, paper = snrs(runs), _paper_snr(runs)
     measured = f"mean {fmean(decibels):.1f} dB, linear {linear_mean(decibels):.1f} dB" if decibels else "none"
     return f"{label}, SNR: {measured}" + (f" (paper: up to {paper} dB)" if paper is not None else "")
 
 
 def _label_with_mean_snr(label: str, runs: list[Run]) -> str:
-    """A label of Fig. 4(b) for narrow panels, with the mean SNR only."""
+    """Return a label of Fig. 4(b) for narrow panels, with the mean SNR only."""
     decibels, paper = snrs(runs), _paper_snr(runs)
     measured = f"{fmean(decibels):.1f} dB" if decibels else "none"
     return f"{label}, SNR {measured}" + (f" (paper: {paper})" if paper is not None else "")
 
 
 def _paper_snr(runs: list[Run]) -> int | None:
-    """The paper's SNR in dB at the scale of these runs."""
+    """Return the paper's SNR in dB at the scale of these runs."""
     return SNR.get(components_of_record(runs[0].record)["noise"][0][1].get("tau", math.nan))
 
 
 def caption(plan: Plan, runs: Curves, notes: list[str], data: str = "", missing: Sequence[str] = ()) -> str:
-    """The caption of a figure.
+    """Return the caption of a figure.
 
     Args:
         plan: The plan of the figure.
@@ -123,7 +123,7 @@ def caption(plan: Plan, runs: Curves, notes: list[str], data: str = "", missing:
 
 
 def _setup(plan: Plan, runs: Curves) -> list[str]:
-    """The settings that all curves share."""
+    """Return the settings that all curves share."""
     base, vary = plan.base, plan.figure.vary
     has_norm_stats = any("accuracy_clients" in key for each in runs.values() for one in each for key in one.rounds[0])
     norm_stats = plan.figure.metric.partition("accuracy_")[2] or base.norm_stats
@@ -139,7 +139,7 @@ def _setup(plan: Plan, runs: Curves) -> list[str]:
 
 
 def _seeds(plan: Plan, runs: Curves) -> str:
-    """The seeds, and whether some curves have fewer."""
+    """Return the seeds, and whether some curves have fewer."""
     first, n = plan.base.seed, plan.seeds
     if n == 1:
         return f"seed {first}"
@@ -148,6 +148,6 @@ def _seeds(plan: Plan, runs: Curves) -> str:
 
 
 def _sample_count(runs: Curves) -> str:
-    """The number of training samples: the data folder may hold a part of a data set."""
+    """Return the number of training samples: the data folder may hold a part of a data set."""
     counts = [sum(map(sum, one.labels)) for each in runs.values() for one in each if one.labels]
     return f", {counts[0]:,} training samples" if counts else ""

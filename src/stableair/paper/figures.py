@@ -58,7 +58,7 @@ def figure(
         overlay: With `published`: runs, or folders of runs, to draw over the published ones.
         metric: With `published`: metric to draw instead of the figure's, such as "test/accuracy_clients".
         style: Style of the picture, as for `sa.plot`.
-        force: Whether to replace files that stableair has not made.
+        force: Whether to replace files that were not written by stableair.
         plugin_changed: What to do with recorded rounds of a plug-in that has changed since: "refuse" raises an error,
             "keep" uses them and records both versions, "recompute" restarts such runs.
         callbacks: Observers of the runs.
@@ -115,7 +115,7 @@ def _check_options(
 
 
 def default_folder(smoke: bool, published: bool) -> str:
-    """The folder of a figure if `out` is None."""
+    """Return the folder of a figure if `out` is None."""
     return "runs/smoke" if smoke else "runs/published" if published else "runs"
 
 
@@ -127,7 +127,7 @@ def _refuse(reason: str, options: dict[str, Any]) -> None:
 
 
 def output_files(name: str, folder: Path, metric: str = "") -> list[Path]:
-    """The files that `figure` writes: two pictures and the caption."""
+    """Return the files that `figure` writes: two pictures and the caption."""
     stem = f"{name}-{metric.replace('/', '-')}" if metric else name
     return [folder / f"{stem}.{ending}" for ending in ("png", "pdf", "txt")]
 
@@ -174,7 +174,7 @@ def _search_threshold(
 def _run_curves(
     experiments: dict[str, list[Experiment]], folder: Path, callbacks: Sequence[Callback], plugin_changed: PluginChange
 ) -> Curves:
-    """The runs of every curve, computed as a sweep: other processes that make the same figure share the work."""
+    """Return the runs of every curve, computed as a sweep: other processes that make the same figure share the work."""
     every = [one for seeds in experiments.values() for one in seeds]
     runs = {
         run.experiment.name: run for run in sweep(every, folder, plugin_changed=plugin_changed, callbacks=callbacks)
@@ -183,7 +183,7 @@ def _run_curves(
 
 
 def describe_search(result: Result) -> str:
-    """The threshold that a search chose, its range and its budget, as one sentence."""
+    """Return the threshold that a search chose, its range and its budget, as one sentence."""
     ((key, space),) = result.spaces.items()
     low, high = space.ends()
     name, best = key.partition(".")[2], result.winner.values[key]
@@ -203,7 +203,7 @@ def draw_published(name: str, overlay: RunSource = (), metric: str = "", style: 
 
 
 def published_content(name: str, overlay: RunSource = (), metric: str = "") -> Content:
-    """The content of a figure from its published runs.
+    """Return the content of a figure from its published runs.
 
     Args:
         name: The figure.
@@ -250,7 +250,7 @@ def read_published(name: str) -> PublishedRuns:
 
 
 def overlay_runs(name: str, source: RunSource) -> tuple[Curves, list[str]]:
-    """The user's runs that may be drawn over a figure.
+    """Return the user's runs that may be drawn over a figure.
 
     A run must have the set-up of the figure or of one of its published curves, except for the receiver and the setting
     that the figure varies.

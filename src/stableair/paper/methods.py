@@ -48,7 +48,7 @@ def method_of(experiment: Experiment) -> str:
 
 
 def experiments(base: Experiment, tune: Callable[[str], Experiment]) -> dict[str, Experiment]:
-    """The experiment of each method, by name.
+    """Return the experiment of each method, by name.
 
     Args:
         base: The settings that all methods share.

@@ -79,7 +79,7 @@ def plan(
 
 
 def with_threshold(method: str, base: Experiment, value: float) -> Experiment:
-    """The experiment with the receiver of a method at a threshold."""
+    """Return the experiment with the receiver of a method at a threshold."""
     receiver, key, _ = SEARCHED[method]
     return base.with_(receiver=receiver).with_(**{key: value})
 

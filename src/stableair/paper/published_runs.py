@@ -44,7 +44,7 @@ def allowed_differences(name: str) -> dict[str, str]:
 
 
 def differences(record: dict[str, Any], experiment: Experiment) -> set[str]:
-    """The settings and arguments, such as "receiver.C", in which a record differs from an experiment.
+    """Return the settings and arguments, such as "receiver.C", in which a record differs from an experiment.
 
     Seed, device and engine are ignored.
     """
@@ -61,7 +61,7 @@ def _flatten_experiment(experiment: Experiment) -> dict[str, Any]:
 
 
 def _flatten(record: dict[str, Any]) -> dict[str, Any]:
-    """A record by dotted keys; model="auto" is replaced by the data set's default model."""
+    """Return a record by dotted keys; model="auto" is replaced by the data set's default model."""
     data = str(settings_of_record(record)["data"]).partition("(")[0]
     if record["model"] == "auto" and data in IMAGE_SETS:
         record = record | {"model": IMAGE_SETS[data].model}
@@ -74,7 +74,7 @@ def _flatten(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def curve_name(name: str, record: dict[str, Any], curves: Curves) -> str | None:
-    """The label of the curve whose experiment is nearest to a record; None if no curve matches."""
+    """Return the label of the curve whose experiment is nearest to a record; None if no curve matches."""
     allowed, settings = allowed_differences(name).keys(), _flatten(record)
     differing = {label: _differing_keys(settings, _flatten_experiment(one)) for label, one in curves.items()}
     matching = [label for label, keys in differing.items() if keys <= allowed]
@@ -127,7 +127,7 @@ def write(
 
 
 def _format_cell(value: float | None) -> str:
-    """A number with six digits; "null" for a value that is missing or not finite, as in JSON."""
+    """Return a number with six digits; "null" for a value that is missing or not finite, as in JSON."""
     return "null" if value is None else f"{value:.6g}"
 
 
@@ -138,7 +138,7 @@ def _parse_cell(column: str, text: str) -> Any:
 
 
 def is_published(name: str) -> bool:
-    """Whether there are published runs of a figure."""
+    """Return whether there are published runs of a figure."""
     return (FOLDER / f"{name}.json").exists()
 
 
@@ -175,7 +175,7 @@ def read(name: str, curves: Curves) -> PublishedRuns:
 
 
 def _read_files(path: Path) -> tuple[dict[str, Any], dict[str, list[Row]]]:
-    """The description of a figure's runs, and the rows of each run."""
+    """Return the description of a figure's runs, and the rows of each run."""
     about, content = json.loads(path.read_text()), path.with_suffix(".csv").read_bytes()
     if digest(content) != about["csv"]:
         raise ValueError(f"the checksum of {path.stem}.csv does not match")
@@ -187,7 +187,7 @@ def _read_files(path: Path) -> tuple[dict[str, Any], dict[str, list[Row]]]:
 
 
 def _problem(name: str, curves: Curves, label: str, run: Run) -> str:
-    """The reason why a published run cannot be drawn as a curve, or ""."""
+    """Return the reason why a published run cannot be drawn as a curve, or ""."""
     try:
         experiment = curves[choice("curve", label, curves)]
         if unlisted := differences(run.record, experiment) - allowed_differences(name).keys():
@@ -200,12 +200,12 @@ def _problem(name: str, curves: Curves, label: str, run: Run) -> str:
 
 
 def finished(run: Run) -> bool:
-    """Whether a run completed all rounds or diverged."""
+    """Return whether a run completed all rounds or diverged."""
     return run.diverged is not None or len(run) >= run.settings["rounds"]
 
 
 def search_result(recorded: dict[str, Any], base: Experiment) -> Result:
-    """The result of a search, from the contents of its search.json."""
+    """Return the result of a search, from the contents of its search.json."""
     header = recorded["search"]
     ranges = {key: one for key, text in header.items() if isinstance(text, str) and (one := space(key, text))}
     return Result(base.with_(rounds=header["rounds"], seed=0), ranges, [Trial(**row) for row in recorded["trials"]])
@@ -223,5 +223,5 @@ def provenance(published: PublishedRuns) -> str:
 
 
 def data_checksums(environments: Iterable[list[dict[str, Any]]]) -> set[str]:
-    """The checksums of the data files that runs have read."""
+    """Return the checksums of the data files that runs have read."""
     return {checksum for each in environments for one in each for checksum in (one.get("data") or {}).values()}

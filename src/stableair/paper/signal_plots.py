@@ -19,7 +19,7 @@ ENTRIES = 512
 
 
 def waveform() -> Figure:
-    """The effect of one impulse, and of stable noise, in the time domain on the entries for each modulation."""
+    """Draw the effect of one impulse, and of stable noise, in the time domain on the entries for each modulation."""
     figure = Figure(figsize=(12, 5.4), layout="constrained")
     rows = figure.subplots(2, 3, sharey="row")
     for top, bottom, (name, make) in zip(*rows, BASES.items(), strict=True):
@@ -45,7 +45,7 @@ def waveform() -> Figure:
 
 
 def antennas() -> Figure:
-    """The scale of the interference after blind combining, over the number of antennas."""
+    """Draw the scale of the interference after blind combining, over the number of antennas."""
     figure = Figure(figsize=(6.4, 4.2), layout="constrained")
     axes = figure.subplots()
     counts, clients, rounds = [1, 4, 16, 64, 256, 1024], 10, 200

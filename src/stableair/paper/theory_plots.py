@@ -17,7 +17,7 @@ from stableair.results.styles import LINES
 
 
 def overview(alpha: float, tau: float, C: float, G: float) -> Figure:
-    """The clipping decision interval and the efficacy of clipping, side by side."""
+    """Draw the clipping decision interval and the efficacy of clipping, side by side."""
     figure = Figure(figsize=(11, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2)
     interval(left, alpha, tau, C, G)
@@ -82,7 +82,7 @@ def _mark(axes: Axes, C: float) -> None:
 
 
 def checks(rows: list[Check]) -> Figure:
-    """The measured gradient norm as a share of both bounds of Theorem 1; a bound holds if the share is below 1."""
+    """Draw the measured gradient norm as a share of both bounds of Theorem 1; a bound holds if the share is below 1."""
     figure = Figure(figsize=(9, 4.2), layout="constrained")
     axes = figure.subplots()
     x = np.arange(len(rows))

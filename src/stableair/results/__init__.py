@@ -1,1 +1,1 @@
-"""Run folders, and the plots, reports and trackers that use them."""
+"""Recorded runs: run folders, plots, tables, reports, statistics and trackers."""

@@ -1,6 +1,7 @@
-"""The arguments of recorded runs by the names that the command line uses: `receiver.C`, `noise.tau`, `seed`.
+"""The arguments of recorded runs, named as on the command line: `receiver.C`, `noise.tau`, `seed`.
 
-A component setting such as `receiver` has the name of its component as value, and an entry for each argument of it.
+The value of a component setting, such as `receiver`, is the name of its component. Each argument of the component is a
+separate entry, such as `receiver.C`.
 """
 
 from collections.abc import Iterable
@@ -14,62 +15,65 @@ from stableair.results.run import Run
 from stableair.spec import OBJECT, format_call, format_value
 from stableair.validation import suggest
 
-Arguments = dict[str, Any]  # numbers and texts by name
+Arguments = dict[str, Any]  # numbers and strings by name
 Groups = dict[str, list[Run]]  # runs that differ only in the seed, by label
 
 
 def arguments(run: Run) -> Arguments:
-    """All arguments of a run, without execution settings; the seed is last.
+    """Return all arguments of a run except the execution settings; the seed is last.
 
-    An argument that several receivers of a chain have is one value, or a text such as "1 | 2" if they differ.
+    If several receivers of a chain have the same argument with different values, the values are joined: "1 | 2".
     """
     components = components_of_record(run.record)
     result: Arguments = {}
     for setting in TYPES:
         if setting in COMPONENT_SETTINGS:
-            result[setting] = " | ".join(_title(name, given) for name, given in components[setting]) or "auto"
-            values: dict[str, list[Any]] = {}
-            for _, given in components[setting]:
-                for name, value in given.items():
-                    values.setdefault(f"{setting}.{name}", []).append(_plain(value))
+            result[setting] = " | ".join(_title(name, values) for name, values in components[setting]) or "auto"
+            by_name: dict[str, list[Any]] = {}
+            for _, values in components[setting]:
+                for name, value in values.items():
+                    by_name.setdefault(f"{setting}.{name}", []).append(_plain(value))
             result |= {
-                name: one[0] if len(set(one)) == 1 else " | ".join(map(str, one)) for name, one in values.items()
+                name: each[0] if len(set(each)) == 1 else " | ".join(map(str, each)) for name, each in by_name.items()
             }
         elif setting not in (*EXECUTION, "seed"):
             result[setting] = run.settings[setting]
     return result | {"seed": run.settings["seed"]}
 
 
-def _title(component: str, given: dict[str, Any]) -> str:
-    """The name of a component, or the name of a Python object."""
-    return given["name"] if component == OBJECT else component
+def _title(component: str, values: dict[str, Any]) -> str:
+    """Return the name of a component, or of the Python object that replaces it."""
+    return values["name"] if component == OBJECT else component
 
 
 def differing(runs: Iterable[Run]) -> list[str]:
-    """Names of the arguments that have several values among the runs that have them; the seed is last."""
+    """Return the names of the arguments whose values differ between runs; the seed is last.
+
+    Runs without an argument are ignored for this argument.
+    """
     values: dict[str, set[str]] = {}
     for run in runs:
         for name, value in arguments(run).items():
             values.setdefault(name, set()).add(format_value(value))
     order = [*TYPES]
-    names = sorted(values, key=lambda name: (name == "seed", order.index(name.partition(".")[0])))  # stable
+    names = sorted(values, key=lambda name: (name == "seed", order.index(name.partition(".")[0])))  # a stable sort
     return [name for name in names if len(values[name]) > 1]
 
 
 def ordered(runs: list[Run]) -> list[Run]:
-    """Sort runs by the arguments that differ: numbers by value, then texts in the order of their appearance."""
-    every = [arguments(run) for run in runs]
-    appearance = {name: list(dict.fromkeys(one.get(name) for one in every)) for name in differing(runs)}
+    """Sort runs by the arguments that differ: first numbers by value, then strings in the order of appearance."""
+    all_arguments = [arguments(run) for run in runs]
+    appearance = {name: list(dict.fromkeys(each.get(name) for each in all_arguments)) for name in differing(runs)}
 
     def key(i: int) -> list[tuple[int, Any]]:
-        values = [(every[i].get(name), texts) for name, texts in appearance.items()]
-        return [(0, value) if is_number(value) else (1, texts.index(value)) for value, texts in values]
+        values = [(all_arguments[i].get(name), strings) for name, strings in appearance.items()]
+        return [(0, value) if is_number(value) else (1, strings.index(value)) for value, strings in values]
 
     return [runs[i] for i in sorted(range(len(runs)), key=key)]
 
 
 def in_order(groups: Groups) -> Groups:
-    """Sort groups as `ordered` sorts runs."""
+    """Sort groups in the order in which `ordered` sorts runs."""
     labels = {id(runs[0]): label for label, runs in groups.items()}
     return {labels[id(run)]: groups[labels[id(run)]] for run in ordered([runs[0] for runs in groups.values()])}
 
@@ -78,24 +82,24 @@ class Lines(NamedTuple):
     """Runs by the value of one argument."""
 
     lines: dict[str, dict[Any, list[Run]]]  # by label, then by value in ascending order
-    references: Groups  # runs without a number for an argument that is a number elsewhere, such as `none()` or C=auto
+    references: Groups  # runs without a number where other runs have one, such as `none()` or C=auto
 
 
 def by_argument(runs: list[Run], name: str) -> Lines:
-    """Group runs by the value of an argument, one line for each combination of the other arguments but the seed.
+    """Group runs by the value of an argument, with one line per combination of the other arguments.
 
-    The value of a component setting is its whole spec, such as "mac(C=1)".
+    The seed does not separate lines. The value of a component setting is its whole spec, such as "mac(C=1)".
 
     Raises:
-        InputError: The argument is unknown or has one value only (`unknown-x`).
+        InputError: The argument is unknown, or has the same value in all runs (`unknown-x`).
     """
     is_component = name in COMPONENT_SETTINGS
-    valued = [(run, run.settings[name] if is_component else arguments(run).get(name)) for run in ordered(runs)]
-    _check_differs(name, [value for _, value in valued], differing(runs))
-    numeric = any(is_number(value) for _, value in valued)
+    pairs = [(run, run.settings[name] if is_component else arguments(run).get(name)) for run in ordered(runs)]
+    _check_differs(name, [value for _, value in pairs], differing(runs))
+    numeric = any(is_number(value) for _, value in pairs)
     has_position = is_number if numeric else (lambda value: value is not None)
-    on_line = [(run, value) for run, value in valued if has_position(value)]
-    references = [run for run, value in valued if not has_position(value)]
+    on_line = [(run, value) for run, value in pairs if has_position(value)]
+    references = [run for run, value in pairs if not has_position(value)]
     keys = [key for key in differing(run for run, _ in on_line) if key not in (name, "seed")]
     if is_component:
         keys = [key for key in keys if not key.startswith(f"{name}.")]
@@ -109,7 +113,7 @@ def by_argument(runs: list[Run], name: str) -> Lines:
 
 
 def _check_differs(name: str, values: list[Any], allowed: list[str]) -> None:
-    """Refuse an argument that does not have several values."""
+    """Refuse an argument that has fewer than two different values."""
     if len({format_value(value) for value in values if value is not None}) < 2:
         constant = next((value for value in values if value is not None), None)
         problem = f"no run has an argument {name!r}" if constant is None else f"{name} is {constant} in all runs"
@@ -118,7 +122,10 @@ def _check_differs(name: str, values: list[Any], allowed: list[str]) -> None:
 
 
 def only_numeric_argument(groups: Groups, *ignored: str) -> str | None:
-    """The argument that differs between groups, if it is the only one and a number; components may differ too."""
+    """Return the name of the only number that differs between groups; None if there is no such argument, or several.
+
+    Component settings, the seed and the names in `ignored` may differ, too.
+    """
     ignored = *COMPONENT_SETTINGS, "seed", *ignored
     names = [name for name in differing(runs[0] for runs in groups.values()) if name not in ignored]
     values = [arguments(runs[0]).get(names[0]) for runs in groups.values()] if len(names) == 1 else []
@@ -126,6 +133,7 @@ def only_numeric_argument(groups: Groups, *ignored: str) -> str | None:
 
 
 def is_number(value: object) -> bool:
+    """Return whether a value is a number, not a bool."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -134,16 +142,16 @@ def _plain(value: Any) -> Any:
 
 
 def _label(run: Run, names: list[str]) -> str:
-    """The arguments of a run among `names`, such as "mac(C=1), clients=5"."""
+    """Return some arguments of a run as a label, such as "mac(C=1), clients=5"."""
     values, words = arguments(run), []
     for setting in dict.fromkeys(name.partition(".")[0] for name in names):
         if setting in COMPONENT_SETTINGS:
-            own = {
+            shown = {
                 name.partition(".")[2]: values[name]
                 for name in names
                 if name.startswith(f"{setting}.") and name in values
             }
-            words.append(format_call(values[setting], own) if own else values[setting])
+            words.append(format_call(values[setting], shown) if shown else values[setting])
         else:
             words.append(f"{setting}={values[setting]}")
     return ", ".join(words)

@@ -1,4 +1,4 @@
-"""Axes of pictures: their labels, scales and ticks."""
+"""Labels, scales and ticks of the axes of plots."""
 
 import math
 from collections.abc import Sequence
@@ -39,10 +39,10 @@ ARGUMENT_LABELS = {
     "batch_size": "batch size",
     "lr": "learning rate",
 }
-MAX_VALUE_TICKS = 8  # up to this number of values, a logarithmic axis has a tick at each of them
-MAX_UPRIGHT = 45  # characters of all texts on a horizontal axis; more are rotated
-LOG_ENDS = 5  # ratio of the totals at which lines end from which their axis is logarithmic
-LOG_RANGE = 10  # ratio of the largest to the smallest value from which an axis may be logarithmic
+MAX_VALUE_TICKS = 8  # a logarithmic axis has a tick at every value, up to this number of values
+MAX_HORIZONTAL = 45  # total characters of horizontal tick labels; longer labels are rotated
+LOG_ENDS = 5  # an axis is logarithmic if the longest line ends at more than this multiple of the shortest
+LOG_RANGE = 10  # an axis may be logarithmic if the largest value is at least this multiple of the smallest
 
 
 def label_metric(axes: "Axes", metric: str) -> None:
@@ -51,7 +51,7 @@ def label_metric(axes: "Axes", metric: str) -> None:
 
 
 def label_rounds(axes: "Axes") -> None:
-    """Set up a horizontal axis of communication rounds."""
+    """Set up a horizontal axis for the communication rounds."""
     from matplotlib.ticker import MaxNLocator
 
     axes.set_xlabel("communication round")
@@ -64,12 +64,14 @@ def mark_divergence(axes: "Axes", x: float, y: float, colour: Any) -> None:
 
 
 def label_resource(axes: "Axes", name: str, ends: Sequence[float]) -> None:
-    """Set up a horizontal axis of the total of a resource; it is logarithmic if the lines end far from each other.
+    """Set up a horizontal axis for the total of a resource.
+
+    The axis is logarithmic if the lines end far apart.
 
     Args:
         axes: The axes.
         name: Name of the resource, such as "energy".
-        ends: The largest total of each line.
+        ends: The total at the end of each line.
     """
     axes.set_xlabel(METRIC_LABELS[name])
     if end_far_apart(ends):
@@ -77,7 +79,10 @@ def label_resource(axes: "Axes", name: str, ends: Sequence[float]) -> None:
 
 
 def end_far_apart(ends: Sequence[float]) -> bool:
-    """Whether a linear axis would squeeze one of the lines that end at these totals.
+    """Return whether the shortest line would be hard to see on a linear axis.
+
+    Args:
+        ends: The total at the end of each line.
 
     >>> end_far_apart([100, 600]), end_far_apart([100, 500]), end_far_apart([0, 500])
     (True, False, False)
@@ -86,7 +91,7 @@ def end_far_apart(ends: Sequence[float]) -> bool:
 
 
 def label_argument(axes: "Axes", name: str, values: Sequence[float] | Sequence[str]) -> None:
-    """Set up a horizontal axis of an argument: texts, or numbers on a linear or logarithmic scale.
+    """Set up a horizontal axis for an argument: strings, or numbers on a linear or logarithmic scale.
 
     Args:
         axes: The axes.
@@ -98,7 +103,7 @@ def label_argument(axes: "Axes", name: str, values: Sequence[float] | Sequence[s
     axes.set_xlabel(ARGUMENT_LABELS.get(name, name))
     numbers = [value for value in values if not isinstance(value, str)]
     if not numbers:
-        if sum(map(len, map(str, values))) > MAX_UPRIGHT:
+        if sum(map(len, map(str, values))) > MAX_HORIZONTAL:
             axes.set_xticks(range(len(values)), map(str, values), rotation=25, ha="right")
     elif is_logarithmic(numbers):
         axes.set_xscale("log")
@@ -111,7 +116,7 @@ def label_argument(axes: "Axes", name: str, values: Sequence[float] | Sequence[s
 
 
 def is_logarithmic(values: Sequence[float]) -> bool:
-    """Whether ascending values are spaced by factors rather than evenly.
+    """Return whether ascending values are spaced by equal factors rather than by equal differences.
 
     >>> is_logarithmic([0.01, 0.1, 1, 10]), is_logarithmic([10, 20, 50, 100, 200])
     (True, True)

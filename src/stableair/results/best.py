@@ -17,17 +17,18 @@ from stableair.results.stopping import check_recorded, is_better
 def keep_best(
     rounds: Iterable[Round], folder: LockedFolder | None, metric: str, previous: ResumePoint
 ) -> Iterator[Round]:
-    """Write the state after the best round so far to `checkpoint.best.pt`, and yield the rounds.
+    """Keep the state after the best round in `checkpoint.best.pt`, and yield the rounds unchanged.
 
     Args:
-        rounds: Recorded rounds, as from `recorded`.
+        rounds: The recorded rounds, from `recorded`.
         folder: The run folder; None on processes that do not write.
-        metric: The metric that decides.
-        previous: Where the run continues. Of its rounds, those with a known state compete: the best and the last one.
+        metric: The metric by which rounds are compared.
+        previous: The resume point of the run. Only its best and its last round have a stored state, so only these two
+            can still be the best round.
     """
     best: float | None = None
     if folder:
-        for checkpoint in _known(folder.path, previous):
+        for checkpoint in _stored_checkpoints(folder.path, previous):
             best = _keep_if_better(folder, checkpoint, previous.rows[checkpoint.rounds - 1], metric, best)
     for k, state, row in rounds:
         if folder and not row.get("diverged"):
@@ -36,20 +37,20 @@ def keep_best(
         yield Round(k, state, row)
 
 
-def _known(folder: Path, previous: ResumePoint) -> list[Checkpoint]:
-    """The best checkpoint in the folder if its round is complete, and the last checkpoint."""
-    known = []
-    with suppress(InputError, CorruptRunError):  # a damaged or missing file is written anew
-        known.append(read_best(folder))
+def _stored_checkpoints(folder: Path, previous: ResumePoint) -> list[Checkpoint]:
+    """Return the best checkpoint of a folder, if its round is complete, and the last checkpoint."""
+    stored = []
+    with suppress(InputError, CorruptRunError):  # a damaged or missing file is replaced later
+        stored.append(read_best(folder))
     if previous.checkpoint:
-        known.append(previous.checkpoint)
-    return [each for each in known if each.rounds <= previous.rounds]
+        stored.append(previous.checkpoint)
+    return [each for each in stored if each.rounds <= previous.rounds]
 
 
 def _keep_if_better(
     folder: LockedFolder, checkpoint: Checkpoint, row: Row, metric: str, best: float | None
 ) -> float | None:
-    """Write a checkpoint if its round is the best so far; returns the best value."""
+    """Write a checkpoint if its round is the best so far, and return the best value of the metric."""
     if not is_better(metric, row.get(metric), best):
         return best
     save_checkpoint(folder, checkpoint, keep=False, name=BEST)

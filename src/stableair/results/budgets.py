@@ -1,4 +1,4 @@
-"""Runs at equal resources: all end after their last round within one budget of symbols, airtime, energy or bits."""
+"""Runs at equal resources: cut runs at a common budget of symbols, airtime, energy or bits."""
 
 import logging
 from typing import NamedTuple
@@ -12,17 +12,17 @@ log = logging.getLogger("stableair")
 
 
 class Budget(NamedTuple):
-    """A budget of a resource for every run."""
+    """A budget of a resource, the same for every run."""
 
-    resource: str
-    amount: float
+    resource: str  # "symbols", "airtime", "energy" or "bits"
+    amount: float  # in the unit of the resource
 
     def __str__(self) -> str:
         return f"{format_amount(self.amount)} {RESOURCES[self.resource].unit}"
 
 
 def stop_condition(resource: str, amount: float) -> str:
-    """The stopping condition of runs that need not continue beyond a budget.
+    """Return the condition that stops a run once it has used a budget.
 
     >>> stop_condition("energy", 20)
     'energy >= 20.0'
@@ -31,12 +31,17 @@ def stop_condition(resource: str, amount: float) -> str:
 
 
 def at_equal(runs: list[Run], resource: str, amount: float | None = None) -> tuple[list[Run], Budget]:
-    """Cut runs after their last round within a common budget; unfinished runs that have not used it are left out.
+    """Cut runs after their last round within a common budget.
+
+    Unfinished runs are left out, unless `amount` is set and they have used that budget.
 
     Args:
         runs: Runs with at least one round.
         resource: "symbols", "airtime", "energy" or "bits".
-        amount: The budget. None: the smallest total of a run that did not diverge.
+        amount: The budget. None: the smallest total among the runs that did not diverge.
+
+    Returns:
+        The runs up to the budget, and the budget.
 
     Raises:
         InputError: A run did not record the resource (`resource-not-recorded`) or did not use it (`resource-not-used`);
@@ -47,7 +52,7 @@ def at_equal(runs: list[Run], resource: str, amount: float | None = None) -> tup
     if amount is not None:
         positive("budget", amount)
     if old := [run for run in runs if not run.has(resource)]:
-        text = f"{old[0]}: {resource} was not recorded in every round, by an earlier version; compute the run again"
+        text = f"{old[0]}: an earlier version did not record {resource} in every round; compute the run again"
         raise InputError(text, code="resource-not-recorded", resource=resource)
     used = [run for run in runs if is_finished(run) or (amount is not None and run[resource][-1] >= amount)]
     if unfinished := len(runs) - len(used):
@@ -55,17 +60,17 @@ def at_equal(runs: list[Run], resource: str, amount: float | None = None) -> tup
     if not used:
         raise InputError("nothing to compare: no run is finished", code="no-rounds")
     if unused := [run for run in used if run.diverged is None and not run[resource][-1]]:
-        text = f"{unused[0]} has used no {resource}: choose another one of {', '.join(RESOURCES)}"
+        text = f"{unused[0]} used no {resource}; choose another resource: {', '.join(RESOURCES)}"
         raise InputError(text, code="resource-not-used", resource=resource)
     least = min(used, key=lambda run: (run.diverged is not None, run[resource][-1]))
     budget = Budget(resource, least[resource][-1] if amount is None else float(amount))
     if least.diverged is None and least[resource][-1] * (1 + ROUNDING) < budget.amount:
         total = Budget(resource, least[resource][-1])
-        text = f"the budget is {budget}, but {least} used only {total}: use a smaller budget or more rounds"
+        text = f"the budget is {budget}, but {least} used only {total}; choose a smaller budget or more rounds"
         raise InputError(text, code="budget-too-large", resource=resource, budget=budget.amount)
     return [run.within(resource, budget.amount) for run in used], budget
 
 
 def is_finished(run: Run) -> bool:
-    """Whether a run has all its rounds, diverged, or stopped early."""
+    """Return whether a run completed all rounds, diverged, or was stopped early."""
     return len(run) >= run.settings["rounds"] or run.diverged is not None or run.stopped

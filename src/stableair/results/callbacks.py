@@ -1,4 +1,4 @@
-"""Callbacks: the observers of runs, such as progress displays and trackers."""
+"""Callbacks, which observe runs: progress displays, trackers and custom observers."""
 
 import os
 from collections.abc import Iterable
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 class Callback:
-    """Observer of runs: override the methods that you need.
+    """Base class of callbacks: override the methods that you need.
 
-    `run`, `sweep`, `search`, `compare` and `figure` accept `callbacks`. The same object may observe many experiments,
-    one after the other. Under torchrun only rank 0 calls the callbacks. An exception in a callback stops the run; the
-    recorded rounds stay, and `resume=True` continues after them.
+    `run`, `sweep`, `search`, `compare` and `figure` accept `callbacks`. One callback may observe many experiments, one
+    after the other. With torchrun only rank 0 calls the callbacks. An exception in a callback stops the run. The
+    recorded rounds are kept, and `resume=True` continues after them.
 
     >>> import stableair as sa
     >>> class Senders(sa.Callback):
@@ -30,7 +30,7 @@ class Callback:
     round 1: 3 clients
     """
 
-    shows_progress = False  # whether it displays the rounds: then there is no progress bar by default
+    shows_progress = False  # whether the callback displays the rounds; if so, the progress bar is off by default
 
     def start(self, experiment: "Experiment", engine: dict[str, Any]) -> None:
         """Called before the first round that this process computes.
@@ -59,7 +59,14 @@ class Callback:
 
 
 class CallbackList(Callback):
-    """Pass every event to several callbacks, in their order."""
+    """Call several callbacks, in their order.
+
+    Args:
+        callbacks: The callbacks.
+
+    Raises:
+        InputError: An element is not a Callback (`not-a-callback`).
+    """
 
     def __init__(self, callbacks: Iterable[Callback] = ()):
         self.callbacks = list(callbacks) if isinstance(callbacks, Iterable) else [callbacks]
@@ -85,7 +92,7 @@ class CallbackList(Callback):
 
 
 def is_main_process(rank: str = "RANK") -> bool:
-    """Whether this process reports to the user.
+    """Return whether this process reports to the user.
 
     Args:
         rank: "RANK": true on rank 0 of torchrun; "LOCAL_RANK": true on the first rank of each machine.

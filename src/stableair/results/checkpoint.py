@@ -1,4 +1,4 @@
-"""Checkpoints: the state of a run after a round, with a checksum. The previous checkpoint is kept too."""
+"""Checkpoints: the state of a run after a round, with a checksum. The previous checkpoint is kept, too."""
 
 import hashlib
 import io
@@ -23,14 +23,17 @@ _TRAILER = re.compile(rb"\nsha256 ([0-9a-f]{64})\n\Z")
 
 
 class Checkpoint(NamedTuple):
-    """A checkpoint of a run: the state from which the next round is computed."""
+    """The state of a run after a round, from which the run can continue."""
 
     rounds: int  # number of completed rounds
     state: State  # the model and all memories after these rounds
 
 
 def read_checkpoint(folder: Path) -> Checkpoint | None:
-    """Read the last undamaged checkpoint; log a warning if it is the previous one.
+    """Read the last checkpoint, or the previous one with a warning if the last one is damaged.
+
+    Returns:
+        The checkpoint; None if the folder has none.
 
     Raises:
         CorruptRunError: Both checkpoints are damaged.
@@ -89,7 +92,11 @@ def parse_checkpoint(path: Path) -> Checkpoint:
 
 
 def _checked(content: Any) -> Checkpoint:
-    """Convert a dict to a checkpoint; raise ValueError if names, types or shapes are wrong."""
+    """Convert the content of a file to a checkpoint.
+
+    Raises:
+        ValueError: A name, a type or a shape is wrong.
+    """
     if not isinstance(content, dict) or set(content) != {"rounds", *State._fields}:
         missing = {"rounds", *State._fields} - set(content)
         raise ValueError(f"damaged, or written before version 0.3: missing fields: {', '.join(sorted(missing))}")
@@ -105,9 +112,14 @@ def _checked(content: Any) -> Checkpoint:
 
 
 def save_checkpoint(folder: LockedFolder, checkpoint: Checkpoint, keep: bool = True, name: str = CHECKPOINT) -> None:
-    """Write a checkpoint; the previous one is kept.
+    """Write a checkpoint, with a checksum at the end of the file.
 
-    The memories hold plain types only (`memory.check_memory`): torch.load reads them with weights_only=True.
+    Args:
+        folder: The run folder.
+        checkpoint: The checkpoint. Its memories hold plain types only (see `memory.check_memory`), so that `torch.load`
+            can read them with weights_only=True.
+        keep: Whether to keep the previous checkpoint as checkpoint.previous.pt.
+        name: Name of the file.
     """
     state = checkpoint.state
     content = {"rounds": checkpoint.rounds} | state._asdict() | {"model": state.model._asdict()}

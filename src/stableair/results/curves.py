@@ -24,15 +24,15 @@ BANDS: dict[Band, str] = {
     "sem": "one standard error",
     "ci95": "95 % confidence interval",
 }
-MAX_POINTS = 1000  # of a curve along a resource
-ORDERED = 3  # least number of values for which colours show the order
+MAX_POINTS = 1000  # largest number of points of a curve along a resource
+MIN_ORDERED = 3  # from this number of values on, the order of the colours shows the order of the values
 
-Text = Callable[[str, list[Run]], str]  # the legend's text for a group, from its name and its runs
+Text = Callable[[str, list[Run]], str]  # (name of a group, its runs) -> text in the legend
 Look = dict[str, Any]  # colour and line style
 
 
 def described(name: str, runs: list[Run]) -> str:
-    """The name of a group with the number of its seeds and the rounds in which runs diverged."""
+    """Return the legend's text for a group: its name, the number of seeds, and the rounds in which runs diverged."""
     seeds = {run.settings["seed"] for run in runs}
     diverged = sorted({run.diverged + 1 for run in runs if run.diverged is not None})
     name += f" ({len(seeds)} seeds)" if len(seeds) > 1 else ""
@@ -45,10 +45,13 @@ def curves(groups: Groups, metric: str = "test/accuracy", title: str = "", log: 
     A cross marks the last finite round of a run that diverged.
 
     Args:
-        groups: Runs by the name of their group, as from `group`.
+        groups: The runs of each group by its name, as from `group`.
         metric: Name of a recorded metric.
-        title: Title of the picture.
+        title: Title of the figure.
         log: Whether the metric has a logarithmic axis.
+
+    Returns:
+        The matplotlib figure.
     """
     return panels({"": groups}, metric, title, log)
 
@@ -62,23 +65,26 @@ def panels(
     band: Band = "std",
     note: bool = True,
 ) -> Figure:
-    """Draw the curves of several families side by side, one panel per family.
+    """Draw the curves of several families of groups side by side, one panel per family.
 
     Groups of the same name have the same colour and line style in all panels.
 
     Args:
         families: Groups of runs by the title of their panel.
         metric: Name of a recorded metric.
-        title: Title of the picture.
+        title: Title of the figure.
         log: Whether the metric has a logarithmic axis.
-        text: Returns the legend's text for a group, from its name and its runs.
-        band: Meaning of the band over the runs of a group.
+        text: Function (name of a group, its runs) -> text in the legend.
+        band: Kind of the band around the mean of a group.
         note: Whether the legend explains the band.
+
+    Returns:
+        The matplotlib figure.
     """
     figure = new_figure(len(families))
     row = figure.subplots(1, len(families), sharey=True, squeeze=False)[0]
-    every = [item for groups in families.values() for item in groups.items()]
-    looks = line_looks(dict(reversed(every)) if len(families) > 1 else dict(every))
+    all_groups = [item for groups in families.values() for item in groups.items()]
+    looks = line_looks(dict(reversed(all_groups)) if len(families) > 1 else dict(all_groups))
     for axes, (family, groups) in zip(row, families.items(), strict=True):
         draw_curves(axes, groups, metric, text, band, looks)
         axes.set_title(family or title)
@@ -91,7 +97,17 @@ def panels(
 def draw_curves(
     axes: Axes, groups: Groups, metric: str, text: Text, band: Band, looks: dict[str, Look], x: str = "round"
 ) -> None:
-    """Draw the mean of each group, its band, and a cross for each run that diverged."""
+    """Draw the mean and the band of each group, and a cross for each run that diverged.
+
+    Args:
+        axes: The axes to draw into.
+        groups: The runs of each group by its name.
+        metric: Name of a recorded metric.
+        text: Function (name of a group, its runs) -> text in the legend.
+        band: Kind of the band.
+        looks: Colour and line style of each group.
+        x: "round", or the name of a resource.
+    """
     ends = []
     for name, runs in groups.items():
         curve = mean_curve(runs, metric, band, x)
@@ -110,13 +126,14 @@ def draw_curves(
 
 
 def finish(row: Iterable[Axes], metric: str, log: bool, note: str | None) -> None:
-    """Add the label and the scale of the metric, the grid and the legends.
+    """Label and scale the axis of the metric, and add the grid and the legends.
 
     Args:
         row: The panels, which share the axis of the metric.
         metric: Name of the metric.
-        log: Whether its axis is logarithmic; it is too if a linear one would flatten most of the lines.
-        note: Meaning of the bands or bars, for the legend.
+        log: Whether its axis is logarithmic. The axis is also logarithmic for losses and norms with a wide range, since
+            a linear axis would flatten most of the lines.
+        note: Explanation of the bands or bars, for the legend.
     """
     first, *_ = row = list(row)
     label_metric(first, metric)
@@ -129,16 +146,18 @@ def finish(row: Iterable[Axes], metric: str, log: bool, note: str | None) -> Non
 
 
 def line_looks(groups: Groups, x: str = "round") -> dict[str, Look]:
-    """Colours and line styles of groups: sequential colours for the values of the only number that differs.
+    """Return the colour and the line style of each group.
+
+    If the groups differ in one number only, they have sequential colours in the order of this number.
 
     Args:
-        groups: Runs by the name of their group.
-        x: The argument on the horizontal axis, which does not count as a difference.
+        groups: The runs of each group by its name.
+        x: The argument on the horizontal axis. Differences in this argument are ignored.
     """
     name = only_numeric_argument(groups, x)
     values = {group: arguments(runs[0]).get(name) for group, runs in groups.items()} if name else {}
     ordered = sorted((value, group) for group, value in values.items() if is_number(value))
-    if len(ordered) < ORDERED or len({value for value, _ in ordered}) < len(ordered):
+    if len(ordered) < MIN_ORDERED or len({value for value, _ in ordered}) < len(ordered):
         ordered = []
     looks = {
         group: {"color": colour, "linestyle": "-"}
@@ -153,12 +172,12 @@ def line_looks(groups: Groups, x: str = "round") -> dict[str, Look]:
 
 
 class Curve(NamedTuple):
-    """The mean of a metric over runs and its band, along the rounds or the total of a resource."""
+    """The mean of a metric over several runs, with a band, against the rounds or the total of a resource."""
 
     x: np.ndarray  # (points,)
     mean: np.ndarray  # (points,), NaN where no run has a value
-    half_width: np.ndarray  # (points,), of the band
-    crosses: list[tuple[float, float]]  # the last finite rounds of runs that diverged
+    half_width: np.ndarray  # (points,), half the width of the band
+    crosses: list[tuple[float, float]]  # the last finite point of each run that diverged
 
     @property
     def low(self) -> np.ndarray:
@@ -172,19 +191,23 @@ class Curve(NamedTuple):
 
 
 def mean_curve(runs: list[Run], metric: str, band: Band = "std", x: str = "round") -> Curve:
-    """Mean and half the width of the band of a metric over runs.
+    """Return the mean of a metric over several runs, with its band.
 
-    Along a resource, the value of a run at a total is that of its last round within this total: a curve of steps. It
-    spans the totals that all runs have reached; runs that diverged do not shorten it.
+    Against a resource the curve consists of steps: at each total, a run has the metric of its last round within this
+    total. The curve ends at the smallest final total of a run; runs that diverged do not shorten it.
 
     Args:
-        runs: Runs that differ in the seed.
+        runs: Runs that differ in the seed only.
         metric: Name of the metric.
-        band: Meaning of the band.
-        x: "round" or the name of a resource.
+        band: Kind of the band.
+        x: "round", or the name of a resource.
+
+    Returns:
+        The points of the curve.
 
     Raises:
-        InputError: No run has a complete round, or a run did not record the resource.
+        InputError: No run has a complete round (`no-rounds`), or a run did not record the resource
+            (`resource-not-recorded`).
     """
     rows = [np.array([math.nan if value is None else value for value in run[metric]], dtype=float) for run in runs]
     longest = max(map(len, rows))
@@ -195,11 +218,11 @@ def mean_curve(runs: list[Run], metric: str, band: Band = "std", x: str = "round
     mean, half_width = mean_and_band([np.append(row, np.full(longest - len(row), np.nan)) for row in rows], band)
     diverged = [run.diverged for run in runs if run.diverged]
     crosses = [(float(k), float(mean[k - 1])) for k in diverged]
-    return Curve(np.arange(longest) + 1, mean, half_width, crosses)  # pictures count rounds from 1, records from 0
+    return Curve(np.arange(longest) + 1, mean, half_width, crosses)  # plots start at round 1, records at round 0
 
 
 def _along_resource(runs: list[Run], rows: list[np.ndarray], x: str, band: Band) -> Curve:
-    """The curve of a metric, whose values in each run are `rows`, along the total of a resource."""
+    """Return the curve of a metric against the total of a resource; `rows` are the values of the metric in each run."""
     used = [np.array(run[x])[: run.diverged] for run in runs]
     if not any(map(len, used)):  # all runs diverged in their first round
         return Curve(np.zeros(1), np.full(1, np.nan), np.zeros(1), [])
@@ -212,7 +235,7 @@ def _along_resource(runs: list[Run], rows: list[np.ndarray], x: str, band: Band)
 
 
 def _grid(used: list[np.ndarray], end: float) -> np.ndarray:
-    """All totals of some runs in ascending order, from the one at which every run has a round, up to `end`."""
+    """Return the totals of all runs in ascending order, from the largest first total up to `end`: (points,)."""
     start = max(t[0] for t in used)
     totals = np.unique(np.concatenate(used))
     grid = totals[(totals >= start) & (totals <= max(start, end))]
@@ -220,7 +243,7 @@ def _grid(used: list[np.ndarray], end: float) -> np.ndarray:
 
 
 def _held(values: np.ndarray, used: np.ndarray, grid: np.ndarray) -> np.ndarray:
-    """The value after the last round within each total of the grid; NaN if the run has not begun or has ended."""
+    """Return the value of a run at each total of the grid, NaN before its first and after its last round: (points,)."""
     if not len(used):
         return np.full(len(grid), np.nan)
     within = grid * (1 + ROUNDING)

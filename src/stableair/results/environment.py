@@ -1,4 +1,4 @@
-"""The environment of a run: device, versions and commit."""
+"""The environment of a run: its device, its software versions and the commit of the source."""
 
 import functools
 import platform
@@ -14,21 +14,28 @@ import stableair
 
 @functools.cache
 def commit() -> str:
-    """The commit of the source, with a + if the source was changed; empty outside a checkout of the repository."""
+    """Return the commit of the source, followed by + if the source has uncommitted changes.
+
+    Outside a checkout of the repository, the result is an empty string.
+    """
     source = Path(stableair.__file__)
-    git = ["git", "--no-optional-locks", "-C", str(source.parent)]  # take no locks: others may use this checkout
+    git = ["git", "--no-optional-locks", "-C", str(source.parent)]  # no locks: other programs may use this checkout
     commands = (["ls-files", "--error-unmatch", source.name], ["describe", "--always", "--exclude=*", "--dirty=+"])
     try:
-        answers = [
+        outputs = [
             subprocess.run([*git, *words], capture_output=True, text=True, check=True).stdout for words in commands
         ]
     except (OSError, subprocess.CalledProcessError):  # no git, or an installed package
         return ""
-    return answers[-1].strip()
+    return outputs[-1].strip()
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """Describe this process: the device, versions and commit needed to reproduce the rounds."""
+    """Describe this process, for environment.json: the device, the versions and the commit.
+
+    Args:
+        device: The device on which the rounds are computed.
+    """
     import numpy
     import scipy
 

@@ -1,4 +1,4 @@
-"""Groups of runs that differ only in the seed, and their labels."""
+"""Groups of runs that differ only in the seed, and labels for these groups."""
 
 import statistics
 from collections import Counter
@@ -10,14 +10,14 @@ from stableair.results.run import LAST, Run
 from stableair.spec import without_digests
 from stableair.validation import pluralize
 
-PLAIN = {"channel": "flat()", "power": "none()"}  # further settings of an ideal run on the plain channel
-AMBIGUOUS = "none", "auto", "tensor", "layer"  # values shared by several settings: labels add the setting's name
+PLAIN = {"channel": "flat()", "power": "none()"}  # an ideal run with these settings is labelled "ideal"
+AMBIGUOUS = "none", "auto", "tensor", "layer"  # several settings allow these values: labels add the setting's name
 
 
 class Sweep(list[Run]):
     """A list of runs, such as the runs of a sweep in the order of its plan.
 
-    A notebook shows it as a table with one row per setting.
+    Notebooks display the list as a table with one row per setting.
 
     >>> import stableair as sa
     >>> experiment = sa.Experiment(data="synthetic(samples=60)", clients=3, rounds=2)
@@ -45,8 +45,11 @@ class Sweep(list[Run]):
 def group(runs: list[Run]) -> dict[str, list[Run]]:
     """Group runs that differ only in the seed.
 
+    Args:
+        runs: The runs.
+
     Returns:
-        The runs of each group by its label, which names the settings that differ between the groups.
+        The runs of each group by its label. The labels show the settings that differ between the groups.
     """
     groups: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:
@@ -58,15 +61,15 @@ def group(runs: list[Run]) -> dict[str, list[Run]]:
     names = []
     for one in settings:
         name = _label(one, label_settings[_is_ideal(one)])
-        seen[name] += 1  # groups with equal labels differ in an argument that the label omits
+        seen[name] += 1  # equal labels: the groups differ in an argument that the label omits
         names.append(f"{name} ({seen[name]})" if seen[name] > 1 else name)
     return dict(zip(names, groups.values(), strict=True))
 
 
 def _label(settings: dict[str, Any], keys: list[str]) -> str:
-    """The label of a group: the values of some settings.
+    """Return the label of a group: the values of some settings.
 
-    An ideal run is called "ideal", or has the name of its channel if the channel is not flat.
+    The label of an ideal run starts with "ideal", or with its channel if the channel is not flat.
     """
     words = []
     if _is_ideal(settings):
@@ -80,17 +83,20 @@ def _label(settings: dict[str, Any], keys: list[str]) -> str:
 
 
 def _is_ideal(settings: dict[str, Any]) -> bool:
-    """Whether a run has no fading, no interference and a receiver that changes nothing."""
+    """Return whether a run has neither fading nor interference, and a receiver without effect."""
     return all(_same(settings[key], value) for key, value in IDEAL.items())
 
 
 def _differing(runs: list[dict[str, Any]]) -> list[str]:
-    """Names of the settings that differ between runs, except execution settings and the seed."""
+    """Return the names of the settings that differ between runs, except execution settings and the seed."""
     return [key for key in TYPES if key not in (*EXECUTION, "seed") and len(_values(runs, key)) > 1]
 
 
 def _ideal_label_settings(ideal: list[dict[str, Any]], noisy: list[dict[str, Any]]) -> list[str]:
-    """Settings to show in labels of ideal runs: they differ between ideal runs, or from every noisy run."""
+    """Return the settings for the labels of ideal runs.
+
+    They are the settings that differ among the ideal runs, or between all ideal and all noisy runs.
+    """
     among, between = _differing(ideal), _differing(ideal + noisy) if ideal and noisy else []
     disjoint = [key for key in between if not _values(ideal, key) & _values(noisy, key)]
     return [key for key in TYPES if key in (*among, *disjoint) and key not in IDEAL | PLAIN]
@@ -105,5 +111,5 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _bare(value: Any) -> Any:
-    """A spec without empty parentheses: none() becomes none."""
+    """Return a spec without empty parentheses: "none()" becomes "none"."""
     return value.removesuffix("()") if isinstance(value, str) else value

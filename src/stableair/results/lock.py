@@ -1,4 +1,4 @@
-"""The lock of a run folder: one process at a time writes into it."""
+"""Locks of run folders: only one process at a time can write to a run folder."""
 
 import itertools
 import logging
@@ -11,7 +11,7 @@ from pathlib import Path
 
 try:
     import fcntl
-except ImportError:  # Windows has no such locks
+except ImportError:  # on Windows
     fcntl = None  # type: ignore[assignment]
 
 from stableair.errors import InputError, ResourceError, RunBusyError
@@ -20,7 +20,7 @@ from stableair.files import attach_filename, write_whole
 log = logging.getLogger("stableair")
 
 LOCK = ".lock"
-ATTEMPTS = 100  # to lock a folder while other processes remove it
+ATTEMPTS = 100  # attempts to lock a folder that other processes remove at the same time
 NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
 
 
@@ -28,14 +28,14 @@ NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
 class LockedFolder:
     """A run folder locked by this process; all writes go through it.
 
-    A lock belongs to a file, not to a path: if the folder is deleted or replaced, another process can lock the
-    new folder at the same path. So files are opened relative to the descriptor of the locked folder, and each write
-    first checks that the lock file at the path is still the one that this process holds.
+    A lock belongs to a file, not to a path. If the folder is deleted or replaced, another process can lock the new
+    folder at the same path. Therefore all files are opened relative to the descriptor of the locked folder. Each write
+    first checks that the lock file at the path is still the file that this process has locked.
 
     Args:
         path: The folder, as an absolute path.
         lock: Descriptor of the lock file.
-        directory: Descriptor of the folder; None on Windows, where files are opened by their path.
+        directory: Descriptor of the folder; None on Windows, where files are opened by path.
     """
 
     path: Path
@@ -43,29 +43,29 @@ class LockedFolder:
     directory: int | None
 
     def is_in_place(self) -> bool:
-        """Whether the lock file at the path is the one that this process holds."""
+        """Return whether the lock file at the path is the file that this process has locked."""
         try:
             return os.path.samestat(os.fstat(self.lock), os.stat(self.path / LOCK, follow_symlinks=False))
         except OSError:
             return False
 
     def check(self) -> None:
-        """Refuse to write into a folder that was deleted, moved or replaced.
+        """Refuse to write to a folder that was deleted, moved or replaced.
 
         Raises:
-            ResourceError: The lock file at the path is not the one that this process holds (`folder-replaced`).
+            ResourceError: The lock file at the path is not the file that this process has locked (`folder-replaced`).
         """
         if not self.is_in_place():
             text = f"{self.path} was deleted, moved or replaced while this process was writing to it: the run stops"
             raise ResourceError(text, code="folder-replaced", path=str(self.path))
 
     def write(self, name: str, content: bytes | memoryview) -> None:
-        """Replace a file as a whole."""
+        """Write a whole file atomically; an existing file is replaced."""
         with self._checked(name):
             write_whole(self.path / name, content, dir_fd=self.directory)
 
     def append(self, name: str, line: bytes) -> None:
-        """Append a line to an existing file and wait until it is on the disk."""
+        """Append a line to an existing file, and wait until the line is on the disk."""
         with self._checked(name):
             descriptor = os.open(self._file(name), os.O_WRONLY | os.O_APPEND | NOFOLLOW, dir_fd=self.directory)
             with open(descriptor, "ab") as file:
@@ -74,12 +74,12 @@ class LockedFolder:
                 os.fsync(file.fileno())
 
     def rename(self, old: str, new: str) -> None:
-        """Rename a file; a file with the new name is replaced."""
+        """Rename a file; an existing file with the new name is replaced."""
         with self._checked(old):
             os.replace(self._file(old), self._file(new), src_dir_fd=self.directory, dst_dir_fd=self.directory)
 
     def remove(self, *names: str) -> None:
-        """Remove the files that exist."""
+        """Remove files; missing files are ignored."""
         for name in names:
             with self._checked(name), suppress(FileNotFoundError):
                 os.unlink(self._file(name), dir_fd=self.directory)
@@ -89,7 +89,7 @@ class LockedFolder:
 
     @contextmanager
     def _checked(self, name: str) -> Iterator[None]:
-        """Check the folder before a file is changed; add the file's name to system errors."""
+        """Check the folder before a file is changed, and add the file's name to system errors."""
         self.check()
         with attach_filename(self.path / name):
             try:
@@ -100,10 +100,10 @@ class LockedFolder:
 
 
 def check_writable(folder: Path) -> None:
-    """Refuse a folder that cannot be written to, before anything is computed.
+    """Refuse a folder that is not writable, before any computation.
 
     Raises:
-        InputError: The folder, or its nearest existing parent, is not a writable folder.
+        InputError: The folder, or its nearest existing parent, is not a writable folder (`not-writable`).
     """
     nearest = next(p for p in (folder.absolute(), *folder.absolute().parents) if p.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK):
@@ -113,11 +113,18 @@ def check_writable(folder: Path) -> None:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[LockedFolder]:
-    """Create the folder and lock it against other processes; remove it afterwards if it is empty.
+    """Create a folder if needed and lock it against other processes; finally remove it if it is new and empty.
+
+    Args:
+        folder: The run folder.
+
+    Yields:
+        The locked folder.
 
     Raises:
-        InputError: The folder cannot be written to.
-        RunBusyError: Another process holds the lock.
+        InputError: The folder is not writable (`not-writable`).
+        RunBusyError: Another process has locked the folder.
+        ResourceError: The file system does not support lock files (`folder-replaced`).
     """
     check_writable(folder)
     for attempt in itertools.count():
@@ -127,13 +134,13 @@ def locked(folder: Path) -> Iterator[LockedFolder]:
         except OSError as error:
             if isinstance(error, FileNotFoundError) and attempt < ATTEMPTS:
                 continue  # the process that created the folder has just removed it
-            text = f"cannot write to {folder}: {error.strerror}"  # not detected by check_writable
+            text = f"cannot write to {folder}: {error.strerror}"  # check_writable cannot detect every reason
             raise InputError(text, code="not-writable", hint="folder", path=str(folder)) from None
         try:
             _lock(descriptor, folder)
             with _opened(folder) as directory:
                 holder = LockedFolder(folder.absolute(), descriptor, directory)
-                if holder.is_in_place():  # otherwise the process that held the lock has just removed it: try again
+                if holder.is_in_place():  # else the previous holder has just removed the file: try again
                     try:
                         yield holder
                         return
@@ -142,13 +149,13 @@ def locked(folder: Path) -> Iterator[LockedFolder]:
         finally:
             os.close(descriptor)
         if attempt >= ATTEMPTS:
-            text = f"cannot keep a lock file in {folder}: its file system gives it a new identity each time"
+            text = f"cannot lock {folder}: its file system changes the identity of the lock file; use another disk"
             raise ResourceError(text, code="folder-replaced", path=str(folder))
 
 
 @contextmanager
 def _opened(folder: Path) -> Iterator[int | None]:
-    """The descriptor of a folder; None on Windows, which cannot open folders."""
+    """Open a folder and yield its descriptor; yield None on Windows, which cannot open folders."""
     if os.open not in os.supports_dir_fd:
         yield None
         return
@@ -164,7 +171,7 @@ def _opened(folder: Path) -> Iterator[int | None]:
 
 
 def _release(holder: LockedFolder, created: list[Path]) -> None:
-    """Remove the lock file, and the created folders that are empty; leave a folder that replaced this one alone."""
+    """Remove the lock file and the created folders that are empty; do not touch a folder that replaced this one."""
     if not holder.is_in_place():
         return
     holder.remove(LOCK)
@@ -174,7 +181,7 @@ def _release(holder: LockedFolder, created: list[Path]) -> None:
 
 
 def has_locks(folder: Path) -> bool:
-    """Whether the disk of an existing folder supports locks."""
+    """Return whether the file system of an existing folder supports file locks."""
     if fcntl is None:
         return False
     with tempfile.NamedTemporaryFile(dir=folder, prefix=LOCK) as file:
@@ -190,7 +197,7 @@ def _supports_locks(descriptor: int) -> bool:
 
 
 def _create(folder: Path) -> list[Path]:
-    """Create a folder and its parents; return the created folders, innermost first."""
+    """Create a folder and its missing parents; return the created folders, innermost first."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     return missing

@@ -8,11 +8,11 @@ from stableair.results.resources import RESOURCES
 from stableair.validation import short_repr, suggest
 
 Row = dict[str, Any]  # the metrics of a round by name
-NO_METRICS = "round", "diverged"  # entries of a round that are not metrics
+NO_METRICS = "round", "diverged"  # keys of a row that are not metrics
 
 
 def metric_names(rows: Iterable[Row]) -> list[str]:
-    """Return the metrics of some rounds, each once.
+    """Return the names of the metrics in some rows, each once.
 
     >>> metric_names([{"round": 0, "test/loss": 2.3}, {"round": 1, "test/loss": None, "diverged": True}])
     ['test/loss']
@@ -21,7 +21,7 @@ def metric_names(rows: Iterable[Row]) -> list[str]:
 
 
 def unknown_metric(metric: object, rows: Iterable[Row]) -> InputError:
-    """Return the error about a metric that these rounds do not have; it suggests the closest one."""
+    """Return the error about a metric that was not recorded; its message suggests the closest recorded name."""
     recorded = metric_names(rows)
     word = metric[:100] if isinstance(metric, str) else short_repr(metric)
     hint = suggest(word, [*recorded, *RESOURCES]) if recorded else "no round is complete yet"

@@ -1,4 +1,4 @@
-"""Options that observe or stop runs. They are not part of an experiment, so no id depends on them."""
+"""Options that observe or stop runs. They are not part of an experiment and do not change its id."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -25,17 +25,17 @@ BEST_METRIC = "best_metric"  # key of an environment
 class RunOptions(TypedDict, total=False):
     """Options that `run`, `sweep`, `search` and `compare` share.
 
-    They never change the results of a round. None stands for the default of an option.
+    They never change the results of a round. For each option, None means its default.
 
     Args:
         stop: Condition that stops a run, such as "test/accuracy > 0.9", or "energy >= 1e6" for the total of a resource.
-            A stopped run is finished: it is not computed again with the same options, and continues without them.
+            With the same options, a stopped run is finished and is not computed again; without them, it continues.
         patience: Stop a run when `monitor` has not improved for this many rounds.
         monitor: The metric of `patience` and `keep_best`; by default the accuracy. Lower is better for a loss.
-        keep_best: Keep the state after the best round in `checkpoint.best.pt`; `load(folder).best` reads it.
+        keep_best: Keep the state after the best round in `checkpoint.best.pt`. `load(folder).best` reads this file.
         profile: Record the seconds of each step of a round (`seconds/training`, ...) and the peak memory.
-        track: Trackers that log the rounds: "tensorboard", "wandb", "mlflow". One name or several.
-        progress: Whether to show a progress bar. Default: on an interactive terminal and in a notebook.
+        track: One or more trackers that log the rounds: "tensorboard", "wandb", "mlflow".
+        progress: Whether to show a progress bar. Default: only on an interactive terminal and in a notebook.
 
     >>> import stableair as sa
     >>> experiment = sa.Experiment(data="synthetic(samples=60)", clients=3, rounds=9)
@@ -53,18 +53,18 @@ class RunOptions(TypedDict, total=False):
 
 
 def _value(options: RunOptions, name: str, default: Any) -> Any:
-    """The value of an option; None stands for its default."""
+    """Return the value of an option, or the default if the value is None."""
     value = options.get(name)
     return default if value is None else value
 
 
 class RunControl(NamedTuple):
-    """The options of one run that act on its rounds, checked."""
+    """The checked options of one run that stop it, keep its best round or measure it."""
 
-    rule: StoppingRule
-    keep_best: bool
-    profile: bool
-    monitor: str = ""  # the metric that the caller names; "" for the default
+    rule: StoppingRule  # when the run stops
+    keep_best: bool  # whether to keep the state after the best round
+    profile: bool  # whether to record the seconds of each step
+    monitor: str = ""  # the metric that the caller requested; "" for the default
 
     @classmethod
     def create(cls, options: RunOptions, split: str, folder: Path | None) -> Self:
@@ -76,7 +76,7 @@ class RunControl(NamedTuple):
             folder: The run folder; None for a run in memory.
 
         Raises:
-            InputError: An option is unknown or invalid, or needs a folder.
+            InputError: An option is unknown (`unknown-option`) or invalid, or requires a folder (`needs-folder`).
         """
         names = get_type_hints(RunOptions)
         for name in options:
@@ -93,7 +93,9 @@ class RunControl(NamedTuple):
             raise InputError(text, code="wrong-type", name="progress")
         for name in ("keep_best", "track"):
             if options.get(name) and folder is None:
-                raise InputError(f"{name} needs a folder for its files", code="needs-folder", name=name)
+                raise InputError(
+                    f"{name} requires a run folder for its files: set folder", code="needs-folder", name=name
+                )
         tracker_names(options)
         stop, patience, monitor = (_value(options, name, default) for name, default in DEFAULTS.items())
         rule = stopping_rule(stop, patience, monitor, split)
@@ -105,24 +107,24 @@ class RunControl(NamedTuple):
         return bool(self.rule.stop or self.rule.patience)
 
     def stops(self, rows: Sequence[Row]) -> bool:
-        """Whether a run with these rounds is finished by its stopping rule."""
+        """Return whether the stopping rule ends a run with these rounds."""
         return self.may_stop and self.rule.is_met(rows)
 
     def record(self) -> dict[str, Any]:
-        """The entry of `environment.json` that marks a stopped run as finished."""
+        """Return the entry of `environment.json` that marks a stopped run as finished."""
         return {"stopping": self.rule._asdict()} if self.may_stop else {}
 
     def record_stopped(self, folder: LockedFolder, rows: Sequence[Row]) -> None:
-        """Record the stopping rule of a run that was started without it and whose rounds already satisfy it."""
+        """Record the stopping rule of a run that was started without it, if its rounds already meet the rule."""
         environments = read_environments(folder.path)
         if self.stops(rows) and environments and environments[-1].get("stopping") != self.rule._asdict():
             folder.write(ENVIRONMENT, seal([*environments[:-1], environments[-1] | self.record()]))
 
     def best_metric(self, folder: LockedFolder | None, previous: ResumePoint) -> str:
-        """The metric whose best round is kept; "" if no best round is kept.
+        """Return the metric by which the best round is chosen; "" if the best round is not kept.
 
-        A best round is kept if this call or the start of the run requested it. Without a `monitor`, a resumed run keeps
-        the metric of its earlier rounds.
+        The best round is kept if this call or an earlier one has requested it. Without `monitor`, a resumed run keeps
+        the metric of the earlier call.
         """
         if not (self.keep_best or (folder and (folder.path / BEST).exists())):
             return ""
@@ -130,22 +132,26 @@ class RunControl(NamedTuple):
         return self.monitor or recorded
 
     def record_best(self, folder: LockedFolder | None, previous: ResumePoint) -> dict[str, str]:
-        """The entry of `environment.json` with the metric whose best round is kept."""
+        """Return the entry of `environment.json` with the metric by which the best round is chosen."""
         metric = self.best_metric(folder, previous)
         return {BEST_METRIC: metric} if metric else {}
 
     def observed(self, rounds: Iterator[Round], folder: LockedFolder | None, previous: ResumePoint) -> Iterator[Round]:
-        """The recorded rounds; the best one is kept if there is a `best_metric`."""
+        """Return the rounds; keep the best one on the way if there is a `best_metric`."""
         metric = self.best_metric(folder, previous)
         return keep_best(rounds, folder, metric, previous) if metric else rounds
 
 
 def tracker_names(options: RunOptions) -> list[str]:
-    """The names of the trackers, each once."""
+    """Return the names of the trackers, each once.
+
+    Raises:
+        InputError: The option is neither a string nor a list, or a tracker is unknown (`unknown-value`).
+    """
     names = options.get("track") or ()
     names = [names] if isinstance(names, str) else names
     if not isinstance(names, Sequence):
-        text = f"track must be one or several names: got {short_repr(names)}"
+        text = f"track must be the name of a tracker, or a list of names: got {short_repr(names)}"
         raise InputError(text, code="wrong-type", name="track", value=names)
     return [choice("tracker", name, TRACKERS) for name in dict.fromkeys(names)]
 
@@ -154,33 +160,36 @@ def tracker_names(options: RunOptions) -> list[str]:
 def observing(
     callbacks: Sequence[Callback], options: RunOptions, folder: Path | None, experiments: int = 1
 ) -> Iterator[CallbackList]:
-    """The callbacks of a call, its trackers and its progress bar, as one callback.
+    """Combine callbacks, trackers and the progress bar into one callback; close them afterwards.
 
     Args:
         callbacks: The caller's callbacks.
-        options: The options of the call.
-        folder: Where trackers write their files.
-        experiments: Number of experiments of the call.
+        options: The options that select trackers and progress bar.
+        folder: Folder for the files of the trackers; None for no trackers.
+        experiments: Number of experiments.
+
+    Yields:
+        The combined callback; with torchrun, it is empty on all ranks except 0.
     """
-    given = CallbackList(callbacks).callbacks
+    custom = CallbackList(callbacks).callbacks
     trackers = [tracker(name, folder) for name in tracker_names(options)] if folder else []
     shown = options.get("progress")
     if shown is None:
-        shown = is_interactive() and not any(one.shows_progress for one in given)
+        shown = is_interactive() and not any(callback.shows_progress for callback in custom)
     if not is_main_process():
         yield CallbackList()
         return
     with ExitStack() as stack:
-        observers = [*given, *(stack.enter_context(closing(each)) for each in trackers)]
+        observers = [*custom, *(stack.enter_context(closing(each)) for each in trackers)]
         if shown:
             observers.append(stack.enter_context(ProgressBar(experiments)))
         yield CallbackList(observers)
 
 
 def without_display(options: RunOptions) -> RunOptions:
-    """The options of a single run of a sweep or a search, without trackers and progress bar.
+    """Return the options of a single run in a sweep or search, without trackers and progress bar.
 
-    The sweep or search has them for all its runs.
+    The sweep or search itself shows the progress bar and calls the trackers for all runs.
     """
     single: RunOptions = {**options, "progress": False}
     single.pop("track", None)

@@ -1,8 +1,8 @@
-"""Output files: pictures, pages and tables. They never overwrite a file of a run.
+"""Checks of output files: pictures, pages and tables never overwrite a file of a run.
 
-Files written by stableair name it as their generator: in the metadata of a picture or of a Parquet table, in the
-generator tag of a page, in a comment of a LaTeX table, below a caption. A CSV table, which
-has no comments, is known by its first columns. Such files are overwritten; any other file requires `force`.
+stableair records itself as the generator of each file: in the metadata of a picture or a Parquet table, in the
+generator tag of a page, in a comment of a LaTeX table, or below a caption. A CSV table has no comments; its first
+columns identify it. Files of stableair may be overwritten; overwriting any other file requires `force`.
 """
 
 import re
@@ -14,12 +14,12 @@ from stableair.results.checksums import BEST, CHECKPOINT, CLIENTS, ENVIRONMENT, 
 from stableair.results.lock import LOCK
 
 GENERATOR = f"stableair {__version__}"
-METADATA = {  # the arguments of Figure.savefig by format; the other formats have no such field
+METADATA = {  # metadata for Figure.savefig by format; other formats have no field for the generator
     "png": {"Software": GENERATOR},
     **{name: {"Creator": GENERATOR} for name in ("pdf", "svg", "ps", "eps")},
 }
 RUN_FILES = EXPERIMENT, ENVIRONMENT, CLIENTS, ROUNDS, CHECKPOINT, PREVIOUS, BEST, LOCK
-ENDS = 2**16  # bytes searched for the generator, at the start and at the end of a file
+SEARCHED_BYTES = 2**16  # at the start and at the end of a file, where the generator is searched
 
 _DAMAGED = re.compile(r"checkpoint\.damaged\.\d+\.pt")
 _GENERATED = re.compile(
@@ -29,14 +29,14 @@ _GENERATED = re.compile(
 
 
 def check_output(path: Path, force: bool = False) -> Path:
-    """Check that a command may write to a path, and return the path.
+    """Check that a file may be written, and return its path.
 
     Args:
-        path: The file; need not exist.
-        force: Whether to replace a file that stableair has not made.
+        path: The file. It need not exist.
+        force: Whether to replace a file that was not written by stableair.
 
     Raises:
-        InputError: The path is a file of a run (`run-file`), an existing file that stableair has not made
+        InputError: The path is a file of a run (`run-file`), an existing file that was not written by stableair
             (`file-exists`), or a folder or device (`cannot-write`).
     """
     if path.exists() and not path.is_file():
@@ -44,19 +44,19 @@ def check_output(path: Path, force: bool = False) -> Path:
         raise InputError(text, code="cannot-write", hint="folder", path=path)
     check_no_run_file(path)
     if path.exists() and not force and not _is_generated(path):
-        text = f"{path} exists, and stableair has not made it"
+        text = f"{path} exists and was not written by stableair"
         raise InputError(text, code="file-exists", hint="force", advice="force=True replaces it", path=path)
     return path
 
 
 def check_no_run_file(path: Path) -> None:
-    """Refuse a path that is a file of a run folder, by its name or as a link to it.
+    """Refuse a path that is a file of a run folder, or a link to such a file.
 
     Raises:
         InputError: The path is a file of a run (`run-file`).
     """
     for file in (path.absolute(), path.resolve()):
-        if not file.name:  # the root of the disk
+        if not file.name:  # the root folder
             continue
         names = [name for name in RUN_FILES if file.name == name or _is_same(file, file.with_name(name))]
         is_run_folder = any(file.with_name(name).exists() for name in (EXPERIMENT, ROUNDS))
@@ -66,13 +66,13 @@ def check_no_run_file(path: Path) -> None:
 
 
 def _is_same(one: Path, other: Path) -> bool:
-    """Whether two paths are the same file, including links and file systems that ignore case."""
+    """Return whether two paths are the same file, also through links or on file systems that ignore case."""
     return one.exists() and other.exists() and one.samefile(other)
 
 
 def _is_generated(path: Path) -> bool:
-    """Whether stableair has made a file."""
+    """Return whether a file was written by stableair."""
     with open(path, "rb") as file:
-        start = file.read(ENDS)
-        file.seek(max(0, path.stat().st_size - ENDS))
+        start = file.read(SEARCHED_BYTES)
+        file.seek(max(0, path.stat().st_size - SEARCHED_BYTES))
         return bool(_GENERATED.search(start) or _GENERATED.search(file.read()))

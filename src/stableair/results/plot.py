@@ -1,4 +1,4 @@
-"""Pictures of recorded runs: metrics over the rounds, a resource or an argument; labels over the clients."""
+"""Plots of recorded runs: metrics against rounds, a resource or an argument; labels over the clients."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -24,8 +24,8 @@ from stableair.results.run import Run
 from stableair.results.styles import TRUETYPE, drawing_style, new_figure, root_figure
 from stableair.validation import as_path, positive, texts, typed
 
-MAX_COLOURED_CLASSES = 20  # with more classes, colours are too similar
-DPI: dict[PlotStyle, int] = {"screen": 150, "dark": 150, "paper": 400}
+MAX_COLOURED_CLASSES = 20  # with more classes the colours would be too similar
+DPI: dict[PlotStyle, int] = {"screen": 150, "dark": 150, "paper": 400}  # dots per inch
 
 
 @typed
@@ -45,33 +45,36 @@ def plot(
 ) -> Figure:
     """Draw a metric of recorded runs. `stableair plot` calls this function.
 
-    Runs that differ only in the seed become one line with a band. With `x="round"`, the line is the mean over the seeds
-    in each round. Against a resource, the value of a run is that of its last round within the total; the line spans the
-    totals that all its seeds have reached. Against an argument, a point is the mean over the seeds of `Run.settled`,
-    and its bar is the band; runs that have no number for the argument become horizontal lines. A run that diverged has
-    accuracy 0 there, and no other metric.
+    Runs that differ only in the seed form one line, with a band around their mean.
+
+    - `x="round"`: the line is the mean over the seeds in each round.
+    - `x` is a resource: at each total, a run has the metric of its last round within this total. The line ends at the
+      smallest final total of its seeds.
+    - `x` is an argument: each point is the mean of `Run.settled` over the seeds, with an error bar. Here a run that
+      diverged has accuracy 0, and no other metric. Runs without a number for the argument become horizontal lines.
 
     Args:
         runs: Runs, run folders, or folders that contain run folders.
         metric: Name of a recorded metric, such as "test/accuracy", or a resource for its total.
-        out: File to write; its extension sets the format. None: write no file.
+        out: File to write; its extension determines the format. None: write no file.
         log: Whether the metric has a logarithmic axis.
         x: "round"; the total of a resource: "symbols", "airtime" (in seconds), "energy" or "bits"; or an argument that
             differs between the runs, such as "receiver.C" or "clients".
         band: "std": one standard deviation over the seeds; "sem": one standard error; "ci95": 95 % confidence interval.
-        style: "screen"; "paper": a column of an IEEE journal, 3.5 inches wide, in 8 pt, without title and explanations;
-            "dark": for a dark page.
-        size: Width and height in inches. None: the size of the style, or else matplotlib's `figure.figsize`.
+        style: "screen"; "paper": one column of an IEEE journal, 3.5 inches wide, font size 8 pt, without title and
+            explanations; "dark": for a page with a dark background.
+        size: Width and height in inches. None: the size of the style, or matplotlib's `figure.figsize`.
         labels: Names of the lines, in the order of the legend.
-        ax: Axes to draw into, instead of a new figure.
-        force: Whether to replace a file that stableair has not made.
+        ax: Axes to draw into. None: a new figure.
+        force: Whether to replace a file that was not written by stableair.
 
     Returns:
         The matplotlib figure.
 
     Raises:
         InputError: No run can be read (`no-run`), no run has the metric (`unknown-metric`), the number of labels is
-            wrong (`label-count`), `x` does not differ between the runs, or `out` cannot be written (`cannot-write`).
+            wrong (`label-count`), `x` does not differ between the runs (`unknown-x`), or `out` cannot be written
+            (`cannot-write`).
 
     >>> import stableair as sa
     >>> base = sa.Experiment(data="synthetic(samples=60)", clients=3, rounds=2)
@@ -98,9 +101,11 @@ def plot(
 
 def _check_size(size: Sequence[float], ax: Axes | None) -> None:
     if ax is not None:
-        raise InputError("leave out size: the figure of ax has a size", code="size-and-ax")
+        raise InputError("size and ax exclude each other: leave out size, since ax has a figure", code="size-and-ax")
     if len(size) != 2:
-        raise InputError(f"size must be a width and a height: got {size}", code="wrong-type", name="size", value=size)
+        raise InputError(
+            f"size must be a width and a height in inches: got {size}", code="wrong-type", name="size", value=size
+        )
     for length in size:
         positive("size", length)
 
@@ -116,22 +121,32 @@ def draw(
     log: bool = False,
     terse: bool = False,
 ) -> Figure:
-    """Draw runs that have recorded a metric; the arguments are those of `plot`.
+    """Draw runs, all of which have recorded the metric.
 
     Args:
-        terse: Whether to omit the number of seeds and the meaning of the band, for figures with a caption.
+        runs: The runs.
+        metric: As for `plot`.
+        x: As for `plot`.
+        band: As for `plot`.
+        labels: As for `plot`.
+        ax: As for `plot`.
+        log: As for `plot`.
+        terse: Whether to omit the number of seeds and the meaning of the band, which a caption then has to explain.
+
+    Returns:
+        The matplotlib figure.
     """
     lines = None if x in ("round", *RESOURCES) else by_argument(runs, x)
     groups = in_order(group(runs)) if lines is None else {}
     names = list(groups) if lines is None else [*lines.lines, *lines.references]
     if labels is not None and len(labels) != len(names):
-        text = f"labels: got {len(labels)} for {len(names)} lines, which are {'; '.join(names)}"
+        text = f"labels must have a name for each of {len(names)} lines: got {len(labels)}; lines: {'; '.join(names)}"
         raise InputError(text, code="label-count", labels=list(labels), lines=names)
-    given = dict(zip(names, texts("labels", labels or ()), strict=False))
+    new_names = dict(zip(names, texts("labels", labels or ()), strict=False))
 
-    def legend_text(name: str, of_line: list[Run]) -> str:
-        text = given.get(name) or (name if terse else described(name, of_line))
-        return f" {text}" if text.startswith("_") else text  # matplotlib hides names that begin with an underscore
+    def legend_text(name: str, members: list[Run]) -> str:
+        text = new_names.get(name) or (name if terse else described(name, members))
+        return f" {text}" if text.startswith("_") else text  # matplotlib hides names that start with an underscore
 
     axes = new_figure().subplots() if ax is None else ax
     if lines is None:
@@ -147,8 +162,8 @@ def labels(counts: np.ndarray, title: str = "") -> Figure:
     """Draw the label distribution: stacked bars for few classes, a heat map for many.
 
     Args:
-        counts: (clients, classes) number of samples.
-        title: Title of the picture.
+        counts: (clients, classes), number of samples.
+        title: Title of the figure.
     """
     counts = np.asarray(counts)
     clients, classes = counts.shape
@@ -172,11 +187,11 @@ def labels(counts: np.ndarray, title: str = "") -> Figure:
 
 
 def check_picture(path: str | Path, force: bool = False) -> Path:
-    """Return a path at which a picture can be written, in the format of its extension.
+    """Check that a picture can be written to a path, and return the path.
 
     Raises:
-        InputError: Matplotlib cannot write this format; or the path is a folder, a file of a run, or without `force` a
-            file that stableair has not made.
+        InputError: Matplotlib cannot write the format of the extension (`unknown-format`), or the file may not be
+            written, as for `check_output`.
     """
     path = as_path("the picture", path)
     if path.suffix[1:].lower() not in FigureCanvasBase.get_supported_filetypes():
@@ -186,10 +201,19 @@ def check_picture(path: str | Path, force: bool = False) -> Path:
 
 
 def save(figure: Figure, path: str | Path, force: bool = False, dpi: int = DPI["screen"]) -> Path:
-    """Write a figure in the format of the path's extension; missing folders are created.
+    """Write a figure to a file; its extension determines the format. Missing folders are created.
+
+    Args:
+        figure: The figure.
+        path: The file.
+        force: Whether to replace a file that was not written by stableair.
+        dpi: Dots per inch.
+
+    Returns:
+        The path.
 
     Raises:
-        InputError: The format is unknown or the file cannot be written.
+        InputError: The format is unknown, or the file cannot be written.
     """
     path = check_picture(path, force)
     ending = path.suffix[1:]

@@ -1,4 +1,4 @@
-"""Plug-ins of a run: results of an old version of a plug-in are not silently mixed with new ones."""
+"""Plug-ins of a run: results of different versions of a plug-in are never mixed without a warning."""
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,13 +23,13 @@ Environments = Sequence[dict[str, Any]]
 
 
 def component_sources(experiment: Experiment) -> dict[str, dict[str, str]]:
-    """The sources of the user-defined components of an experiment: {"receiver soft": {"file": ..., "version": ...}}."""
+    """Return file and version of each user-defined component: {"receiver soft": {"file": ..., "version": ...}}."""
     calls = [call for setting in COMPONENT_SETTINGS for call in experiment.calls(setting)]
     return {name: source._asdict() for call in calls for name, source in _sources(call)}
 
 
 def _sources(call: Call) -> Iterator[tuple[str, Source]]:
-    """The sources of a component and of the components in its arguments."""
+    """Yield name and source of a user-defined component, and of the user-defined components in its arguments."""
     if call.entry.source:
         yield f"{call.kind} {call.name}", call.entry.source
     arguments = call.full().arguments
@@ -39,17 +39,20 @@ def _sources(call: Call) -> Iterator[tuple[str, Source]]:
 
 
 def may_reuse(folder: Path, experiment: Experiment, environments: Environments, plugin_changed: PluginChange) -> bool:
-    """Whether the recorded rounds of a run may be used.
+    """Return whether the recorded rounds of a run may be used.
 
     Args:
         folder: The run folder.
         experiment: The experiment, with its components as they are now.
         environments: The recorded environments of the run.
         plugin_changed: What to do if a plug-in has changed since the last round: "refuse" raises an error, "keep" uses
-            the recorded rounds (True), "recompute" discards them (False), also if they were kept before.
+            the recorded rounds, "recompute" discards them, even if an earlier call has kept them.
+
+    Returns:
+        True to use the recorded rounds; False to discard them.
 
     Raises:
-        InputError: A plug-in has changed (`plugin-changed`; fields file, component) and `plugin_changed` is "refuse".
+        InputError: A plug-in has changed and `plugin_changed` is "refuse" (`plugin-changed`; fields file, component).
     """
     if plugin_changed == "recompute":
         return not any(_changed(experiment, [each | {KEPT: {}}]) for each in environments)
@@ -70,16 +73,16 @@ def may_reuse(folder: Path, experiment: Experiment, environments: Environments, 
 
 
 def record_kept(folder: LockedFolder, experiment: Experiment, environments: Environments) -> None:
-    """Record in environment.json that results of another version of a plug-in are used; both versions are listed."""
+    """Record in environment.json that results of another version of a plug-in are used, with both versions."""
     if _changed(experiment, environments):
         last = environments[-1] | {KEPT: component_sources(experiment)}
         folder.write(ENVIRONMENT, seal([*environments[:-1], last]))
 
 
 def lock_and_record_kept(folder: Path, experiment: Experiment) -> None:
-    """`record_kept` for a folder that this process has not locked.
+    """Call `record_kept` for a folder that this process has not locked.
 
-    If another process has locked it, that process computes the run, and records the versions itself.
+    If another process has locked the folder, that process computes the run and records the versions.
     """
     if _changed(experiment, read_environments(folder)):
         with suppress(RunBusyError), locked(folder) as lock:
@@ -87,17 +90,17 @@ def lock_and_record_kept(folder: Path, experiment: Experiment) -> None:
 
 
 def mixed_components(runs: Iterable[Run]) -> list[str]:
-    """The components of which some runs hold results of several versions, or of an earlier version that was kept."""
+    """Return the components for which the runs contain results of several versions."""
     versions: dict[str, set[Any]] = {}
     for environment in (environment for run in runs for environment in run.environments):
         for plugins in (environment.get(PLUGINS, {}), environment.get(KEPT, {})):
             for name in plugins:
                 versions.setdefault(name, set()).add(_recorded_version(plugins, name))
-    return [name for name, found in versions.items() if len(found) > 1]
+    return [name for name, recorded in versions.items() if len(recorded) > 1]
 
 
 def _changed(experiment: Experiment, environments: Environments) -> dict[str, dict[str, str]]:
-    """The components whose code differs from the code of the last recorded rounds."""
+    """Return name and source of the components whose code has changed since the last recorded round."""
     last = environments[-1] if environments else {}
     recorded = [last.get(key, {}) for key in (PLUGINS, KEPT)]
     return {

@@ -1,4 +1,4 @@
-"""Points: a metric of recorded runs against an argument."""
+"""Point plots: a metric of recorded runs against an argument."""
 
 import math
 from typing import Any
@@ -23,8 +23,8 @@ def draw_points(axes: Axes, lines: Lines, x: str, metric: str, text: Text, band:
         lines: The runs by the value of the argument.
         x: Name of the argument.
         metric: Name of the metric.
-        text: Returns the legend's text for a line.
-        band: Meaning of the bars and of the bands of the references.
+        text: Function (name of a line, its runs) -> text in the legend.
+        band: Kind of the error bars, and of the bands around the references.
     """
     members = {label: [run for runs in line.values() for run in runs] for label, line in lines.lines.items()}
     looks = line_looks(members | lines.references, x)
@@ -45,15 +45,15 @@ def draw_points(axes: Axes, lines: Lines, x: str, metric: str, text: Text, band:
 
 
 def mean_points(line: dict[Any, list[Run]], metric: str, band: Band = "std") -> tuple[np.ndarray, np.ndarray]:
-    """Mean and half the width of the band over the runs of each value, (values,) each."""
+    """Return the mean over the runs of each value, and half the width of its band: (values,) each."""
     points = [mean_and_band([settled(run, metric) for run in runs], band) for runs in line.values()]
     return np.array([mean for mean, _ in points]), np.array([half_width for _, half_width in points])
 
 
 def settled(run: Run, metric: str) -> float:
-    """Mean over the last ten rounds, at most half of the run; a run that diverged has accuracy 0, else NaN.
+    """Return the mean of a metric over the last ten rounds, at most half of the run; for a resource, its total.
 
-    For a resource, it is the total of the run.
+    For a run that diverged, the result is 0 for an accuracy and NaN for any other metric.
     """
     if metric in RESOURCES:
         return float(run[metric][-1])

@@ -1,7 +1,7 @@
-"""Profile of a run: the seconds that each step of a round takes, and the peak memory.
+"""Profile of a run: the seconds of each step of a round, and the peak memory.
 
-The parts of a `Simulation` are wrapped from outside, so that a run without a profile pays nothing. A profile changes no
-bit of a run.
+The functions of a `Simulation` are wrapped from outside. Therefore a run without a profile has no overhead. A profile
+does not change the results of a run.
 """
 
 import statistics
@@ -28,9 +28,18 @@ T = TypeVar("T")
 
 
 def profiled(sim: Simulation, state: State, rounds: int, start: int = 0) -> Iterator[Round]:
-    """Run Algorithm 1 as `simulate` does; the metrics of each round also have its profile.
+    """Run Algorithm 1 like `simulate`, and add the profile of each round to its metrics.
 
-    `seconds/recording` is the time that writing the previous round took, callbacks included; None for the first round.
+    `seconds/recording` is the time to record the previous round, including its callbacks; None for the first round.
+
+    Args:
+        sim: The parts of Algorithm 1.
+        state: The state before the first round.
+        rounds: Number of rounds of the run.
+        start: The first round.
+
+    Yields:
+        The rounds.
     """
     stopwatch = Stopwatch(state.model.w.device)
     recording: float | None = None
@@ -44,9 +53,11 @@ def profiled(sim: Simulation, state: State, rounds: int, start: int = 0) -> Iter
 
 
 def profile_rows(run: Run) -> list[tuple[str, float, float]]:
-    """The profile of a run: step, mean seconds per round, and share of the seconds; "other" is the rest of a round.
+    """Return the profile of a run; [] for a run without a profile.
 
-    A run without a profile has no rows.
+    Returns:
+        One row per step: its name, its mean seconds per round, and its share of the total. The step "other" is the
+        remaining time of a round.
     """
     rows = [row for row in run.rounds if row.get(SECONDS.format("training")) is not None]
     if not rows:
@@ -61,7 +72,7 @@ def profile_rows(run: Run) -> list[tuple[str, float, float]]:
 
 
 class Stopwatch:
-    """Seconds by step. A step that runs within another one is not counted twice: the outer one pauses.
+    """Measure the seconds of each step. While a nested step runs, the clock of the outer step is paused.
 
     Args:
         device: Device of the run; a GPU is synchronised whenever a step starts or ends.
@@ -72,7 +83,7 @@ class Stopwatch:
         self.reset()
 
     def reset(self) -> None:
-        """Start a new round."""
+        """Reset the seconds and the peak memory, for a new round."""
         self.seconds = dict.fromkeys(STEPS, 0.0)
         self.running: list[str] = []
         self.switched = 0.0
@@ -81,7 +92,7 @@ class Stopwatch:
 
     @contextmanager
     def measure(self, step: str) -> Iterator[None]:
-        """Count the time of the block for a step."""
+        """Add the time of the `with` block to a step."""
         self._switch()
         self.running.append(step)
         try:
@@ -91,7 +102,7 @@ class Stopwatch:
             self.running.pop()
 
     def timed(self, step: str, function: Callable[P, T]) -> Callable[P, T]:
-        """The function, with its time counted for a step."""
+        """Return a function whose time is added to a step."""
 
         def call(*args: P.args, **kwargs: P.kwargs) -> T:
             with self.measure(step):
@@ -100,7 +111,7 @@ class Stopwatch:
         return call
 
     def peak_megabytes(self) -> float | None:
-        """Peak memory: of the round on a GPU, of the process since its start on a CPU; None where it is unknown."""
+        """Return the peak memory in MB: of the round on a GPU, of the whole process on a CPU; None on Windows."""
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.device) / 1e6
         try:
@@ -111,7 +122,7 @@ class Stopwatch:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
 
     def _switch(self) -> None:
-        """Count the time since the last switch for the step that was running."""
+        """Add the time since the last switch to the step that was running."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         now = time.perf_counter()
@@ -122,19 +133,19 @@ class Stopwatch:
 
 @dataclass(frozen=True)
 class TimedChannel:
-    """A channel whose time is counted."""
+    """A channel whose functions are timed."""
 
     draw: Callable[..., Any]
     superpose: Callable[..., Received]
 
 
 def _instrumented(sim: Simulation, stopwatch: Stopwatch) -> Simulation:
-    """The simulation with all its parts timed."""
+    """Return a simulation whose functions are timed."""
 
     def train(model: ModelState, k: int, clients: Tensor) -> Iterable[Upload]:
         with stopwatch.measure("training"):
             uploads = iter(sim.train(model, k, clients))
-        while True:  # the channel reads the chunks one by one, while they are trained
+        while True:  # the channel reads the uploads one by one during the training
             with stopwatch.measure("training"):
                 upload = next(uploads, None)
             if upload is None:

@@ -1,4 +1,4 @@
-"""A progress bar for runs that are started from Python: on a terminal and in a notebook."""
+"""Progress bar for runs that are started from Python, on a terminal or in a notebook."""
 
 import sys
 import time
@@ -17,21 +17,21 @@ REFRESH = 0.2  # seconds between two updates in a notebook
 
 
 def is_notebook() -> bool:
-    """Whether this process is the kernel of a notebook."""
+    """Return whether this process is the kernel of a notebook."""
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     return type(shell).__name__ == "ZMQInteractiveShell"
 
 
 def is_interactive() -> bool:
-    """Whether a person is watching: the output is a terminal, or this process is the kernel of a notebook."""
+    """Return whether the output is a terminal, or this process is the kernel of a notebook."""
     return is_notebook() or bool(sys.stdout and sys.stdout.isatty())
 
 
 class ProgressBar(Callback):
-    """Show the progress of one or more experiments; the bar disappears at the end.
+    """Show the progress of experiments as a bar, which disappears at the end.
 
     Args:
-        experiments: Number of experiments; with several, a second bar counts them.
+        experiments: Number of experiments. With more than one, a second bar counts the finished experiments.
     """
 
     shows_progress = True
@@ -53,7 +53,7 @@ class ProgressBar(Callback):
 
     def __enter__(self) -> Self:
         if is_notebook():
-            from IPython.display import display  # a notebook has it
+            from IPython.display import display  # always installed with a notebook
 
             self.handle = display(self.bars, display_id=True)
         else:
@@ -86,7 +86,7 @@ class ProgressBar(Callback):
             self._show()
 
     def _show(self) -> None:
-        """Update the bar of a notebook; on a terminal a thread of rich does it."""
+        """Update the bar in a notebook. On a terminal, a thread of rich updates it."""
         if self.handle and time.monotonic() - self.shown_at > REFRESH:
             self.handle.update(self.bars)
             self.shown_at = time.monotonic()

@@ -23,12 +23,12 @@ def load(folder: str | Path) -> Run | Sweep:
         folder: A run folder, or a folder that contains run folders at any depth.
 
     Returns:
-        The run of a run folder; for any other folder a list of the runs below it. A run that was copied is in the list
-        once. A run that cannot be read is left out with a warning.
+        The run of a run folder; for any other folder, a list of the runs below it. Copies of a run are listed once. A
+        run that cannot be read is left out with a warning.
 
     Raises:
-        InputError: There is no run in the folder or below it (`no-run`), or no such folder (`no-folder`).
-        CorruptRunError: A file of the run in a run folder is damaged.
+        InputError: The folder does not exist (`no-folder`), or contains no run (`no-run`).
+        CorruptRunError: `folder` is a run folder, and one of its files is damaged.
 
     >>> from tempfile import TemporaryDirectory
     >>> import stableair as sa
@@ -50,25 +50,28 @@ def read_run(folder: str | Path) -> Run:
     """Read the run in a run folder.
 
     Raises:
-        InputError: The folder holds no run.
+        InputError: The folder contains no run (`no-run`).
         CorruptRunError: A file of the run is damaged.
     """
     folder = as_path("folder", folder)
     if not (folder / EXPERIMENT).exists():
-        raise InputError(f"{folder} holds no run: there is no {EXPERIMENT} in it", code="no-run", folder=folder)
+        raise InputError(f"{folder} is not a run folder: it has no {EXPERIMENT}", code="no-run", folder=folder)
     run = Run(read_record(folder), read_rounds(folder), folder)
-    _ = run.labels, run.environments  # read these files too, so that damage is reported here
+    _ = run.labels, run.environments  # read these files, too: damage is reported now
     return run
 
 
 def find(folders: Iterable[str | Path]) -> tuple[list[Run], list[str]]:
-    """Read the runs in some folders and below them.
+    """Read the runs in some folders and their subfolders.
+
+    Args:
+        folders: The folders.
 
     Returns:
-        Each run once, the longest of several copies; and a line for each folder that was left out, with the reason.
+        Each run once, the longest of several copies; and for each folder that was left out, a line with the reason.
 
     Raises:
-        InputError: No run can be read.
+        InputError: No run can be read (`no-run`).
     """
     run_folders: dict[Path, Path] = {}
     runs: dict[tuple[Any, ...], Run] = {}
@@ -82,7 +85,7 @@ def find(folders: Iterable[str | Path]) -> tuple[list[Run], list[str]]:
         try:
             run = read_run(path)
             key = run.identity
-        except Exception as error:  # an unreadable run does not prevent reading the others
+        except Exception as error:  # the other runs are read nevertheless
             known = isinstance(error, StableairError)
             left_out.append(str(error) if known else f"{path}: {type(error).__name__}: {error}")
             continue
@@ -92,19 +95,23 @@ def find(folders: Iterable[str | Path]) -> tuple[list[Run], list[str]]:
             left_out.append(f"{twin.folder}: the same run as {run.folder}")
         runs[key] = run
     if not runs:
-        first = left_out[0] if left_out else "no folder was given"
+        first = left_out[0] if left_out else "the list of folders is empty"
         text = first if len(left_out) < 2 else f"none of {len(left_out)} folders can be read; the first: {first}"
         raise InputError(text, code="no-run", left_out=left_out)
     return list(runs.values()), left_out
 
 
 def _run_folders(folder: Path) -> list[Path]:
-    """The run folders in a folder and below it, itself included."""
+    """Return the run folders among a folder and its subfolders.
+
+    Raises:
+        InputError: The folder does not exist (`no-folder`), or contains no run (`no-run`).
+    """
     if not folder.is_dir():
         raise InputError(f"{folder}: there is no such folder", code="no-folder", folder=folder)
     run_folders = sorted(path.parent for path in folder.rglob(EXPERIMENT))
     if not run_folders:
-        text = f"{folder} holds no run: there is no {EXPERIMENT} in it or below it"
+        text = f"{folder} contains no run: neither the folder nor a subfolder has a file {EXPERIMENT}"
         raise InputError(text, code="no-run", folder=folder)
     return run_folders
 
@@ -116,7 +123,10 @@ def runs_from(sources: "Run | str | Path | Iterable[Run | str | Path]") -> tuple
         sources: Runs, run folders, or folders that contain run folders.
 
     Returns:
-        The runs, and a line for each folder that was left out, as from `find`.
+        The runs, and for each folder that was left out, a line with the reason.
+
+    Raises:
+        InputError: No folder contains a run (`no-run`), or a source is neither a run nor a path (`wrong-type`).
     """
     if isinstance(sources, Run | str | Path) or not isinstance(sources, Iterable):
         sources = [sources]
@@ -124,7 +134,7 @@ def runs_from(sources: "Run | str | Path | Iterable[Run | str | Path]") -> tuple
     for source in items:
         if not isinstance(source, Run | str | Path):
             raise InputError(
-                f"expected runs or folders of runs: got {short_repr(source)}", code="wrong-type", value=source
+                f"expected a Run or a folder of runs: got {short_repr(source)}", code="wrong-type", value=source
             )
     folders = [source for source in items if not isinstance(source, Run)]
     read, left_out = find(folders) if folders else ([], [])
@@ -138,10 +148,10 @@ def log_left_out(lines: Iterable[str]) -> None:
 
 
 def with_metric(runs: list[Run], metric: str) -> tuple[list[Run], list[Run]]:
-    """Split runs by whether they recorded a metric or a resource: (runs with it, runs without it).
+    """Split runs into those with and without a metric or resource: (runs with it, runs without it).
 
     Raises:
-        InputError: No run recorded the metric.
+        InputError: No run has recorded the metric (`unknown-metric`).
     """
     recorded = [run for run in runs if run.has(metric)]
     if not recorded:

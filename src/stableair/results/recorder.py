@@ -1,8 +1,8 @@
-"""Writes a run into its folder: experiment.json, environment.json, clients.json, rounds.jsonl and a checkpoint.
+"""Write a run to its folder: experiment.json, environment.json, clients.json, rounds.jsonl and a checkpoint.
 
-Every file is replaced as a whole or appended by whole lines, and the line of a round is written before its checkpoint.
-The checkpoint therefore determines how many rounds are complete; rounds recorded after it are recomputed. All files
-carry checksums, and the previous checkpoint is kept.
+Every file is replaced as a whole or extended by whole lines. The line of a round is written before its checkpoint.
+Therefore the checkpoint determines the number of complete rounds; later rounds are computed again. All files have
+checksums, and the previous checkpoint is kept.
 """
 
 import logging
@@ -45,7 +45,7 @@ log = logging.getLogger("stableair")
 
 @dataclass(frozen=True)
 class RunMetadata:
-    """Metadata of a run: experiment, environment and label counts.
+    """Metadata of a run: its experiment, its environment and its label counts.
 
     >>> import stableair as sa
     >>> sa.RunMetadata(sa.Experiment(clients=3), {"device": "cpu"}).labels is None
@@ -53,9 +53,9 @@ class RunMetadata:
     """
 
     experiment: Experiment  # the experiment of the run
-    environment: dict[str, Any]  # of this process: see `results.environment`
-    labels: list[list[int]] | None = None  # samples of each class at each client
-    chunk: Callable[[], int | None] = lambda: None  # returns the current number of clients trained together
+    environment: dict[str, Any]  # the environment of this process, from `results.environment`
+    labels: list[list[int]] | None = None  # (clients, classes), number of samples
+    chunk: Callable[[], int | None] = lambda: None  # returns the number of clients that are currently trained together
 
 
 @typed
@@ -66,18 +66,18 @@ def recorded(
     resume: ResumePoint = NEW_RUN,
     checkpoint_every: int = 1,
 ) -> Generator[Round, None, None]:
-    """Record rounds in a folder, and yield each round after it was recorded.
+    """Record rounds in a run folder, and yield each round after it is recorded.
 
     Args:
-        rounds: The rounds, from any source: `simulate`, or a Flower strategy.
-        folder: Run folder, which is locked until the rounds end unless the caller has locked it; None records nothing.
+        rounds: The rounds, from `simulate`, a Flower strategy or any other source.
+        folder: Run folder; it is locked until the rounds end, unless the caller has locked it. None records nothing.
         metadata: Experiment, environment and label counts, which are recorded with the rounds.
         resume: The point at which the run continues, from `resume_point`.
-        checkpoint_every: Rounds between two checkpoints.
+        checkpoint_every: Number of rounds between two checkpoints.
 
     Yields:
         Each Round, with its recorded row as metrics. If the model becomes non-finite, or a memory contains NaN, the
-        rounds end, and the last row has the key "diverged". Close the iterator to make sure that all files are written.
+        rounds end, and the last row has the key "diverged". Close the iterator to write all files.
 
     Raises:
         InputError: The folder holds a run, and `resume` is not its resume point (`run-exists`).
@@ -108,9 +108,9 @@ def recorded(
         try:
             for each in rounds:
                 if not isinstance(each, Round):
-                    raise InputError(f"only Rounds can be recorded: got {short_repr(each)}", code="wrong-type")
+                    raise InputError(f"rounds must yield Round objects: got {short_repr(each)}", code="wrong-type")
                 k, state, metrics = each
-                state = _with_plain_memory(state)  # raises before anything is written
+                state = _with_plain_memory(state)  # before any file is written
                 if parts := non_finite_parts(state, infinite_memories=True):
                     yield Round(k, state, recorder.diverged(k, metrics, parts))
                     return
@@ -120,14 +120,14 @@ def recorded(
                 yield Round(k, state, row)
                 recorder.clock = time.perf_counter()
         except NonFiniteUpload as error:
-            if not completed:  # nothing has been transmitted yet: the cause is the data, the model or the lr
+            if not completed:  # no interference so far: the cause is the data, the model or the lr
                 raise
-            row = recorder.diverged(error.k, recorder.last_row, {"model"})  # because of the interference
+            row = recorder.diverged(error.k, recorder.last_row, {"model"})  # the interference is the cause
             yield Round(error.k, recorder.last.state if recorder.last else state, row)
 
 
 class _Recorder:
-    """Writes the rounds of a run, to its folder or nowhere."""
+    """Write the rounds of a run to its folder. With the folder None, write no files."""
 
     def __init__(self, folder: LockedFolder | None, metadata: RunMetadata, resume: ResumePoint, every: int):
         self.folder, self.metadata, self.every = folder, metadata, integer("checkpoint_every", every, 1)
@@ -137,20 +137,20 @@ class _Recorder:
         if folder:
             self._prepare(folder, resume)
         self.writer = ThreadPoolExecutor(1)
-        self.writer.submit(int).result()  # start its thread here: Ctrl-C during the start would start a second one
+        self.writer.submit(int).result()  # start the thread now: Ctrl-C during a later start could start it twice
         self.saving: Future[None] | None = None
         self.clock = time.perf_counter()
 
     def _prepare(self, folder: LockedFolder, resume: ResumePoint) -> None:
-        """Write the files that do not change, and discard the rounds after the last checkpoint."""
+        """Write the files that do not change during the run, and discard the rounds after the last checkpoint."""
         if not resume.rows and not resume.replaces and (read_rounds(folder.path) or read_checkpoint(folder.path)):
-            text = f"{folder.path} already holds a run; pass its resume_point"
+            text = f"{folder.path} already holds a run: pass resume=sa.resume_point(...)"
             raise InputError(text, code="run-exists", hint="folder")
         folder.check()
         remove_leftovers(folder.path)
         here = {"first_round": resume.rounds, PLUGINS: component_sources(self.metadata.experiment)}
         self.environments = [*resume.environments, self.metadata.environment | here]
-        if self.is_new:  # first: old rounds must never be paired with a new environment
+        if self.is_new:  # before the other files: old rounds must not be combined with a new environment
             folder.remove(CHECKPOINT, PREVIOUS, BEST, ROUNDS)
         if resume.checkpoint:
             repair_checkpoint(folder, resume.checkpoint)
@@ -161,10 +161,10 @@ class _Recorder:
         folder.write(ROUNDS, b"".join(map(_line, resume.rows[: resume.rounds])))
 
     def add(self, row: Row) -> Row:
-        """Record a round; infinity and NaN become None, which JSON can represent.
+        """Record the metrics of a round, and return the recorded row.
 
-        Metrics of the previous round that are missing in this round are recorded as None: a round without senders has
-        no receiver metrics.
+        Infinity and NaN become None, since JSON cannot represent them. A metric that only the previous round has is
+        recorded as None: for example, a round without senders has no receiver metrics.
         """
         row = row | dict.fromkeys(name for name in self.last_row if name not in row)
         row = row | {"seconds": time.perf_counter() - self.clock}
@@ -174,18 +174,20 @@ class _Recorder:
             self.folder.append(ROUNDS, _line(row))
             chunk = self.metadata.chunk()
             if chunk is not None and self.environments[-1].get("chunk") != chunk:
-                self.environments[-1]["chunk"] = chunk  # reduced for lack of memory: a resumed run keeps it
+                self.environments[-1]["chunk"] = (
+                    chunk  # reduced because of a lack of memory; a resumed run uses the same value
+                )
                 self.folder.write(ENVIRONMENT, seal(self.environments))
         return row
 
     def keep(self, checkpoint: Checkpoint) -> None:
-        """Keep the state after a round, and write it when a checkpoint is due."""
+        """Keep the state after a round, and write it if a checkpoint is due."""
         self.last = checkpoint
         if checkpoint.rounds - self.saved >= self.every:
             self.flush()
 
     def flush(self) -> None:
-        """Write the checkpoint in a thread while the next round is computed; write the first one synchronously."""
+        """Write the last checkpoint in a thread during the next round; write the first checkpoint synchronously."""
         self.wait()
         if self.folder and self.last and self.last.rounds > self.saved:
             on_host = Checkpoint(self.last.rounds, map_tensors(_to_host, self.last.state))
@@ -196,19 +198,25 @@ class _Recorder:
             self.saved = self.last.rounds
 
     def wait(self) -> None:
-        """Wait for the checkpoint that is being written; raise its error if it failed."""
+        """Wait until the checkpoint is written; raise the error if writing failed."""
         if self.saving:
             try:
                 self.saving.result()
             finally:
-                if self.saving.done():  # false after Ctrl-C during the wait: __exit__ waits again
+                if self.saving.done():  # False after Ctrl-C during the wait; then __exit__ waits again
                     self.saving = None
 
     def diverged(self, k: int, metrics: Iterable[str], parts: set[str]) -> Row:
-        """Record that parts of the state diverged in round k; the metrics of this round are None."""
+        """Record that the run diverged in round k, with None for all metrics of this round.
+
+        Args:
+            k: The round.
+            metrics: Names of the metrics.
+            parts: The parts of the state that are not finite.
+        """
         for part in sorted(parts - {"model"}):
-            log.warning("round %d: the memory of the %s holds NaN; the run stops", k, part)
-        self.flush()  # the last finite state first: this line ends the run
+            log.warning("round %d: the memory of the %s contains NaN; the run stops", k, part)
+        self.flush()  # write the last finite state before the last line of the run
         self.wait()
         return self.add({"round": k} | dict.fromkeys(metrics) | {"round": k, "diverged": True})
 
@@ -216,7 +224,7 @@ class _Recorder:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Save the last completed round; a run that fails before its first round leaves no files."""
+        """Write the last checkpoint; remove the files of a new run that failed before its first round."""
         with self.writer:
             self.flush()
             self.wait()
@@ -225,10 +233,12 @@ class _Recorder:
 
 
 def _with_plain_memory(state: State) -> State:
-    """Return the state with memories of plain types, which `torch.load` can read with weights_only=True.
+    """Return the state with memories that consist of plain types.
+
+    `torch.load` can read such memories with weights_only=True.
 
     Raises:
-        InputError: A memory holds another type (`bad-memory`).
+        InputError: A memory contains another type (`bad-memory`).
     """
     memories = {name: check_memory(name, getattr(state, name)) for name in State._fields if name != "model"}
     return state._replace(**memories)
@@ -239,5 +249,5 @@ def _line(row: Row) -> bytes:
 
 
 def _to_host(t: torch.Tensor) -> torch.Tensor:
-    """Copy from a GPU into page-locked memory, which torch reuses for the next checkpoint."""
+    """Copy a tensor from the GPU to page-locked memory, which torch reuses for the next checkpoint."""
     return torch.empty(t.shape, dtype=t.dtype, pin_memory=True).copy_(t) if t.is_cuda else t

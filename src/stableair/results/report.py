@@ -1,6 +1,6 @@
-"""One HTML page from recorded runs: curves, tables and a paired comparison. It needs no network and no server.
+"""The report: one HTML page about recorded runs with curves, tables and a paired comparison.
 
-The page itself is the template `report.html.j2`; this module gathers its values.
+The page is the template `report.html.j2`; this module computes its values. The page needs neither network nor server.
 """
 
 import base64
@@ -44,7 +44,7 @@ from stableair.validation import as_path, pluralize
 LARGEST_ENERGY = "channel/energy_max"
 CURVES = "{split}/accuracy", "{split}/loss", "channel/snr_db", "clip/fraction"
 DASHES = dict(zip(map(str, LINES), ("solid", "dash", "dashdot", "dot", "longdash", "longdashdot"), strict=True))
-MANY_PAIRS = 40  # beyond this number, the page shows the closest pairs and the others on demand
+MANY_PAIRS = 40  # with more pairs, the page shows the closest pairs, and all pairs on demand
 CLOSEST = 20  # rows of a table of closest pairs
 MISSING = "–"
 
@@ -52,7 +52,7 @@ Figure = dict[str, Any]  # a plotly figure as JSON
 
 
 class Table(NamedTuple):
-    """A table of the page. Numbers, and texts that start with a number, are aligned to the right."""
+    """A table of the page. Numbers, and strings that start with a number, are right-aligned."""
 
     head: Sequence[str]
     rows: list[list[Any]]
@@ -63,13 +63,13 @@ def report(
 ) -> Path:
     """Write one self-contained HTML page about recorded runs. `stableair report` calls this function.
 
-    The page has curves, tables, a paired comparison over the seeds, and the settings and environments of the runs. It
-    needs no network and no server.
+    The page shows curves, tables, a paired comparison over the seeds, and the settings and environments of the runs. It
+    needs neither network nor server.
 
     Args:
         runs: Runs, run folders, or folders that contain run folders.
         out: HTML file to write.
-        force: Whether to replace a file that stableair has not made.
+        force: Whether to replace a file that was not written by stableair.
 
     Returns:
         The path of the page.
@@ -96,10 +96,10 @@ def page(runs: list[Run], left_out: Sequence[str] = ()) -> str:
 
     Args:
         runs: The runs. Runs that differ only in the seed form one setting.
-        left_out: One line for each folder that could not be read, to list on the page.
+        left_out: One line for each folder that could not be read; the page lists these lines.
 
     Raises:
-        InputError: No run has a complete round with an accuracy.
+        InputError: No run has a complete round with an accuracy (`no-rounds`).
     """
     split = "test" if any("test/accuracy" in run.rounds[0] for run in runs if run.rounds) else "validation"
     metric = f"{split}/accuracy"
@@ -134,16 +134,21 @@ def page(runs: list[Run], left_out: Sequence[str] = ()) -> str:
 
 
 def check_page(path: str | Path, force: bool = False) -> Path:
-    """Return a path at which a page can be written.
+    """Check that a page can be written to a path, and return the path.
 
     Raises:
-        InputError: The path is a folder, a file of a run, or without `force` a file that stableair has not made.
+        InputError: The file may not be written, as for `check_output`.
     """
     return check_output(as_path("the page", path), force)
 
 
 def write(text: str, path: str | Path, force: bool = False) -> Path:
-    """Write a page; missing folders are created.
+    """Write a page to a file, and return its path. Missing folders are created.
+
+    Args:
+        text: The page as HTML.
+        path: The file.
+        force: Whether to replace a file that was not written by stableair.
 
     Raises:
         InputError: The file cannot be written.
@@ -174,17 +179,19 @@ def _template() -> Any:
 
 @functools.cache
 def _compressed_plotly() -> str:
-    """plotly.js, gzipped and in base64."""
+    """Return plotly.js, compressed with gzip and encoded in base64."""
     from plotly.offline import get_plotlyjs
 
     return base64.b64encode(gzip.compress(get_plotlyjs().encode(), mtime=0)).decode()
 
 
 def _without_metric(runs: list[Run], metric: str) -> list[str]:
-    """One line for each run without a round, and one for all runs that did not record the metric."""
+    """Return one line for each run without a complete round, and one line about all runs without the metric."""
     lines = [f"{run.folder}: no complete round" for run in runs if not run.rounds]
     if others := [run for run in runs if run.rounds and metric not in run.rounds[0]]:
-        lines.append(f"{len(others)} runs with no {metric}, such as {others[0].folder} (trials of a search?)")
+        lines.append(
+            f"{pluralize(len(others), 'run')} without {metric}, such as {others[0].folder} (trials of a search?)"
+        )
     return lines
 
 
@@ -192,7 +199,7 @@ def _without_metric(runs: list[Run], metric: str) -> list[str]:
 
 
 def _results(groups: Groups, metric: str) -> Table:
-    """One row per setting, sorted by the settled accuracy."""
+    """Return the table of results, with one row per setting, sorted by the settled accuracy."""
     head = [
         "", "seeds", "rounds", "final", "best", "settled", "fluctuation", "diverged", "SNR, dB", "linear SNR, dB",
     ]  # fmt: skip
@@ -220,7 +227,7 @@ def _result_row(name: str, runs: list[Run], metric: str) -> list[Any]:
 
 
 def _resources(groups: Groups, metric: str) -> dict[str, Any] | None:
-    """The totals of each setting, and the accuracy along them; None if no run recorded or used the resources."""
+    """Return the totals of each setting and the accuracy against them; None without recorded and used resources."""
     recorded = {
         name: kept for name, runs in groups.items() if (kept := [run for run in runs if all(map(run.has, RESOURCES))])
     }
@@ -241,7 +248,7 @@ def _largest_energy(runs: list[Run]) -> str:
 
 
 def _mean_pm_std(values: Sequence[float | None]) -> str:
-    """Mean ± standard deviation of the values that are not None.
+    """Format mean ± standard deviation of the values that are not None.
 
     >>> _mean_pm_std([0.5, 0.7]), _mean_pm_std([0.5, None, None]), _mean_pm_std([None])
     ('0.6000 ± 0.1414', '0.5000 (1 of 3)', '–')
@@ -259,7 +266,10 @@ def _mean_settled(runs: list[Run], metric: str) -> float:
 
 
 def _comparison(groups: Groups, metric: str) -> dict[str, Any]:
-    """The table of all pairs; for many pairs also short tables, and all pairs with the index of each name."""
+    """Return the tables of the paired comparison.
+
+    With many pairs, the result also has two tables of the closest pairs, and all pairs with names replaced by indices.
+    """
     head = "first", "second", "seeds", "difference", "error", "95 % interval", "p"
     pairs = compare_groups(groups, metric)
     rows = list(map(_pair_row, pairs))
@@ -277,7 +287,7 @@ def _comparison(groups: Groups, metric: str) -> dict[str, Any]:
 
 
 def _pair_row(pair: PairedDifference) -> list[Any]:
-    """Names, number of seeds, and the difference in percentage points with its uncertainty."""
+    """Return the row of a pair: names, number of seeds, difference in percentage points, and its uncertainty."""
     names, points = (pair.better, pair.worse), f"{100 * pair.difference:+.2f}"
     if pair.error is None or pair.interval is None:
         return [*names, pair.seeds, points, "one seed", "", ""]
@@ -287,7 +297,7 @@ def _pair_row(pair: PairedDifference) -> list[Any]:
 
 
 def _settings(groups: Groups) -> dict[str, Table]:
-    """The settings that differ between the groups, and the common ones."""
+    """Return a table of the settings that differ between the groups, and a table of the common settings."""
     by_group = {name: runs[0].settings for name, runs in groups.items()}
     first = next(iter(by_group.values()))
     keys = [key for key in TYPES if key not in (*EXECUTION, "seed")]
@@ -298,9 +308,9 @@ def _settings(groups: Groups) -> dict[str, Table]:
 
 
 def _environments(runs: list[Run]) -> Table:
-    """The devices, engines, versions and data files, with the number of runs of each."""
+    """Return a table of the environments (device, engine, versions, data files) with their numbers of runs."""
     keys = "device", "engine", "precision", "stableair", "torch"
-    computed: dict[tuple[str, ...], set[int]] = {}  # the runs of each environment, by their index
+    computed: dict[tuple[str, ...], set[int]] = {}  # the indices of the runs in each environment
     for i, run in enumerate(runs):
         for environment in run.environments:
             files = (environment.get("data") or {}).items()
@@ -314,7 +324,7 @@ def _environments(runs: list[Run]) -> Table:
 
 
 def _curves(groups: Groups, panels: Sequence[tuple[str, str]]) -> Figure:
-    """One panel per metric and horizontal axis, and one legend; clicking a name toggles its curve in all panels."""
+    """Draw one panel per pair (metric, horizontal axis), with a common legend that hides and shows curves."""
     from plotly.subplots import make_subplots
 
     rows = -(-len(panels) // 2)
@@ -331,7 +341,7 @@ def _curves(groups: Groups, panels: Sequence[tuple[str, str]]) -> Figure:
                 ends += horizontal[-1:]
         positive = [value for value in values if value > 0]
         if metric.endswith("/loss") and positive and max(positive) > 100 * min(positive):
-            figure.update_yaxes(type="log", **panel)  # a linear axis would flatten the other curves
+            figure.update_yaxes(type="log", **panel)  # on a linear axis the other curves would be flat
         figure.update_xaxes(**_horizontal_axis(x, ends), **panel)
     listed: set[str] = set()
     for trace in figure.data:  # the first line of a group represents it in the legend
@@ -345,20 +355,20 @@ def _curves(groups: Groups, panels: Sequence[tuple[str, str]]) -> Figure:
 
 
 def _horizontal_axis(x: str, ends: list[float]) -> dict[str, Any]:
-    """The title and the scale of the axis of lines that end at `ends`."""
+    """Return the title and the scale of a horizontal axis; its lines end at `ends`."""
     if x == "round":
         return {"title": "communication round", "dtick": 1 if max(ends, default=0) < 10 else None}
     return {"title": METRIC_LABELS[x], "type": "log" if ends and end_far_apart(ends) else "linear"}
 
 
 def _points(runs: list[Run], argument: str | None, metric: str) -> Figure | None:
-    """The settled accuracy against the only number that differs between the settings; None if there is none."""
+    """Draw the settled accuracy against an argument; return None if `argument` is None."""
     if argument is None:
         return None
     from plotly import graph_objects as go
 
     lines, references = by_argument(runs, argument)
-    members = {label: [run for of_value in line.values() for run in of_value] for label, line in lines.items()}
+    members = {label: [run for group in line.values() for run in group] for label, line in lines.items()}
     looks = _plotly_looks(members | references, argument)
     numbers = sorted({value for line in lines.values() for value in line})
     figure = go.Figure()
@@ -366,8 +376,8 @@ def _points(runs: list[Run], argument: str | None, metric: str) -> Figure | None
         mean, std = map(_six_digits, mean_points(line, metric))
         bars = {"array": std, "visible": max(map(len, line.values())) > 1}
         figure.add_scatter(x=list(line), y=mean, error_y=bars, name=label, mode="lines+markers", line=looks[label])
-    for label, of_label in references.items():
-        (height,), (deviation,) = map(_six_digits, mean_points({None: of_label}, metric))
+    for label, reference in references.items():
+        (height,), (deviation,) = map(_six_digits, mean_points({None: reference}, metric))
         figure.add_scatter(
             x=[numbers[0], numbers[-1]], y=[height, height], name=f"{label}, ± {deviation:.4f}", mode="lines",
             line=looks[label] | {"dash": "dash"},
@@ -393,7 +403,7 @@ def _line(
     recorded = ~np.isnan(curve.mean)
     horizontal, mean = _six_digits(curve.x[recorded]), _six_digits(curve.mean[recorded])
     if len(runs) > 1:
-        floor = curve.mean / 10 if metric.endswith("/loss") else -np.inf  # a log axis has no values below 0
+        floor = curve.mean / 10 if metric.endswith("/loss") else -np.inf  # a logarithmic axis has no values below 0
         low = _six_digits(np.maximum(curve.low, floor)[recorded])
         high = _six_digits(curve.high[recorded])
         figure.add_scatter(
@@ -412,12 +422,12 @@ def _line(
 
 
 def _six_digits(values: np.ndarray) -> list[float]:
-    """Round to six significant digits: more than a picture shows, and a smaller page."""
+    """Round to six significant digits, which makes the page smaller and changes no visible detail."""
     return [float(f"{value:.6g}") for value in values]
 
 
 def _label_figures(runs: list[Run]) -> Iterator[Figure]:
-    """The label distribution of each data set and partition, for the first run that recorded it."""
+    """Draw the label distribution of each data set and partition, for the first run that recorded it."""
     drawn = set()
     for run in runs:
         key = tuple(run.settings[name] for name in ("data", "partition", "clients", "evaluate"))
@@ -427,7 +437,7 @@ def _label_figures(runs: list[Run]) -> Iterator[Figure]:
 
 
 def _label_figure(counts: np.ndarray, title: str) -> Figure:
-    """Stacked bars for few classes, a heat map for many; `counts` is (clients, classes)."""
+    """Draw a label distribution, `counts` (clients, classes): stacked bars for few classes, a heat map for many."""
     from plotly import graph_objects as go
 
     clients, classes = counts.shape

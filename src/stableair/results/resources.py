@@ -1,7 +1,7 @@
-"""Resources of the uplink: complex symbols, time on the air, transmitted energy and bits, added up over the rounds.
+"""Resources of the uplink, summed over the rounds: complex symbols, time on the air, transmitted energy and bits.
 
-A run records the resources of each round; the totals are derived from them. The energy is the mean over all clients.
-The total energy of a single client is not recorded: `channel/energy_max` is the largest energy of a client in a round.
+A run records the resources of each round; the totals are their sums. The energy is the mean over all clients. The total
+energy of a single client is not recorded; `channel/energy_max` is the largest energy of a client in a round.
 """
 
 from collections.abc import Sequence
@@ -11,15 +11,15 @@ from typing import Any, NamedTuple
 from stableair.errors import InputError
 from stableair.validation import choice
 
-ROUNDING = 1e-9  # relative tolerance of a budget: sums of equal terms in another order differ by less
+ROUNDING = 1e-9  # relative tolerance of a budget: sums in a different order differ by less than this
 
 
 class Resource(NamedTuple):
-    """A resource that every channel uses or may use."""
+    """A resource of the uplink."""
 
-    metric: str  # its amount in a round, as recorded
-    label: str  # of an axis
-    unit: str  # after an amount
+    metric: str  # the recorded metric: the amount in a round
+    label: str  # label of an axis
+    unit: str  # unit to print after an amount
 
 
 RESOURCES = {
@@ -31,37 +31,39 @@ RESOURCES = {
 
 
 def check_resource(name: object) -> str:
-    """Return the name of a resource.
+    """Check that a resource exists, and return its name.
 
     Raises:
-        InputError: There is no such resource (`unknown-value`).
+        InputError: The resource is unknown (`unknown-value`).
     """
     return choice("resource", name, RESOURCES)
 
 
 def is_recorded(rows: Sequence[dict[str, Any]], name: str) -> bool:
-    """Whether all rounds recorded a resource; the round in which a run diverged has no metrics."""
+    """Return whether all rounds have recorded a resource, except the round in which the run diverged."""
     metric = RESOURCES[name].metric
     return bool(rows) and all(row.get(metric) is not None or bool(row.get("diverged")) for row in rows)
 
 
 def totals(rows: Sequence[dict[str, Any]], name: str) -> list[float]:
-    """The total of a resource after each round: (rounds,). The round in which a run diverged adds nothing.
+    """Return the total of a resource after each round: (rounds,).
+
+    The round in which a run diverged has no resources and adds 0.
 
     >>> totals([{"channel/uses": 50.0}, {"channel/uses": 70.0}], "symbols")
     [50.0, 120.0]
 
     Raises:
-        InputError: A round did not record the resource (`resource-not-recorded`).
+        InputError: A round has not recorded the resource (`resource-not-recorded`).
     """
     if rows and not is_recorded(rows, name):
-        text = f"{name} was not recorded in every round: an earlier version computed them; compute the run again"
+        text = f"an earlier version did not record {name} in every round; compute the run again"
         raise InputError(text, code="resource-not-recorded", resource=name)
     return list(accumulate(row[RESOURCES[name].metric] or 0.0 for row in rows))
 
 
 def rounds_within(totals: Sequence[float], budget: float) -> int:
-    """Number of rounds after which a total has not exceeded a budget.
+    """Return the number of rounds whose total is within a budget.
 
     >>> rounds_within([50.0, 120.0, 120.0, 190.0], 120)
     3
@@ -70,7 +72,7 @@ def rounds_within(totals: Sequence[float], budget: float) -> int:
 
 
 def format_amount(amount: float) -> str:
-    """An amount of a resource as text.
+    """Format an amount of a resource.
 
     >>> format_amount(1234567.8), format_amount(0.25)
     ('1,234,568', '0.25')

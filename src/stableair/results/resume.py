@@ -1,4 +1,4 @@
-"""Resuming a run: the recorded rounds and the checkpoint from which the run continues."""
+"""Resume a run: read its recorded rounds and the checkpoint from which it continues."""
 
 import itertools
 from collections.abc import Sequence
@@ -20,19 +20,19 @@ from stableair.spec import OBJECT
 from stableair.validation import as_path, typed
 from stableair.vector import ModelState
 
-DAMAGED = "checkpoint.damaged.{}.pt"  # a damaged checkpoint is kept under this name
+DAMAGED = "checkpoint.damaged.{}.pt"  # new name of a damaged checkpoint
 
 
 class ResumePoint(NamedTuple):
-    """The recorded part of a run: its rows, its last checkpoint, and the environments that computed it.
+    """The recorded part of a run: its rows, its last checkpoint, and the environments that computed them.
 
-    An empty ResumePoint is a new run.
+    For a new run, the ResumePoint is empty.
     """
 
     rows: list[Row]  # the recorded rounds
     checkpoint: Checkpoint | None  # the last checkpoint
-    environments: Sequence[dict[str, Any]] = ()  # device, engine and versions at each start, in order
-    replaces: bool = False  # restart the run: the plug-ins of the recorded one have changed
+    environments: Sequence[dict[str, Any]] = ()  # device, engine and versions of each start of the run, in order
+    replaces: bool = False  # whether to replace a recorded run, because a plug-in has changed
 
     @property
     def rounds(self) -> int:
@@ -57,10 +57,10 @@ NEW_RUN = ResumePoint([], None)
 def resume_point(
     folder: str | Path, experiment: Experiment, resume: bool, plugin_changed: PluginChange = "refuse"
 ) -> ResumePoint:
-    """Find the round at which to continue the run in a folder.
+    """Find the round at which the run in a folder continues.
 
     Args:
-        folder: Run folder; may not exist yet.
+        folder: Run folder. It need not exist.
         experiment: The experiment to run. It must match the one recorded in the folder.
         resume: Whether an existing run may be continued.
         plugin_changed: What to do if a plug-in of the experiment has changed since the last round: "refuse" raises an
@@ -70,8 +70,8 @@ def resume_point(
         The completed rounds and the last checkpoint; empty for a new folder.
 
     Raises:
-        InputError: The folder holds another experiment (`other-experiment`), or a run although `resume` is false
-            (`run-exists`), or results of a plug-in that has changed (`plugin-changed`).
+        InputError: The folder contains a run of another experiment (`other-experiment`), a run although `resume` is
+            false (`run-exists`), or results of a plug-in that has changed (`plugin-changed`).
         CorruptRunError: A file is damaged and cannot be restored from the previous checkpoint.
 
     >>> from tempfile import TemporaryDirectory
@@ -87,21 +87,23 @@ def resume_point(
     check_writable(folder)
     if not (folder / EXPERIMENT).exists():
         if any((folder / name).exists() for name in (ROUNDS, CHECKPOINT, PREVIOUS)):
-            raise CorruptRunError(f"{folder} holds a run without its {EXPERIMENT}; restore it", hint="folder")
+            raise CorruptRunError(
+                f"{folder} contains a run, but its {EXPERIMENT} is missing; restore this file", hint="folder"
+            )
         return NEW_RUN
     record = read_record(folder)
     if different := _differences(record, experiment, folder):
         _refuse_other_objects(record, different, folder)
-        text = f"{folder} holds another experiment, with a different {', '.join(different)}"
+        text = f"{folder} contains another experiment; different settings: {', '.join(different)}"
         raise InputError(text, code="other-experiment", hint="folder", settings=different)
     rows, last = read_rounds(folder), read_checkpoint(folder)
     if not resume and (rows or last):
         text = f"{folder} already holds this run"
         raise InputError(text, code="run-exists", hint="resume", advice="resume=True continues it")
     if last and len(rows) < last.rounds:
-        rounds = f"{len(rows)} rounds, but {CHECKPOINT} is after {last.rounds}"
-        raise CorruptRunError(f"{folder / ROUNDS} is corrupted: {rounds}")
-    diverged = bool(rows) and bool(rows[-1].get("diverged"))  # without a checkpoint if in the first round
+        counts = f"it has {len(rows)} rounds, but {CHECKPOINT} has {last.rounds}"
+        raise CorruptRunError(f"{folder / ROUNDS} is corrupted: {counts}")
+    diverged = bool(rows) and bool(rows[-1].get("diverged"))  # in the first round: there is no checkpoint
     environments = read_environments(folder) if last or diverged else []
     if not may_reuse(folder, experiment, environments, plugin_changed):
         return ResumePoint([], None, replaces=True)
@@ -109,12 +111,12 @@ def resume_point(
 
 
 def _differences(record: dict[str, Any], experiment: Experiment, folder: Path) -> list[str]:
-    """The settings in which a recorded experiment differs from another one."""
+    """Return the names of the settings in which a recorded experiment differs from `experiment`; [] if none."""
     try:
         if Experiment.from_record(record).id() == experiment.id():
             return []
     except StableairError as error:
-        raise error.with_message(f"{folder / EXPERIMENT} is not an experiment of this version: {error}") from None
+        raise error.with_message(f"this version cannot read {folder / EXPERIMENT}: {error}") from None
     new, old = experiment.to_dict(), settings_of_record(record)
     return [key for key in new if key not in EXECUTION and old.get(key) != new[key]] or ["argument of a component"]
 
@@ -144,12 +146,12 @@ def check_same_data(resume: ResumePoint, files: dict[str, str], folder: Path | N
     """
     before = resume.environment.get("data", files)
     if before != files:
-        text = f"{folder} was started with other data files: {before}, now {files}"
+        text = f"{folder} was started with different data files: {before}; now: {files}"
         raise InputError(text, code="data-changed", hint="folder", before=before, now=files)
 
 
 def restored_state(start: State, checkpoint: Checkpoint | None, folder: Path | None) -> State:
-    """Return the state to continue from.
+    """Return the state from which a run continues, on the device of `start`.
 
     Args:
         start: The state before the first round. The checkpoint must have the same structure.
@@ -157,7 +159,7 @@ def restored_state(start: State, checkpoint: Checkpoint | None, folder: Path | N
         folder: The run folder, for the error message.
 
     Raises:
-        CorruptRunError: The checkpoint does not fit the experiment.
+        CorruptRunError: The structure of the checkpoint differs from that of `start`.
     """
     if checkpoint is None:
         return start
@@ -166,7 +168,7 @@ def restored_state(start: State, checkpoint: Checkpoint | None, folder: Path | N
     for name in ModelState._fields:
         expected, recorded = getattr(start.model, name), getattr(saved.model, name)
         if expected.shape != recorded.shape:
-            sizes = f"it holds {len(recorded)} entries, the model has {len(expected)}"
+            sizes = f"it has {len(recorded)} entries, but the model has {len(expected)}"
             raise CorruptRunError(f"{where} is corrupted: {sizes}")
     average = tuple(start.model) if saved.average != () else ()
     for name, like in (("receiver", start.receiver), ("server", start.server), ("average", average)):
@@ -178,7 +180,7 @@ def restored_state(start: State, checkpoint: Checkpoint | None, folder: Path | N
 
 
 def repair_checkpoint(folder: LockedFolder, good: Checkpoint) -> None:
-    """Rename a damaged checkpoint and write the good one in its place, before a run continues."""
+    """Replace a damaged checkpoint by the good one, before a run continues; the damaged file is renamed."""
     path = folder.path / CHECKPOINT
     if path.exists():
         try:

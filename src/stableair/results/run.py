@@ -1,4 +1,4 @@
-"""A recorded run: its experiment and its rounds. Importing this module does not import torch."""
+"""A recorded run: its experiment and its rounds. This module does not import torch."""
 
 import math
 import statistics
@@ -34,15 +34,15 @@ if TYPE_CHECKING:
     from stableair.contracts import State
     from stableair.results.checkpoint import Checkpoint
 
-LAST = 10  # rounds that `Run.settled` averages over: under interference the accuracy fluctuates from round to round
+LAST = 10  # number of rounds over which `Run.settled` averages: with interference the accuracy fluctuates
 
 
 @dataclass(frozen=True)
 class Run:
-    """A recorded run: run["test/accuracy"] is the list of a metric's values, one per round.
+    """A recorded run: run["test/accuracy"] is the list of the values of a metric, one per round.
 
-    run["symbols"], run["airtime"], run["energy"] and run["bits"] are totals: the resources used until after each round.
-    `len(run)` is the number of complete rounds. A notebook shows a run as a table with its accuracy curve.
+    run["symbols"], run["airtime"], run["energy"] and run["bits"] are the totals of the resources after each round.
+    `len(run)` is the number of complete rounds. Notebooks display a run as a table with its accuracy curve.
 
     Raises:
         InputError: The metric was not recorded (`unknown-metric`).
@@ -54,21 +54,26 @@ class Run:
     """
 
     record: dict[str, Any]  # the content of experiment.json
-    rounds: list[Row]  # the metrics of each round by name
+    rounds: list[Row]  # for each round, its metrics by name
     folder: Path | None = None  # the run folder; None for a run in memory
     final: "State | None" = None  # the state after the last completed round, if it is in memory
-    objects: Mapping[str, Given] = field(default_factory=dict, repr=False, compare=False)  # of `sa.run`, by digest
+    objects: Mapping[str, Given] = field(default_factory=dict, repr=False, compare=False)  # Python objects, by digest
 
     def __getitem__(self, metric: str) -> list[Any]:
         if isinstance(metric, str) and metric in RESOURCES:
             return totals(self.rounds, metric)
         if self.rounds and (not isinstance(metric, str) or not any(metric in row for row in self.rounds)):
             raise unknown_metric(metric, self.rounds)
-        return [row.get(metric) for row in self.rounds]  # None in rounds of a version that did not record the metric
+        return [
+            row.get(metric) for row in self.rounds
+        ]  # None if an earlier version computed the round without this metric
 
     @typed
     def has(self, metric: str) -> bool:
-        """Whether the last round recorded a metric (the first ones may lack it), or all rounds a resource."""
+        """Return whether the run has recorded a metric or a resource.
+
+        A metric must be in the last round; earlier rounds may lack it. A resource must be in all rounds.
+        """
         if metric in RESOURCES:
             return is_recorded(self.rounds, metric)
         return bool(self.rounds) and metric in self.rounds[-1]
@@ -85,7 +90,7 @@ class Run:
         return html_table([*self._summary(), *([(metric, line)] if line else [])], caption="Run")
 
     def _summary(self) -> list[tuple[str, str]]:
-        """The main settings and results as names and texts."""
+        """Return the main settings and results as pairs (name, text)."""
         settings, metric = self.settings, f"{self.settings['evaluate']}/accuracy"
         rows = [(name, without_digests(settings[name])) for name in ("data", "noise", "receiver")]
         rows += [("seed", f"seed {settings['seed']}"), ("rounds", pluralize(len(self), "round"))]
@@ -99,7 +104,7 @@ class Run:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """All settings of the experiment by name, as recorded."""
+        """The recorded settings of the experiment, by name."""
         return settings_of_record(self.record)
 
     @property
@@ -107,13 +112,13 @@ class Run:
         """The experiment of the run.
 
         Raises:
-            InputError: The run uses a component that is not registered, such as that of a plug-in.
+            InputError: The run uses a component that is not registered, such as a component of a plug-in.
         """
         return Experiment.from_record(self.record)
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """The seed and everything else that affects the results: equal for copies of the same run."""
+        """The seed and all other settings that affect the results; copies of a run have the same identity."""
         plain = {k: v for k, v in self.settings.items() if k not in (*EXECUTION, *COMPONENT_SETTINGS, "seed")}
         return self.settings["seed"], repr(sorted(plain.items())), repr(components_of_record(self.record))
 
@@ -125,14 +130,14 @@ class Run:
     def settled(self, metric: str) -> float:
         """Return the mean of a metric over the last ten rounds.
 
-        For a run with fewer than 20 rounds, it is the mean over the second half. Under interference the accuracy
-        fluctuates from round to round, so that the last value alone is a poor measure.
+        For a run with fewer than 20 rounds, this is the mean over the second half. With interference the accuracy
+        fluctuates from round to round; therefore the last value alone is a poor measure.
 
         Args:
             metric: Name of a recorded metric.
 
         Returns:
-            The mean; 0 for a run that diverged or has no value in these rounds.
+            The mean; 0 if the run diverged, or recorded no value in these rounds.
 
         >>> import stableair as sa
         >>> run = sa.run(sa.Experiment(data="synthetic(samples=60)", clients=3, rounds=4))
@@ -143,7 +148,7 @@ class Run:
 
     @property
     def settled_rounds(self) -> int:
-        """Number of last rounds over which `settled` averages."""
+        """The number of last rounds over which `settled` averages."""
         return min(LAST, max(1, len(self) // 2))
 
     def mean_of_last(self, metric: str, rounds: int) -> float | None:
@@ -172,20 +177,26 @@ class Run:
         return None if self.diverged is not None or len(last) < 2 else statistics.stdev(last)
 
     def within(self, resource: str, budget: float) -> "Run":
-        """The rounds until a budget of a resource is used up; `state` remains that of the whole run.
+        """Return the run up to its last round within a budget of a resource.
+
+        Only the rounds are cut; `state` is still the final state of the whole run.
 
         Args:
             resource: "symbols", "airtime", "energy" or "bits".
             budget: Largest total of the resource.
 
+        Returns:
+            The shortened run.
+
         Raises:
-            InputError: The run did not record the resource, or its first round exceeds the budget (`budget-too-small`).
+            InputError: The run has not recorded the resource (`resource-not-recorded`), or its first round exceeds the
+                budget (`budget-too-small`).
         """
         used, budget = self[check_resource(resource)], positive("budget", budget)
         rounds = rounds_within(used, budget)
         if not rounds:
             unit, first = RESOURCES[resource].unit, format_amount(used[0] if used else 0.0)
-            text = f"{self}: the first round takes {first} {unit}, more than the budget of {format_amount(budget)}"
+            text = f"{self}: the budget {format_amount(budget)} is too small: the first round uses {first} {unit}"
             raise InputError(text, code="budget-too-small", resource=resource, budget=budget)
         if self.diverged and used[-1] >= budget * (1 - ROUNDING):  # nothing is left for the round in which it diverged
             rounds = min(rounds, self.diverged)
@@ -211,19 +222,19 @@ class Run:
     def module(self, model: Any = None, data: Any = None) -> "nn.Module":
         """Return the trained network, in evaluation mode on the CPU.
 
-        The data set is read for the shape of its samples.
+        The data set is loaded, since the network depends on the shape of its samples.
 
         Args:
-            model: For a run that was read from a folder: the Python object that was given to `sa.run`, or another model
-                of the same structure.
-            data: Likewise the data set.
+            model: For a run from a folder whose model is a Python object: the model that was passed to `sa.run`, or
+                another model of the same structure.
+            data: For a run from a folder whose data set is a Python object: the data set.
 
         Returns:
             The network with the parameters and buffers after the last complete round.
 
         Raises:
-            InputError: No round is complete (`no-rounds`), a Python object is needed (`object-needed`), or the model
-                has another number of entries (`wrong-model`).
+            InputError: No round is complete (`no-rounds`), a Python object must be passed (`object-needed`), or the
+                model has a different number of entries (`wrong-model`).
 
         >>> import stableair as sa
         >>> experiment = sa.Experiment(data="synthetic(samples=60)", model="mlp(width=4)", clients=3, rounds=1)
@@ -251,7 +262,7 @@ class Run:
 
     @property
     def best(self) -> "Checkpoint":
-        """The checkpoint after the best round of a run with `keep_best`: `state` and `rounds`.
+        """The checkpoint after the best round, with `rounds` and `state`; only for a run with `keep_best`.
 
         Raises:
             InputError: The run has no best checkpoint (`no-best`).
@@ -270,7 +281,7 @@ class Run:
 
     @property
     def labels(self) -> list[list[int]] | None:
-        """Number of samples per client and class, (clients, classes); None if the folder has no such record.
+        """The number of samples per client and class, (clients, classes); None if it was not recorded.
 
         Raises:
             CorruptRunError: The file is damaged.
@@ -281,25 +292,28 @@ class Run:
     def environments(self) -> list[dict[str, Any]]:
         """The environments that computed the rounds: device, engine, versions, checksums of the data.
 
-        A run has several environments if it was resumed. The list is empty for a run in memory.
+        A resumed run has several environments. A run in memory has none.
+
+        Raises:
+            CorruptRunError: The file is damaged.
         """
         return read_environments(self.folder) if self.folder and (self.folder / ENVIRONMENT).exists() else []
 
     def to_pandas(self) -> Any:
-        """Return the rounds as a pandas DataFrame, with a row per round and a column per metric."""
+        """Return the rounds as a pandas DataFrame, with one row per round and one column per metric."""
         import pandas
 
         return pandas.DataFrame([{k: v for k, v in row.items() if k != "diverged"} for row in self.rounds])
 
     def plot(self, metric: str = "test/accuracy", *, ax: "Axes | None" = None, label: str | None = None) -> "Axes":
-        """Draw a metric against the rounds; `sa.plot` draws several runs.
+        """Draw a metric against the rounds. To draw several runs, use `sa.plot`.
 
-        A cross marks the last finite round of a run that diverged. Several runs may be drawn into the same axes; add a
-        legend with `ax.legend()`.
+        A cross marks the last finite round of a run that diverged. You can also draw several runs into the same axes;
+        then add a legend with `ax.legend()`.
 
         Args:
             metric: Name of a recorded metric.
-            ax: Axes to draw into; None: the axes of a new pyplot figure.
+            ax: Axes to draw into. None: the axes of a new pyplot figure.
             label: Name of the line in a legend.
 
         Returns:
@@ -312,7 +326,7 @@ class Run:
         >>> from matplotlib.figure import Figure
         >>> run = sa.run(sa.Experiment(data="synthetic(samples=60)", clients=3, rounds=2))
         >>> axes = run.plot("train/loss", ax=Figure().subplots(), label="MAC")
-        >>> axes.lines[0].get_xdata().tolist()  # pictures start at round 1
+        >>> axes.lines[0].get_xdata().tolist()  # plots start at round 1
         [1, 2]
         """
         from matplotlib.axes import Axes
@@ -328,9 +342,9 @@ class Run:
             ax = pyplot.subplots(layout="constrained")[1]
         if not isinstance(ax, Axes):
             raise InputError(
-                f"ax must be matplotlib axes: got {short_repr(ax)}", code="wrong-type", name="ax", value=ax
+                f"ax must be a matplotlib Axes: got {short_repr(ax)}", code="wrong-type", name="ax", value=ax
             )
-        rounds = [row["round"] + 1 for row in self.rounds]  # pictures count rounds from 1
+        rounds = [row["round"] + 1 for row in self.rounds]  # plots start at round 1
         heights = [math.nan if value is None else value for value in values]
         name, marker = None if label is None else str(label), "o" if len(values) == 1 else None
         (line,) = ax.plot(rounds, heights, label=name, marker=marker)

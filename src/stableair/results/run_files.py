@@ -1,4 +1,4 @@
-"""The files of a run folder: the experiment, the rounds, and the samples of the clients."""
+"""Read and check the files of a run folder: the experiment, the rounds, and the label counts."""
 
 import sys
 from pathlib import Path
@@ -11,10 +11,10 @@ from stableair.results.metrics import Row
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """Read the experiment of a run folder as its record.
+    """Read the record of the experiment of a run folder.
 
     Raises:
-        CorruptRunError: The file is damaged or its record is invalid.
+        CorruptRunError: The file is damaged, or its record is invalid.
     """
     record, has_checksum = read_sealed(folder / EXPERIMENT, dict)
     if ARGUMENTS in record and not has_checksum:
@@ -27,7 +27,7 @@ def read_record(folder: Path) -> dict[str, Any]:
 
 
 def read_rounds(folder: Path) -> list[Row]:
-    """Read the complete lines of rounds.jsonl and check each; an incomplete last line is ignored.
+    """Read and check the complete lines of rounds.jsonl; an incomplete last line is ignored.
 
     Raises:
         CorruptRunError: A line is damaged.
@@ -40,7 +40,7 @@ def read_rounds(folder: Path) -> list[Row]:
     *lines, rest = read_plain(path).split(b"\n")
     for number, line in enumerate([*lines, *([rest] if _has_checksum(rest[:-1]) else [])]):
         try:
-            if number == len(lines):  # the line is complete except for a damaged line break
+            if number == len(lines):  # only the line break is damaged
                 raise ValueError("its end is damaged")
             row, has_checksum = unseal(line + b"\n")
             with_checksum.add(has_checksum)
@@ -54,7 +54,7 @@ def read_rounds(folder: Path) -> list[Row]:
 
 
 def read_labels(folder: Path) -> list[list[int]] | None:
-    """Read the number of samples per client and class, (clients, classes); None if the folder has no such record.
+    """Read the number of samples per client and class, (clients, classes); None if it was not recorded.
 
     Raises:
         CorruptRunError: The file is damaged.
@@ -65,23 +65,27 @@ def read_labels(folder: Path) -> list[list[int]] | None:
     content, has_checksum = read_sealed(path, dict)
     counts: Any = content.get("labels")
     if (not has_checksum and set(content) != {"labels"}) or not _is_count_table(counts):
-        raise corrupted(path, "it must hold the number of samples per client and class")
+        raise corrupted(path, "expected the number of samples per client and class")
     return counts
 
 
 def _check_row(row: Any, number: int, previous: Row) -> None:
-    """Raise ValueError unless this is the row of round `number` with all metrics of the previous row."""
+    """Check that a row belongs to round `number` and has all metrics of the previous row.
+
+    Raises:
+        ValueError: It does not.
+    """
     if not isinstance(row, dict) or row.get("round") != number:
         got = row.get("round") if isinstance(row, dict) else row
         raise ValueError(f"expected round {number}: got {got}")
     if invalid := [key for key, value in row.items() if not _is_number(value)]:
         raise ValueError(f"{invalid[0]} is not a number")
     if missing := previous.keys() - row.keys():  # a newer version may add metrics
-        raise ValueError(f"missing metric {min(missing)}, which the previous round has")
+        raise ValueError(f"missing metric: {min(missing)}, which the previous round has")
 
 
 def _is_count_table(value: object) -> bool:
-    """Whether a value is a list of lists of equal length, at least 1, of integers of at least 0."""
+    """Return whether a value is a non-empty table of integers of at least 0, as lists of equal length."""
     if not isinstance(value, list) or not all(isinstance(row, list) for row in value):
         return False
     counts = [n for row in value for n in row]
@@ -89,7 +93,7 @@ def _is_count_table(value: object) -> bool:
 
 
 def _is_number(value: object) -> bool:
-    """Whether a value is None or a number within the range of a float; JSON allows larger integers."""
+    """Return whether a value is None or a number in the range of a float; JSON allows larger integers."""
     return value is None or (isinstance(value, int | float) and not abs(value) > sys.float_info.max)
 
 

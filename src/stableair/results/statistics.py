@@ -1,7 +1,7 @@
 """Statistics over seeds: means, paired differences, confidence intervals, t-tests and Holm's correction.
 
-Runs with the same seed share their data, batches and, on equal channels, their fading and noise. Two methods are
-therefore compared seed by seed. With the differences d_1, ..., d_n of two methods on n shared seeds:
+Runs with the same seed have the same data and batches and, on equal channels, the same fading and noise. Therefore two
+methods are compared seed by seed. With the differences d_1, ..., d_n of two methods on n shared seeds:
 
     mean difference        m = (1/n) sum_i d_i
     standard error         s = sqrt(sum_i (d_i - m)^2 / (n - 1)) / sqrt(n)
@@ -26,19 +26,19 @@ from stableair.literals import Band
 from stableair.results.run import Run
 
 PAIRED_BY = "data", "partition", "clients", "model", "evaluate"  # settings that paired groups must have in common
-CHANNEL = "power", "channel", "fading", "noise"  # settings that make up the channel
-MIN_SEEDS = 5  # with fewer seeds a t-test rests on its normality assumption alone
+CHANNEL = "power", "channel", "fading", "noise"  # settings that define the channel
+MIN_SEEDS = 5  # with fewer seeds, a t-test depends entirely on its assumption of normality
 SIGNIFICANCE = 0.05
 CONFIDENCE = 0.95
-ROUNDING = 1e-12  # relative spread below which differences count as equal; means of ten float64 values differ by 1e-15
+ROUNDING = 1e-12  # relative spread of equal differences; rounding changes means of ten float64 values by about 1e-15
 
 
 class PairedDifference(NamedTuple):
-    """Difference between two groups of runs on the seeds that they share."""
+    """The mean difference between two groups of runs on their common seeds."""
 
     better: str  # name of the group with the higher mean
     worse: str  # name of the other group
-    seeds: int  # number of shared seeds
+    seeds: int  # number of common seeds
     difference: float  # mean over the seeds, better minus worse: at least 0
     error: float | None  # standard error of the mean; None for a single seed
     interval: tuple[float, float] | None  # 95 % confidence interval; None for a single seed
@@ -51,13 +51,13 @@ class PairedDifference(NamedTuple):
 
 
 def mean_and_std(values: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and sample standard deviation over the first axis, ignoring NaN.
+    """Return the mean and sample standard deviation over the first axis, ignoring NaN.
 
     Args:
-        values: (n, ...) such as one row per seed; NaN marks a missing value.
+        values: (n, ...), such as one row per seed; NaN marks a missing value.
 
     Returns:
-        Mean (...), NaN where every value is missing; standard deviation (...), 0 where there is only one value.
+        The mean (...), NaN where all values are missing, and the standard deviation (...), 0 for a single value.
 
     >>> mean, std = mean_and_std([[1.0, 5.0], [3.0, float("nan")]])
     >>> mean.tolist(), std.round(4).tolist()
@@ -70,14 +70,14 @@ def mean_and_std(values: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
 
 
 def mean_and_band(values: ArrayLike, band: Band = "std") -> tuple[np.ndarray, np.ndarray]:
-    """Mean and half the width of its band over the first axis, ignoring NaN.
+    """Return the mean over the first axis and half the width of its band, ignoring NaN.
 
     Args:
-        values: (n, ...) such as one row per seed; NaN marks a missing value.
+        values: (n, ...), such as one row per seed; NaN marks a missing value.
         band: "std": one standard deviation; "sem": one standard error of the mean; "ci95": 95 % confidence interval.
 
     Returns:
-        Mean (...) and half width (...), 0 where there is only one value.
+        The mean (...), and half the width of the band (...), 0 for a single value.
 
     >>> [mean_and_band([1.0, 3.0, 5.0], band)[1].round(3).item() for band in ("std", "sem", "ci95")]
     [2.0, 1.155, 4.968]
@@ -94,12 +94,15 @@ def mean_and_band(values: ArrayLike, band: Band = "std") -> tuple[np.ndarray, np
 
 
 def confidence_interval(mean: float, error: float, n: int) -> tuple[float, float]:
-    """95 % confidence interval of a mean: mean -+ t_{n-1}(0.975) error.
+    """Return the 95 % confidence interval of a mean: mean -+ t_{n-1}(0.975) error.
 
     Args:
         mean: Mean of n values.
         error: Standard error of the mean.
         n: Number of values, at least 2.
+
+    Returns:
+        The lower and the upper end.
 
     >>> low, high = confidence_interval(0.0, 1.0, n=5)
     >>> round(low, 3), round(high, 3)
@@ -111,21 +114,21 @@ def confidence_interval(mean: float, error: float, n: int) -> tuple[float, float
 
 @cache
 def _t_quantile(q: float, degrees_of_freedom: int) -> float:
-    from scipy.stats import t  # imported late: it takes a second
+    from scipy.stats import t  # imported here, since the import takes a second
 
     return float(t.ppf(q, degrees_of_freedom))
 
 
 def p_value(first: Sequence[float], second: Sequence[float]) -> float | None:
-    """Two-sided p-value of a paired t-test.
+    """Return the two-sided p-value of a paired t-test.
 
     Args:
         first: (n,) values of the first method, one per seed.
         second: (n,) values of the second method on the same seeds.
 
     Returns:
-        The p-value, or None for fewer than MIN_SEEDS seeds. Also None if all differences are equal up to rounding:
-        their spread is then 0 or a rounding error, and the t statistic is meaningless.
+        The p-value. None for fewer than MIN_SEEDS seeds. Also None if all differences are equal up to rounding, since
+        the t statistic of their spread, which is 0 or a rounding error, has no meaning.
 
     >>> round(p_value([0.5, 0.6, 0.7, 0.6, 0.5], [0.4, 0.6, 0.5, 0.6, 0.4]), 4)
     0.0993
@@ -133,13 +136,13 @@ def p_value(first: Sequence[float], second: Sequence[float]) -> float | None:
     """
     if len(first) < MIN_SEEDS or equal_differences(first, second):
         return None
-    from scipy.stats import ttest_rel  # imported late: it takes a second
+    from scipy.stats import ttest_rel  # imported here, since the import takes a second
 
     return float(ttest_rel(first, second).pvalue)
 
 
 def equal_differences(first: Sequence[float], second: Sequence[float]) -> bool:
-    """Whether all paired differences are equal up to the rounding of the values.
+    """Return whether all paired differences are equal up to rounding.
 
     >>> equal_differences([0.3, 0.6], [0.2, 0.5])  # 0.3 - 0.2 and 0.6 - 0.5 differ in their last bits
     True
@@ -151,15 +154,15 @@ def equal_differences(first: Sequence[float], second: Sequence[float]) -> bool:
 
 
 def holm(p_values: Sequence[float | None], tests: int | None = None) -> list[float | None]:
-    """Holm's correction for several tests (Holm 1979, Scandinavian Journal of Statistics 6).
+    """Apply Holm's correction for several tests (Holm 1979, Scandinavian Journal of Statistics 6).
 
     With m tests and the p-values in ascending order, p_(1) <= p_(2) <= ..., the corrected values are
     max over j <= i of min(1, (m - j + 1) p_(j)). The probability of any false rejection at level a is at most a.
 
     Args:
         p_values: Uncorrected p-values; None stays None.
-        tests: Number of tests m; by default the number of p-values that are not None. A test that was planned but gave
-            no p-value is included: its outcome must not weaken the correction of the others.
+        tests: Number of tests m. Default: the number of p-values that are not None. Include a planned test without a
+            p-value, since its outcome must not weaken the correction of the other tests.
 
     Returns:
         The corrected p-values, in the order of `p_values`.
@@ -180,7 +183,7 @@ def holm(p_values: Sequence[float | None], tests: int | None = None) -> list[flo
 
 
 def paired_difference(names: tuple[str, str], first: Sequence[float], second: Sequence[float]) -> PairedDifference:
-    """Compare two methods on the seeds that they share; the better one becomes `better`.
+    """Compare two methods on their common seeds.
 
     Args:
         names: Names of the two methods.
@@ -188,8 +191,8 @@ def paired_difference(names: tuple[str, str], first: Sequence[float], second: Se
         second: (n,) values of the second method on the same seeds.
 
     Returns:
-        The difference with its uncorrected p-value. If all differences are equal up to rounding, the standard error is
-        0, the interval has no width, and there is no p-value.
+        The difference, with an uncorrected p-value; `better` is the method with the higher mean. If all differences are
+        equal up to rounding, the standard error and the width of the interval are 0, and there is no p-value.
 
     >>> pair = paired_difference(("mac", "none"), [0.50, 0.40], [0.60, 0.60])
     >>> pair.better, pair.seeds, round(pair.difference, 3), round(pair.error, 3), pair.p
@@ -207,19 +210,19 @@ def paired_difference(names: tuple[str, str], first: Sequence[float], second: Se
 
 
 def compare_groups(groups: dict[str, list[Run]], metric: str, *, equal_rounds: bool = True) -> list[PairedDifference]:
-    """Compare all pairs of groups that learn the same task, seed by seed.
+    """Compare all pairs of groups with the same task, seed by seed.
 
-    The value of a run is `Run.settled(metric)` over the rounds that both runs have. Holm's correction is applied over
-    the pairs of one channel; pairs across channels are corrected together for each pair of channels.
+    The value of a run is `Run.settled(metric)` over the rounds that both runs have. Holm's correction treats the pairs
+    on one channel as one family of tests. The pairs between two channels also form one family.
 
     Args:
-        groups: Runs by the name of their group. The runs of a group differ in the seed only.
-        metric: Such as "test/accuracy".
-        equal_rounds: False for runs that are equal in a resource: the value of a run is that over all its rounds, and
-            Holm's correction is applied over all pairs.
+        groups: The runs of each group by its name. The runs of a group differ in the seed only.
+        metric: Name of the metric, such as "test/accuracy".
+        equal_rounds: False for runs with equal resources: the value of a run is `Run.settled(metric)` over all its
+            rounds, and all pairs form one family.
 
     Returns:
-        The pairs that share at least one seed, largest difference first.
+        The pairs with at least one common seed, largest difference first.
     """
     pairs: dict[frozenset[Any], list[PairedDifference]] = {}  # by the channels of the two groups
     for one, other in combinations(groups, 2):
@@ -236,7 +239,7 @@ def compare_groups(groups: dict[str, list[Run]], metric: str, *, equal_rounds: b
 def _shared_seed_values(
     first: list[Run], second: list[Run], metric: str, equal_rounds: bool
 ) -> list[tuple[float, float]]:
-    """The values of both groups on each shared seed, with `equal_rounds` over the rounds that both runs have."""
+    """Return the values of both groups on each common seed, over their common rounds if `equal_rounds`."""
     by_seed = [{run.settings["seed"]: run for run in runs} for runs in (first, second)]
     values = []
     for seed in sorted(by_seed[0].keys() & by_seed[1].keys()):
@@ -249,29 +252,34 @@ def _shared_seed_values(
 
 
 def _truncated(run: Run, rounds: int) -> Run:
-    """The first rounds of a run. A diverged run stays whole: its last round marks the divergence."""
+    """Return a run with its first rounds only. A diverged run is not cut, since its last round marks the divergence."""
     return run if run.diverged is not None else replace(run, rounds=run.rounds[:rounds])
 
 
 def _with_holm(pairs: list[PairedDifference]) -> list[PairedDifference]:
-    """Correct the p-values of a family; pairs with equal differences count as tests, pairs with few seeds do not."""
+    """Correct the p-values of a family of tests.
+
+    A pair with equal differences is a test without p-value. A pair with fewer than MIN_SEEDS seeds is not a test.
+    """
     tests = sum(pair.seeds >= MIN_SEEDS for pair in pairs)
     p_values = holm([pair.p for pair in pairs], tests)
     return [pair._replace(p=p) for pair, p in zip(pairs, p_values, strict=True)]
 
 
 def snrs(runs: Iterable[Run], rounds: int | None = None) -> list[float]:
-    """The SNR in dB of each round of some runs, or of their first `rounds`.
+    """Return the SNR in dB of each round of some runs, without the rounds that have no interference.
 
-    Rounds without interference are omitted.
+    Args:
+        runs: The runs.
+        rounds: Number of first rounds of each run. None: all rounds.
     """
     return [db for run in runs for row in run.rounds[:rounds] if (db := row.get("channel/snr_db")) is not None]
 
 
 def linear_mean(decibels: list[float]) -> float:
-    """Mean of the linear ratios, in dB: 10 log10 of the mean of 10^(x / 10).
+    """Return the mean of the linear ratios, in dB: 10 log10 of the mean of 10^(x / 10).
 
-    Rounds with a high SNR dominate it; impulses dominate the mean in dB.
+    Rounds with a high SNR dominate this mean, whereas rounds with impulses dominate a mean of the values in dB.
 
     >>> round(linear_mean([-40, -60]), 1)
     -43.0

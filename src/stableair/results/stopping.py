@@ -1,4 +1,4 @@
-"""Early stopping: whether a run stops is a function of its recorded rounds alone, so that resumed runs agree."""
+"""Early stopping. The decision depends only on the recorded rounds; therefore resumed runs stop at the same round."""
 
 import operator
 import re
@@ -15,12 +15,12 @@ _CONDITION = re.compile(r"\s*([^\s<>=]+)\s*(>=|<=|>|<)\s*([-+]?(?:\d+\.?\d*|\.\d
 
 
 class StoppingRule(NamedTuple):
-    """When a run stops before its last round.
+    """The rule that stops a run before its last round.
 
     Args:
         stop: A condition on a metric, such as "test/accuracy > 0.9", or on the total of a resource, such as
-            "energy >= 1e6"; "" for none.
-        patience: Stop after this many rounds in which `monitor` has not improved on its best value; 0 for none.
+            "energy >= 1e6". "": no condition.
+        patience: Number of rounds without a new best value of `monitor` after which the run stops. 0: no limit.
         monitor: A metric, such as "test/accuracy". Lower is better for a loss, higher for every other metric.
     """
 
@@ -29,10 +29,10 @@ class StoppingRule(NamedTuple):
     monitor: str = ""
 
     def is_met(self, rows: Sequence[Row]) -> bool:
-        """Whether a run with these rounds stops now, or should have stopped before.
+        """Return whether a run stops after these rounds, or should have stopped earlier.
 
         Raises:
-            InputError: A metric was not recorded (`unknown-metric`), or a resource (`resource-not-recorded`).
+            InputError: A metric (`unknown-metric`) or a resource (`resource-not-recorded`) was not recorded.
         """
         if not rows:
             return False
@@ -63,48 +63,48 @@ class StoppingRule(NamedTuple):
 
 
 def stopping_rule(stop: str, patience: int, monitor: str, split: str) -> StoppingRule:
-    """Check the options of early stopping.
+    """Check the options of early stopping, and return the rule.
 
     Args:
         stop: As for `StoppingRule`.
         patience: As for `StoppingRule`.
-        monitor: As for `StoppingRule`; by default the accuracy on the evaluated data.
-        split: The data of the evaluation: "test" or "validation".
+        monitor: As for `StoppingRule`. "": the accuracy on the evaluated split.
+        split: The split that is evaluated: "test" or "validation".
 
     Raises:
-        InputError: An option is invalid, or a metric belongs to the other split, which is not evaluated.
+        InputError: An option is invalid, or a metric belongs to the split that is not evaluated (`unknown-metric`).
     """
     integer("patience", patience, 0)
     if not isinstance(stop, str) or not isinstance(monitor, str):
-        text = f"stop and monitor must be texts: got {short_repr(stop)} and {short_repr(monitor)}"
+        text = f"stop and monitor must be strings: got {short_repr(stop)} and {short_repr(monitor)}"
         raise InputError(text, code="wrong-type", name="stop", value=stop)
     monitor = monitor or f"{split}/accuracy"
     metrics = [monitor, *([parse_condition(stop)[0]] if stop else [])]
     other = "validation" if split == "test" else "test"
     if wrong := [metric for metric in metrics if metric.startswith(f"{other}/")]:
-        text = f"metric {wrong[0]} is not recorded: the evaluation uses the {split} data, see the setting evaluate"
+        text = f"metric {wrong[0]} is not recorded: the run evaluates the {split} split; see the setting evaluate"
         raise InputError(text, code="unknown-metric", metric=wrong[0])
     return StoppingRule(stop, patience, monitor)
 
 
 def parse_condition(text: str) -> tuple[str, str, float]:
-    """Return metric, comparison and number of a condition.
+    """Return the metric, the comparison and the number of a condition.
 
     >>> parse_condition("test/accuracy > 0.9")
     ('test/accuracy', '>', 0.9)
 
     Raises:
-        InputError: The text is not a condition (`invalid-condition`).
+        InputError: The text is not a valid condition (`invalid-condition`).
     """
     parts = _CONDITION.fullmatch(text)
     if not parts:
-        message = f"stop must be a metric, one of {', '.join(_COMPARISONS)}, and a number, such as test/accuracy>0.9"
+        message = f"stop must be METRIC OP NUMBER with OP one of {', '.join(_COMPARISONS)}, such as test/accuracy>0.9"
         raise InputError(f"{message}: got {short_repr(text)}", code="invalid-condition", value=text)
     return parts[1], parts[2], float(parts[3])
 
 
 def is_better(metric: str, value: float | None, best: float | None) -> bool:
-    """Whether a value of a metric is better than the best one so far; None is worse than every number.
+    """Return whether a value of a metric is better than the best value so far; None is worse than every number.
 
     >>> is_better("test/accuracy", 0.9, 0.8), is_better("test/loss", 0.9, 0.8), is_better("test/loss", 0.9, None)
     (True, False, True)
@@ -115,10 +115,10 @@ def is_better(metric: str, value: float | None, best: float | None) -> bool:
 
 
 def check_recorded(metric: str, rows: Sequence[Row]) -> None:
-    """Refuse a metric that no round has.
+    """Refuse a metric that no round has recorded.
 
     Raises:
-        InputError: No round has the metric (`unknown-metric`).
+        InputError: No round has recorded the metric (`unknown-metric`).
     """
     if rows and metric not in rows[-1] and not any(metric in row for row in rows):
         raise unknown_metric(metric, rows)

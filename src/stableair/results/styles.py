@@ -1,4 +1,4 @@
-"""Styles of pictures: sizes, fonts and colours."""
+"""Styles of figures: sizes, fonts and colours."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,14 +13,14 @@ from matplotlib.figure import Figure
 
 from stableair.literals import PlotStyle
 
-LINES: list[Any] = [  # line styles, so that curves can be distinguished without colours
+LINES: list[Any] = [  # line styles, to distinguish curves without colours
     "-", "--", "-.", ":", (0, (9, 2)), (0, (5, 1.5, 1, 1.5, 1, 1.5)),
 ]  # fmt: skip
 DARK, LIGHT = "#1e2129", "#e2e4e9"  # background and text of the dark style
 TRUETYPE: Any = {
     "pdf.fonttype": 42,
     "ps.fonttype": 42,
-}  # submission systems refuse Type 3, matplotlib's default
+}  # submission systems of journals refuse Type 3 fonts, matplotlib's default
 COMMON: Any = TRUETYPE | {
     "legend.fontsize": "small",
     "legend.title_fontsize": "small",
@@ -49,13 +49,21 @@ STYLES: dict[PlotStyle, Any] = {
 
 @contextmanager
 def drawing_style(style: PlotStyle = "screen", size: Sequence[float] | None = None) -> Iterator[None]:
-    """Draw in a style; the size is in inches. Other settings of matplotlib stay."""
+    """Apply a style to the figures that are created within the `with` block.
+
+    Args:
+        style: Name of the style.
+        size: Width and height in inches. None: the size of the style.
+    """
     with rc_context(STYLES[style] | ({} if size is None else {"figure.figsize": tuple(size)})):
         yield
 
 
 def new_figure(panels: int = 1) -> Figure:
-    """A figure of matplotlib's `figure.figsize`; panels side by side make it wider, unless the size was chosen."""
+    """Return an empty figure for a number of panels side by side.
+
+    Its size is matplotlib's `figure.figsize`. The default size becomes wider with the number of panels.
+    """
     width, height = rcParams["figure.figsize"]
     return Figure(
         figsize=(width if has_chosen_size() else width * (0.75 * panels + 0.25), height), layout="constrained"
@@ -63,24 +71,24 @@ def new_figure(panels: int = 1) -> Figure:
 
 
 def has_chosen_size() -> bool:
-    """Whether the size of new figures is not matplotlib's default."""
+    """Return whether the size of new figures differs from matplotlib's default."""
     return list(rcParams["figure.figsize"]) != list(rcParamsDefault["figure.figsize"])
 
 
 def root_figure(axes: Axes) -> Figure:
-    """The figure of some axes, also if they are in a subfigure."""
+    """Return the figure that contains some axes; for axes in a subfigure, the outermost figure."""
     figure = axes.figure.figure
     assert isinstance(figure, Figure), "the figure of a figure or subfigure is the outermost one"
     return figure
 
 
 def categorical_colour(i: int) -> str:
-    """The colour of the i-th of several lines without an order."""
+    """Return the colour of the i-th line, for lines without an order."""
     colours = rcParams["axes.prop_cycle"].by_key()["color"]
     return to_hex(colours[i % len(colours)])
 
 
 def sequential_colours(n: int) -> list[str]:
-    """Colours of n ordered lines, visible on the background."""
+    """Return colours for n ordered lines that are visible on a light or dark background."""
     low, high = (0.4, 1.0) if to_rgb(rcParams["text.color"])[0] > 0.5 else (0.0, 0.88)
     return [to_hex(colour) for colour in colormaps["viridis"](np.linspace(low, high, n))]

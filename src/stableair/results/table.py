@@ -1,4 +1,4 @@
-"""Tables of recorded runs: one row per run or per round, with a column for each argument that differs."""
+"""Tables of recorded runs: one row per run or round, and one column for each argument that differs."""
 
 import logging
 from collections.abc import Iterable
@@ -22,9 +22,9 @@ from stableair.validation import as_path, integer, pluralize, positive, texts, t
 
 log = logging.getLogger("stableair")
 
-DataFrame = Any  # of pandas, which takes half a second to import
+DataFrame = Any  # pandas.DataFrame; the import of pandas takes half a second
 FORMATS = ".csv", ".parquet", ".tex"
-TABLE_INDEX = "run folder"  # first column of a CSV file; `check_output` knows a table by it
+TABLE_INDEX = "run folder"  # first column of a CSV file, by which `check_output` recognises a table
 
 
 @typed
@@ -40,29 +40,29 @@ def table(
 
     The index is the run folder. The columns are:
 
-    - each argument that has several values among the runs, named as on the command line: `receiver` (the component),
+    - each argument that differs between the runs, named as on the command line: `receiver` (the component),
       `receiver.C`, `noise.tau`, `seed`;
-    - per run: `rounds` (the number of complete rounds) and `diverged`; per round: `round` (zero-based);
+    - with one row per run: `rounds` (the number of complete rounds) and `diverged`; with one row per round: `round`
+      (zero-based);
     - `earlier_version`, if a run contains results of an earlier version of a plug-in;
     - each metric;
-    - the totals of the resources after these rounds: `symbols`, `airtime` (s), `energy` (J, mean over the clients) and
-      `bits`.
+    - the total of each resource: `symbols`, `airtime` (s), `energy` (J, mean over the clients) and `bits`.
 
     Args:
         runs: Runs, run folders, or folders that contain run folders.
-        per: Content of a row: "run" or "round".
-        metrics: Metrics and resources to show. None: all that a run recorded.
-        last: Per run: number of last rounds over which a metric is averaged; 1 is the last value. A run that diverged
-            has no metrics.
-        at: A resource and its budget, such as {"energy": 1e6}: only the rounds until the budget is used up. Runs that
-            did not record the resource are left out.
+        per: Whether a row is a "run" or a "round".
+        metrics: Metrics and resources to show. None: all that were recorded.
+        last: For rows that are runs: number of last rounds over which each metric is averaged; 1 gives the last value.
+            A run that diverged has no metrics.
+        at: A resource and its budget, such as {"energy": 1e6}. Only the rounds within the budget are used. Runs
+            without this resource are left out.
 
     Returns:
         The table.
 
     Raises:
         InputError: No run can be read (`no-run`), no run has a complete round (`no-rounds`), no run has one of the
-            metrics (`unknown-metric`), or the budget is smaller than the first round of a run (`budget-too-small`).
+            metrics (`unknown-metric`), or the first round of a run exceeds the budget (`budget-too-small`).
 
     >>> import stableair as sa
     >>> base = sa.Experiment(data="synthetic(samples=60)", clients=3, rounds=2)
@@ -120,14 +120,14 @@ def _run_rows(run: Run, columns: Iterable[str], metrics: Iterable[str], last: in
 
 
 def _run_value(run: Run, name: str, last: int) -> float | None:
-    """The mean of a metric over the last rounds, or the total of a resource; None if the run did not record it."""
+    """Return the mean of a metric over the last rounds, or the total of a resource; None if it was not recorded."""
     if not run.has(name):
         return None
     return run[name][-1] if name in RESOURCES else run.mean_of_last(name, last)
 
 
 def _earlier_version(run: Run) -> dict[str, bool]:
-    """The cell of a run that holds results of several versions of a plug-in; no cell for other runs."""
+    """Return the cell that marks a run with results of several versions of a plug-in; {} for any other run."""
     return {"earlier_version": True} if mixed_components([run]) else {}
 
 
@@ -156,20 +156,20 @@ def export(
     at: dict[str, float] | None = None,
     force: bool = False,
 ) -> Path:
-    """Write recorded runs as a table. `stableair export` calls this function.
+    """Write recorded runs to a file, as a table. `stableair export` calls this function.
 
     Args:
         runs: Runs, run folders, or folders that contain run folders.
-        out: File to write: .csv, .parquet (requires the extra "parquet") or .tex (booktabs, without the run folders,
-            accuracies in per cent).
-        per: Content of a row: "run" or "round".
-        metrics: Metrics to show. None: all recorded metrics.
-        last: Per run: number of last rounds over which a metric is averaged; 1 is the last value.
-        at: A resource and its budget, as for `table`.
-        force: Whether to replace a file that stableair has not made.
+        out: File to write: .csv, .parquet (requires the extra "parquet") or .tex (for the LaTeX package booktabs,
+            without the run folders, with accuracies in per cent).
+        per: As for `table`.
+        metrics: As for `table`.
+        last: As for `table`.
+        at: As for `table`.
+        force: Whether to replace a file that was not written by stableair.
 
     Returns:
-        The path of the table.
+        The path of the file.
 
     Raises:
         InputError: The format is unknown (`unknown-format`), the file cannot be written (`cannot-write`), or the runs
@@ -191,11 +191,11 @@ def export(
 
 
 def check_table(path: str | Path, force: bool = False) -> Path:
-    """Return a path at which a table can be written, in the format of its extension.
+    """Check that a table can be written to a path, and return the path.
 
     Raises:
-        InputError: The format is unknown; or the path is a folder, a file of a run, or without `force` a file that
-            stableair has not made.
+        InputError: The format of the extension is unknown (`unknown-format`), or the file may not be written, as for
+            `check_output`.
         MissingExtraError: pyarrow is not installed, and the file is .parquet.
     """
     path = as_path("the table", path)
@@ -208,19 +208,22 @@ def check_table(path: str | Path, force: bool = False) -> Path:
 
 
 def write_table(frame: DataFrame, path: str | Path, force: bool = False, tex: str | None = None) -> Path:
-    """Write a DataFrame in the format of the path's extension; missing folders are created.
+    """Write a DataFrame to a file; its extension determines the format. Missing folders are created.
 
     Args:
         frame: The table.
         path: The file.
-        force: Whether to replace a file that stableair has not made.
+        force: Whether to replace a file that was not written by stableair.
         tex: The content of a .tex file. None: the columns of the table.
 
+    Returns:
+        The path.
+
     Raises:
-        InputError: The format is unknown or the file cannot be written.
+        InputError: The format is unknown, or the file cannot be written.
     """
     path = check_table(path, force)
-    frame.attrs["generator"] = GENERATOR  # Parquet keeps it
+    frame.attrs["generator"] = GENERATOR  # stored in a Parquet file
     if path.suffix == ".csv":
         content = frame.to_csv().encode()
     elif path.suffix == ".parquet":
@@ -235,7 +238,7 @@ def write_table(frame: DataFrame, path: str | Path, force: bool = False, tex: st
 
 
 def to_latex(frame: DataFrame) -> str:
-    """The columns of a table as LaTeX for the package booktabs; accuracies are in per cent."""
+    """Return a table as LaTeX for the package booktabs, with accuracies in per cent."""
     accuracies = [name for name in frame if "/" in name and "accuracy" in name]
     frame = frame.assign(**{name: 100 * frame[name] for name in accuracies})
     frame = frame.rename(columns={name: f"{name} (%)" for name in accuracies})
@@ -243,7 +246,7 @@ def to_latex(frame: DataFrame) -> str:
 
 
 def _parquet(frame: DataFrame) -> bytes:
-    """The table as Parquet; a column of numbers and texts, such as 1 and auto, becomes a column of texts."""
+    """Return a table as Parquet; a column of numbers and strings, such as 1 and auto, becomes a column of strings."""
     mixed = [name for name in frame if frame[name].map(type).nunique() > 1 and frame[name].dtype == object]
     buffer = BytesIO()
     frame.astype(dict.fromkeys(mixed, str)).to_parquet(buffer)

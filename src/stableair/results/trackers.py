@@ -1,4 +1,4 @@
-"""Trackers as callbacks: TensorBoard, Weights & Biases, MLflow. Each package is imported when its tracker starts."""
+"""Trackers for TensorBoard, Weights & Biases and MLflow, as callbacks. Packages are imported when needed."""
 
 import hashlib
 import logging
@@ -20,19 +20,19 @@ Metrics = dict[str, float]
 
 
 class Tracker(Callback):
-    """Send the metrics of every round to a tracking service.
+    """Base class of trackers: send the metrics of every round to a tracking service.
 
-    If the service fails, a warning is logged and the run continues without it. Subclasses open, log and close a run of
-    the service.
+    If the service fails, a warning is logged and the run continues without the tracker. Subclasses implement `_open`,
+    `_log` and `_close`.
 
     Args:
-        folder: Folder for the files of the tracker. The same folder and experiment continue the same tracked run.
+        folder: Folder for the files of the tracker. With the same folder and experiment, the tracked run continues.
 
     Raises:
         MissingExtraError: The package of the service is not installed.
     """
 
-    name: ClassVar[str]  # name of the package, and of the extra that installs it
+    name: ClassVar[str]  # the package, and the extra that installs it
 
     def __init__(self, folder: str | Path):
         self.folder = as_path("folder", folder)
@@ -50,7 +50,7 @@ class Tracker(Callback):
 
     def start(self, experiment: Experiment, engine: dict[str, Any]) -> None:
         """Open the tracked run."""
-        self.close()  # an exception may have stopped the previous run
+        self.close()  # still open if an exception stopped the previous run
         self.active = True
         self._attempt(lambda: self._open(experiment))
 
@@ -73,24 +73,24 @@ class Tracker(Callback):
             return
         try:
             call()
-        except Exception as error:  # any error of a service or its client: it must not stop the run
+        except Exception as error:  # no error of a tracking service may stop the run
             self.active = False
             reason = str(error).partition("\n")[0]
             log.warning("tracker %s failed: %s; the run continues without it", self.name, reason)
 
     def _identity(self, experiment: Experiment) -> str:
-        """An id shared by a run and its continuation; the same experiment in another folder has another id."""
+        """Return the id of a tracked run. It depends on the folder, and stays the same when a run is resumed."""
         digest = hashlib.blake2b(str(self.folder.resolve()).encode(), digest_size=4).hexdigest()
         return f"{experiment.name}-{digest}"
 
 
 class TensorBoard(Tracker):
-    """Callback that writes TensorBoard files to `folder`/tensorboard, in one subfolder per experiment.
+    """Callback that writes TensorBoard files to `folder`/tensorboard, with one subfolder per experiment.
 
-    `track="tensorboard"` does the same. [Trackers](../observe.md#trackers) describes the extras to install.
+    `track="tensorboard"` creates this callback. [Trackers](../observe.md#trackers) describes the extras to install.
 
     Args:
-        folder: Folder of the files, usually the folder of the runs.
+        folder: Folder for the files, usually the folder of the runs.
 
     Raises:
         MissingExtraError: The package tensorboard is not installed.
@@ -118,10 +118,12 @@ class TensorBoard(Tracker):
 
 
 class WandB(Tracker):
-    """Callback that logs to the Weights & Biases project "stableair"; `track="wandb"` does the same.
+    """Callback that logs to the Weights & Biases project "stableair".
+
+    `track="wandb"` creates this callback.
 
     Args:
-        folder: Folder for local files. The same folder and experiment continue the same tracked run.
+        folder: Folder for local files. With the same folder and experiment, the tracked run continues.
 
     Raises:
         MissingExtraError: The package wandb is not installed.
@@ -149,10 +151,12 @@ class WandB(Tracker):
 
 
 class MLflow(Tracker):
-    """Callback that logs to the MLflow experiment "stableair"; `track="mlflow"` does the same.
+    """Callback that logs to the MLflow experiment "stableair".
+
+    `track="mlflow"` creates this callback.
 
     Args:
-        folder: Folder of the runs. The same folder and experiment continue the same tracked run.
+        folder: Folder of the runs. With the same folder and experiment, the tracked run continues.
 
     Raises:
         MissingExtraError: The package mlflow is not installed.
@@ -189,10 +193,14 @@ TRACKERS: dict[str, type[Tracker]] = {one.name: one for one in (TensorBoard, Wan
 
 
 def tracker(name: str, folder: str | Path) -> Tracker:
-    """Return the tracker of a name.
+    """Return the tracker with a name.
+
+    Args:
+        name: "tensorboard", "wandb" or "mlflow".
+        folder: Folder for the files of the tracker.
 
     Raises:
-        InputError: There is no tracker of this name.
-        MissingExtraError: Its package is not installed.
+        InputError: The tracker is unknown (`unknown-value`).
+        MissingExtraError: The package of the tracker is not installed.
     """
     return TRACKERS[choice("tracker", name, TRACKERS)](folder)

@@ -1,4 +1,4 @@
-"""A local web server with the report about some runs; the page reloads after each new round."""
+"""Local web server that shows the report about runs; the page reloads after each new round."""
 
 import hashlib
 import html
@@ -17,7 +17,7 @@ from stableair.results.report import page
 from stableair.validation import as_path, integer, typed
 
 HOST = "127.0.0.1"
-POLLING_SECONDS = 2  # between two requests of the page for the version of the runs
+POLLING_SECONDS = 2  # interval at which the page asks the server for new rounds
 RELOAD = """<script>
 const shown = "{version}";
 setInterval(async () => {{
@@ -29,31 +29,31 @@ WAITING = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>s
 
 
 class RunPage:
-    """The report about some folders of runs, rendered again only after a run has a new round.
+    """The report about the runs in some folders, which is rendered again only after a new round.
 
     Args:
-        folders: Run folders, or folders that contain run folders; more runs may appear in them.
+        folders: Run folders, or folders that contain run folders. New runs may appear in them.
     """
 
     def __init__(self, folders: Sequence[Path]):
         self.folders = folders
         self.lock = Lock()
-        self.rendered = ("", "")  # version and text
+        self.rendered = ("", "")  # version and HTML of the last rendering
 
     def version(self) -> str:
-        """A text that changes whenever a round is recorded or a run appears."""
+        """Return a string that changes whenever a round is recorded or a run appears."""
         state = hashlib.sha256()
         for folder in self.folders:
             for path in sorted(folder.rglob(ROUNDS)):
                 try:
                     file = os.stat(path)
-                except OSError:  # removed meanwhile
+                except OSError:  # the file has just been removed
                     continue
                 state.update(f"{path} {file.st_mtime_ns} {file.st_size}\n".encode())
         return state.hexdigest()[:16]
 
     def text(self) -> str:
-        """The page as HTML."""
+        """Return the page as HTML; render it first if there is a new round."""
         with self.lock:
             version = self.version()
             if version != self.rendered[0]:
@@ -72,17 +72,17 @@ class RunPage:
 
 @typed
 def watch(folders: str | Path | Sequence[str | Path], port: int = 8000) -> ThreadingHTTPServer:
-    """Create a local web server with the report about some runs. `stableair watch` runs it.
+    """Create a local web server that shows the report about runs. `stableair watch` runs this server.
 
     The page in the browser reloads whenever a run has a new round. The server accepts connections from this machine
     only.
 
     Args:
-        folders: Run folders, or folders that contain run folders; or one such folder.
-        port: Port of the server; 0 for a free one.
+        folders: One or more run folders, or folders that contain run folders.
+        port: Port of the server. 0: any free port.
 
     Returns:
-        The server. `serve_forever()` answers requests, `server_port` is the port, `server_close()` frees it.
+        The server. `serve_forever()` answers requests, `server_port` is the port, and `server_close()` frees the port.
 
     Raises:
         InputError: A folder does not exist (`no-folder`), or the port is invalid.
@@ -107,7 +107,7 @@ def watch(folders: str | Path | Sequence[str | Path], port: int = 8000) -> Threa
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
-    allow_reuse_address = os.name == "posix"  # elsewhere it would allow two servers on one port
+    allow_reuse_address = os.name == "posix"  # on Windows it would allow two servers on one port
 
     def __init__(self, address: tuple[str, int], runs: RunPage):
         self.runs = runs
@@ -119,7 +119,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         if urlsplit(f"//{self.headers.get('Host', '')}").hostname not in (HOST, "localhost"):
-            self.send_error(403)  # a page of another site whose name resolves to this machine
+            self.send_error(403)  # DNS rebinding: the page of another site
         elif self.path == "/":
             self._answer(self.server.runs.text(), "text/html")
         elif self.path == "/version":

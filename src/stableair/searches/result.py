@@ -71,7 +71,7 @@ class Result(NamedTuple):
 
         Args:
             out: File to write; its extension sets the format. None: write no file.
-            force: Whether to replace a file that stableair has not made.
+            force: Whether to replace a file that was not written by stableair.
 
         Returns:
             The matplotlib figure.

@@ -163,7 +163,7 @@ def _as_space(base: Experiment, key: str, value: Space | str) -> Space:
 
 
 def _takes_whole_numbers(base: Experiment, key: str) -> bool:
-    """Whether a setting, or the argument of a component of the base, is annotated as a whole number."""
+    """Return whether a setting, or the argument of a component of the base, is annotated as a whole number."""
     name, _, argument = key.partition(".")
     if not argument or name not in TYPES or not isinstance(getattr(base, name), str):
         return TYPES.get(name) is int
@@ -192,6 +192,6 @@ def _checked(key: str, candidate: Range) -> Range:
 
 
 def _is_number(text: str) -> bool:
-    """Whether a text is a finite number in digits."""
+    """Return whether a text is a finite number in digits."""
     plain = re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", text.strip())
     return bool(plain) and math.isfinite(float(text))

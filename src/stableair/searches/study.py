@@ -155,7 +155,7 @@ def _check_extremes(base: Experiment, spaces: dict[str, Space], built: bool) -> 
 
 
 def _extremes(ends: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    """All combinations of the ends if they are few, else combinations that contain each end at least once."""
+    """Return all combinations of the ends if they are few, else combinations that contain each end at least once."""
     if math.prod(map(len, ends)) <= MAX_CHECKS:
         return list(product(*ends))
     return [tuple(values[i % len(values)] for values in ends) for i in range(max(map(len, ends)))]
@@ -271,7 +271,7 @@ class _TrialReporter(Callback):
         return []
 
     def is_complete(self, experiment: Experiment) -> bool:
-        """Whether all rounds of the current seed were reported, or it diverged."""
+        """Return whether all rounds of the current seed were reported, or it diverged."""
         run = self.runs[-1]
         return len(run) >= experiment.rounds or run.diverged is not None
 
@@ -297,7 +297,7 @@ class _TrialReporter(Callback):
 
 
 def _choices(spaces: list[Space]) -> list[tuple[Any, ...]]:
-    """All combinations of values if every space is a list of values, else an empty list."""
+    """Return all combinations of values if every space is a list of values, else an empty list."""
     values = [one.values for one in spaces if isinstance(one, OneOf)]
     return list(product(*values)) if len(values) == len(spaces) else []
 

@@ -205,7 +205,7 @@ def _compute_all(
 
 
 def _load(experiment: Experiment, folder: Path) -> Outcome:
-    """The run of a finished task, read on this machine."""
+    """Return the run of a finished task, read on this machine."""
     try:
         return trim(read_run(folder / experiment.name), experiment)
     except StableairError as error:

@@ -107,12 +107,12 @@ def run_unlocked(
 
 
 def trim(finished: Run, experiment: Experiment) -> Run:
-    """The run without rounds beyond the rounds of the experiment, and without its model."""
+    """Return the run without rounds beyond the rounds of the experiment, and without its model."""
     return replace(finished, rounds=finished.rounds[: experiment.rounds], final=None)
 
 
 def collect_runs(experiments: list[Experiment], outcomes: dict[str, Outcome]) -> Sweep:
-    """The runs in the order of the experiments.
+    """Return the runs in the order of the experiments.
 
     Raises:
         StableairError: An experiment failed; the class is the class of the first error.
@@ -167,7 +167,7 @@ class SweepProgress:
 
 
 def _last_row(path: Path) -> Row:
-    """The last complete line of rounds.jsonl."""
+    """Return the last complete line of rounds.jsonl."""
     with open(path, "rb") as file:
         file.seek(max(0, os.stat(path).st_size - 2**16))
         line = file.read().rpartition(b"\n")[0].rpartition(b"\n")[2]
