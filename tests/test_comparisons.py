@@ -147,6 +147,17 @@ def test_runs_with_fewer_rounds_are_left_out(caplog):
     assert "12 runs left out" in caplog.text
 
 
+def test_the_rounds_of_runs_that_stopped_early_are_shown(tmp_path):
+    whole = sa.Experiment(**TINY)
+    sa.run(whole, tmp_path / "whole")
+    sa.run(whole.with_(receiver="none()"), tmp_path / "short", stop="test/accuracy >= 0")
+    text = str(comparison(tmp_path))
+    assert {line.split()[0]: line.split()[-3] for line in text.splitlines()[2:4]} == {"mac(C=1)": "2", "none()": "1"}
+    assert "over the rounds that both runs of a pair have" in text
+    sa.run(whole.with_(receiver="none()"), tmp_path / "short", resume=True)
+    assert "rounds  " not in str(comparison(tmp_path))
+
+
 def test_unpaired_and_missing_runs_are_refused():
     with pytest.raises(sa.InputError) as error:
         comparison([made(0.5), made(0.6, receiver="none()", model="mlp(3)")])

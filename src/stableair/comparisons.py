@@ -233,7 +233,14 @@ class Comparison(NamedTuple):
     def _rows(self, channel: str) -> list[list[str]]:
         best = self.lines[channel][0]
         pairs = [self.pair(channel, best.receiver, line.receiver) for line in self.lines[channel]]
-        return [_row(line, pair, self.budget) for line, pair in zip(self.lines[channel], pairs, strict=True)]
+        shown = {"with_rounds": self._has_unequal_rounds, "with_energy": self.budget is not None}
+        return [_row(line, pair, **shown) for line, pair in zip(self.lines[channel], pairs, strict=True)]
+
+    @property
+    def _has_unequal_rounds(self) -> bool:
+        """Whether the runs may differ in their number of rounds: with a budget, or if some stopped early."""
+        runs = [run for lines in self.lines.values() for line in lines for run in line.runs]
+        return self.budget is not None or len({len(run) for run in runs if run.diverged is None}) > 1
 
     def _notes(self) -> list[str]:
         lines = [line for of_channel in self.lines.values() for line in of_channel]
@@ -244,6 +251,8 @@ class Comparison(NamedTuple):
             f"if it has fewer than {2 * LAST}), ± standard deviation over the seeds",
             "behind: mean paired difference to the best line in percentage points, and its 95 % confidence interval",
         ]
+        if self._has_unequal_rounds and not self.budget:
+            notes.append("behind, interval and p: over the rounds that both runs of a pair have")
         if self.budget:
             notes.insert(0, f"{self.budget} for every run: it ends after its last round within this budget")
         if any(pair.p is not None for pair in pairs):
@@ -266,11 +275,8 @@ class Comparison(NamedTuple):
 HEAD = ["", "accuracy", "behind", "95 % interval", "p", "seeds", "rounds", "symbols", "energy", "seconds"]
 
 
-def _row(line: Line, behind: PairedDifference | None, budget: Budget | None) -> list[str]:
-    """The cells of a line; `behind` is its difference to the best line, None for the best line itself.
-
-    Rounds and energy are shown if the lines have an equal budget.
-    """
+def _row(line: Line, behind: PairedDifference | None, *, with_rounds: bool, with_energy: bool) -> list[str]:
+    """The cells of a line; `behind` is its difference to the best line, None for the best line itself."""
     std = f" ± {100 * mean_and_std(line.accuracies)[1]:.2f}" if len(line.accuracies) > 1 else ""
     diverged = f", {line.diverged} diverged" if line.diverged else ""
     cells = ["", "", ""]
@@ -281,8 +287,7 @@ def _row(line: Line, behind: PairedDifference | None, budget: Budget | None) -> 
     symbols, energy = (
         "" if total is None else format_amount(total) for total in map(line.total, ("symbols", "energy"))
     )
-    rounds = f"{line.rounds:.4g}"
-    used = [rounds, symbols, energy] if budget else ["", symbols, ""]
+    used = [f"{line.rounds:.4g}" if with_rounds else "", symbols, energy if with_energy else ""]
     accuracy = f"{100 * line.accuracy:.2f}{std}{diverged}"
     name = f"{line.receiver} {MIXED}" if line.mixed_components else line.receiver
     return [name, accuracy, *cells, str(len(line.runs)), *used, f"{line.seconds:.1f}"]

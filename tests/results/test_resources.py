@@ -124,7 +124,8 @@ def test_a_picture_over_a_resource(tmp_path, caplog):
     assert "has no energy" in caplog.text
     assert sa.plot(runs, x="airtime", out=tmp_path / "a.png").axes[0].get_xscale() == "linear"
     assert sa.plot(runs, "symbols").axes[0].get_ylabel() == RESOURCES["symbols"].label
-    refused("unknown-metric", sa.plot, list(map(without_resources, runs)), x="energy")
+    error = refused("unknown-metric", sa.plot, list(map(without_resources, runs)), x="energy")
+    assert "did you mean 'energy'" not in str(error)
     assert "airtime" in refused("unknown-x", sa.plot, runs, x="seconds").fields["allowed"]
 
 

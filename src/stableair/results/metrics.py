@@ -24,6 +24,7 @@ def unknown_metric(metric: object, rows: Iterable[Row]) -> InputError:
     """Return the error about a metric that was not recorded; its message suggests the closest recorded name."""
     recorded = metric_names(rows)
     word = metric[:100] if isinstance(metric, str) else short_repr(metric)
-    hint = suggest(word, [*recorded, *RESOURCES]) if recorded else "no round is complete yet"
+    known = [*recorded, *(name for name in RESOURCES if name != metric)]
+    hint = suggest(word, known) if recorded else "no round is complete yet"
     text = f"metric {short_repr(metric)} was not recorded; {hint}"
     return InputError(text, code="unknown-metric", metric=metric, recorded=recorded)
