@@ -60,6 +60,11 @@ def test_the_table_pairs_seed_by_seed():
     assert "symbols" not in text, "they were not recorded"
 
 
+def test_a_difference_that_rounds_to_zero_has_no_sign():
+    text = str(comparison([made(0.5), made(0.9, seed=1), made(0.5 + 1e-6, receiver="none()")]))
+    assert text.splitlines()[3].split()[:3] == ["none()", "50.00", "0.00"]
+
+
 def test_fewer_than_five_seeds_get_no_marks_and_a_line_with_the_reason():
     found = comparison(many(4)[0])
     assert all(pair.p is None and not pair.mark for pairs in found.pairs.values() for pair in pairs)

@@ -282,7 +282,7 @@ def _row(line: Line, behind: PairedDifference | None, *, with_rounds: bool, with
     cells = ["", "", ""]
     if behind:
         p = "" if behind.p is None else f"{behind.p:.2g} {behind.mark or ' '}"
-        difference, *ends = (None if value is None else f"{100 * value:.2f}" for value in _behind(line, behind))
+        difference, *ends = (None if value is None else f"{100 * value:z.2f}" for value in _behind(line, behind))
         cells = [difference or "", " to ".join(filter(None, ends)), p]
     symbols, energy = (
         "" if total is None else format_amount(total) for total in map(line.total, ("symbols", "energy"))

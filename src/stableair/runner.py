@@ -157,7 +157,7 @@ def _run(
             rows, final = _collect(observed, experiment, previous, observer, stops)
         rows = ranks.broadcast_from_main(lambda: rows)  # only the main process has evaluated
         ranks.log_traffic(len(rows) - previous.rounds)
-    return Run(experiment.to_record(), rows, folder, final)
+    return Run(experiment.to_record(), rows, folder, final, rule=None if folder else control.rule)
 
 
 def _settings_of_rank(experiment: Experiment, folder: Path | None) -> dict[str, Any]:

@@ -107,6 +107,15 @@ def test_stopped_runs_are_finished_in_comparisons_and_in_the_progress_of_a_sweep
     assert all(one.finished for one in SweepProgress(plan, tmp_path).refresh())
 
 
+def test_a_run_in_memory_knows_that_it_stopped(tiny):
+    whole, stopped = sa.run(tiny.with_(receiver="none()")), sa.run(tiny, stop="test/loss > 0")
+    assert (whole.stopped, stopped.stopped) == (False, True)
+    lines = next(iter(sa.compare([whole, stopped]).lines.values()))
+    assert {len(line.runs[0]) for line in lines} == {1, 4}
+    assert {len(line.runs[0]) for line in sa.compare([whole, stopped], equal="symbols").lines.popitem()[1]} == {1}
+    assert not sa.run(tiny, stop="test/loss < 0").stopped
+
+
 @pytest.mark.parametrize("call", [sa.sweep, sa.compare])
 def test_sweeps_and_comparisons_stop_their_runs(call, tiny, tmp_path):
     plan = [tiny, tiny.with_(receiver="none()")]

@@ -293,7 +293,7 @@ def _pair_row(pair: PairedDifference) -> list[Any]:
         return [*names, pair.seeds, points, "one seed", "", ""]
     low, high = (100 * end for end in pair.interval)
     p = MISSING if pair.p is None else f"{pair.p:.2g} {pair.mark}".rstrip()
-    return [*names, pair.seeds, points, f"± {100 * pair.error:.2f}", f"{low:+.2f} to {high:+.2f}", p]
+    return [*names, pair.seeds, points, f"± {100 * pair.error:.2f}", f"{low:+z.2f} to {high:+z.2f}", p]
 
 
 def _settings(groups: Groups) -> dict[str, Table]:

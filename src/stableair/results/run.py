@@ -56,8 +56,9 @@ class Run:
     record: dict[str, Any]  # the content of experiment.json
     rounds: list[Row]  # for each round, its metrics by name
     folder: Path | None = None  # the run folder; None for a run in memory
-    final: "State | None" = None  # the state after the last completed round, if it is in memory
+    final: "State | None" = field(default=None, compare=False)  # the last finite state, if it is in memory
     objects: Mapping[str, Given] = field(default_factory=dict, repr=False, compare=False)  # Python objects, by digest
+    rule: StoppingRule | None = None  # of early stopping, for a run in memory; a run folder records it
 
     def __getitem__(self, metric: str) -> list[Any]:
         if isinstance(metric, str) and metric in RESOURCES:
@@ -274,10 +275,10 @@ class Run:
 
     @property
     def stopped(self) -> bool:
-        """Whether the recorded run was stopped early by `stop` or `patience`."""
-        last = self.environments[-1] if self.environments else {}
-        is_shorter = len(self) < self.settings["rounds"]
-        return is_shorter and "stopping" in last and StoppingRule(**last["stopping"]).is_met(self.rounds)
+        """Whether the run was stopped early by `stop` or `patience`."""
+        recorded = [each["stopping"] for each in self.environments[-1:] if "stopping" in each]
+        rule = StoppingRule(**recorded[0]) if recorded else self.rule
+        return len(self) < self.settings["rounds"] and rule is not None and rule.is_met(self.rounds)
 
     @property
     def labels(self) -> list[list[int]] | None:
