@@ -130,11 +130,8 @@ def test_on_a_gpu_a_resumed_run_equals_an_uninterrupted_one(cuda, tiny, tmp_path
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(
-    ("spec", "engine"),
-    [("resnet18()", "kernels"), ("resnet34()", "kernels"), ("resnet18(norm=group)", "kernels"), ("cnn()", "kernels")],
-)
-def test_on_a_gpu_the_choice_does_not_depend_on_the_seed(cuda, spec, engine):
+@pytest.mark.parametrize("spec", ["resnet18()", "resnet34()", "resnet18(norm=group)", "cnn()"])
+def test_on_a_gpu_the_choice_does_not_depend_on_the_seed(cuda, spec):
     data = "synthetic(samples=100, classes=100, shape=(3, 32, 32))"
     for seed in range(20):
         sim = build(sa.Experiment(data=data, model=spec, clients=5, device=cuda, seed=seed))

@@ -195,7 +195,7 @@ def _tried_kernel_program(work: LocalTraining, program: Program) -> Program:
 
 
 def _kernel_program(work: LocalTraining, program: Program) -> Program:
-    """The stacked program with its convolutions and group norms computed by kernels, checked against the stacked one."""
+    """The stacked program with layers computed by kernels, checked against the one without."""
     from stableair.engine.kernel_layers import by_kernels
 
     assert isinstance(program, Stacked), "only convolutions of stacked programs have kernels"
