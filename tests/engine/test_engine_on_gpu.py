@@ -65,7 +65,7 @@ def test_on_a_gpu_no_kernel_is_compiled_after_the_compilation(cuda, tiny, monkey
     assert fast._new_worker().has_kernels
     late = lambda *arguments: pytest.fail("a kernel was not compiled ahead")  # noqa: E731
     monkeypatch.setattr(fast, "_worker", fast._new_worker())
-    fast._worker._compile(fast.chunk)
+    fast._worker._compile()
     monkeypatch.setattr(JITFunction, "_do_compile", late)
     assert next(iter(fast(sim.start.model, 0, torch.arange(sim.n)))).update.isfinite().all()
 

@@ -173,7 +173,7 @@ class Worker:
         """Warm up on a separate stream, then capture the missing graphs; the next `load_state` undoes their steps."""
         missing = sorted(set(sizes) - self.graphs.keys(), reverse=True)
         if self.has_kernels and missing:
-            self._compile(missing[0])
+            self._compile()
         for m in missing:  # the largest allocates for all
             self.load_state(state)
             self.load_batches(plan, 0)
@@ -189,11 +189,11 @@ class Worker:
                 self.step(m)
             self.graphs[m] = graph
 
-    def _compile(self, m: int) -> None:
-        """Compile the kernels of a step. They do not depend on the number of clients."""
+    def _compile(self) -> None:
+        """Compile the kernels of a step, with one client: they do not depend on the number of clients."""
         from stableair.engine.kernels import compile_in_parallel
 
-        compile_in_parallel(lambda: self.step(m))
+        compile_in_parallel(lambda: self.step(1))
 
 
 def _graph_size(m: int, n: int) -> int:
