@@ -1,0 +1,144 @@
+"""Layers of a stacked network computed by the kernels of `kernels.py`: convolutions and group norms.
+
+Between these layers, images keep the shape (N, B, C, H, W) with the memory layout (N, B, H, W, C) of the kernels.
+Entry-wise functions and pools preserve it, so that nothing is copied.
+"""
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stableair.engine import kernels
+from stableair.engine.stacked import FusedStep, Stacked, Tensors
+
+
+class _Convolution(torch.autograd.Function):
+    """x (N, B, H, W, C) and the weights (N, O, C, K, K) to (N, B, P, Q, O)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, stride: int, pad: int) -> Tensor:
+        w = weight.movedim(2, -1).to(x.dtype).contiguous()
+        ctx.save_for_backward(x, w)
+        ctx.stride, ctx.pad = stride, pad
+        samples = torch.full((len(x),), x.shape[1], dtype=torch.int32, device=x.device)
+        return kernels.conv_forward(x, w, samples, stride, pad)[0]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (x, w), dy, dx, dw = ctx.saved_tensors, grads[0].contiguous(), None, None
+        if ctx.needs_input_grad[0]:
+            dx, _ = kernels.conv_input_grad(dy, w, x.shape[2:4], ctx.stride, ctx.pad)
+        if ctx.needs_input_grad[1]:
+            sums = torch.zeros(w.shape, device=w.device)
+            kernels.conv_weight_grad_sgd(dy, x, sums, None, -1.0, ctx.stride, ctx.pad)  # step -1 from zero
+            dw = sums.movedim(-1, 2)
+        return dx, dw, None, None
+
+
+class _GroupNorm(torch.autograd.Function):
+    """x (N, B, H, W, C), gamma and beta (N, C) to the normalised images (N, B, H, W, C)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, gamma: Tensor, beta: Tensor, groups: int, eps: float) -> Tensor:
+        y, moments = kernels.group_norm(x, gamma, beta, groups, eps)
+        ctx.save_for_backward(x, gamma, *moments)
+        ctx.groups = groups
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, gamma, *moments = ctx.saved_tensors
+        moments = kernels.ImageMoments(*moments)
+        dx, sums = kernels.group_norm_grad(grads[0].contiguous(), x, gamma, moments, ctx.groups)
+        return dx, sums[:, 1], sums[:, 0], None, None
+
+
+def clients_first(n: int, x: Tensor) -> Tensor:
+    """Images (N, B, C, H, W) or (B, N C, H, W) as (N, B, C, H, W) in the kernels' memory layout (N, B, H, W, C)."""
+    if x.ndim == 4:
+        x = x.unflatten(1, (n, -1)).transpose(0, 1)
+    return x.movedim(2, -1).contiguous().movedim(-1, 2)
+
+
+def conv2d(layer: nn.Conv2d, x: Tensor, n: int, tensors: Tensors, mask: Tensor | None) -> Tensor:
+    """A convolution as a stacked layer: see `stacked_layer`."""
+    convolve: Any = _Convolution.apply
+    y = convolve(clients_first(n, x).movedim(2, -1), tensors["weight"], layer.stride[0], layer.padding[0])
+    y = y if "bias" not in tensors else y + tensors["bias"][:, None, None, None].to(y.dtype)
+    return y.movedim(-1, 2)
+
+
+def _conv_step(layer: nn.Conv2d, weights: Tensor, x: Tensor, dy: Tensor, lr: float, operand: Tensor | None) -> None:
+    x, dy, weights = (t.movedim(2, -1) for t in (x, dy, weights))
+    operand = None if operand is None else operand.movedim(2, -1)
+    assert isinstance(layer.padding, tuple)  # checked by `_unsupported_option`
+    kernels.conv_weight_grad_sgd(dy.contiguous(), x, weights, operand, lr, layer.stride[0], layer.padding[0])
+
+
+CONVOLUTION = FusedStep(clients_first, _conv_step, channels_last=True)
+
+
+def group_norm(layer: nn.GroupNorm, x: Tensor, n: int, tensors: Tensors, mask: Tensor | None) -> Tensor:
+    """A group norm as a stacked layer: see `stacked_layer`."""
+    norm: Any = _GroupNorm.apply
+    y = norm(clients_first(n, x).movedim(2, -1), tensors["weight"], tensors["bias"], layer.num_groups, layer.eps)
+    return y.movedim(-1, 2)
+
+
+def kernel_convolutions(program: Stacked) -> list[str]:
+    """The convolutions of a program that the kernels compute: not grouped, and square."""
+    return [name for name, layer in _convolutions(program).items() if not _unsupported_option(layer)]
+
+
+def other_convolutions(program: Stacked) -> dict[str, str]:
+    """The convolutions of a program that the kernels do not compute, and the option of each that they do not take."""
+    return {name: option for name, layer in _convolutions(program).items() if (option := _unsupported_option(layer))}
+
+
+def kernel_group_norms(program: Stacked) -> list[str]:
+    """The group norms of a program that the kernels compute: with weights, and of groups that are not too large."""
+    norms = ((name, layer) for name, layer in program.layers.items() if type(layer) is nn.GroupNorm)
+    return [
+        name
+        for name, layer in norms
+        if layer.affine and layer.num_channels // layer.num_groups <= kernels.LARGEST_GROUP
+    ]
+
+
+def _convolutions(program: Stacked) -> dict[str, nn.Conv2d]:
+    return {name: layer for name, layer in program.layers.items() if type(layer) is nn.Conv2d}
+
+
+def _unsupported_option(layer: nn.Conv2d) -> str:
+    """The option of a convolution that the kernels do not take, or ""."""
+    if layer.groups != 1:
+        return f"groups={layer.groups}"
+    if layer.dilation != (1, 1):
+        return f"dilation={layer.dilation}"
+    sides = {name: getattr(layer, name) for name in ("kernel_size", "stride", "padding")}
+    uneven = (f"{name}={side}" for name, side in sides.items() if not isinstance(side, tuple) or len({*side}) != 1)
+    return next(uneven, "")
+
+
+def by_kernels(program: Stacked) -> Stacked:
+    """The same program with its convolutions and group norms computed by the kernels."""
+    changed = copy.copy(program)
+    convolutions = kernel_convolutions(program)
+    norms = dict.fromkeys(kernel_group_norms(program), group_norm)
+    changed.functions = program.functions | dict.fromkeys(convolutions, conv2d) | norms
+    changed.fused = program.fused | dict.fromkeys(convolutions, CONVOLUTION)
+    changed.has_kernels = True
+    return changed
+
+
+def try_kernels(device: torch.device) -> None:
+    """Compute a small convolution and its gradients with the largest tiles; raises if the kernels do not run."""
+    with torch.cuda.device(device):
+        x, w = (torch.ones(1, *shape, 128, device=device, dtype=torch.bfloat16) for shape in ((2, 16, 16), (128, 3, 3)))
+        samples = torch.full((1,), 2, device=device, dtype=torch.int32)
+        y, _ = kernels.conv_forward(x, w, samples, 1, 1)
+        kernels.conv_input_grad(y, w, (16, 16), 1, 1)
+        kernels.conv_weight_grad_sgd(y, x, w.float(), w, 0.0, 1, 1)
+        torch.cuda.synchronize()
