@@ -237,7 +237,8 @@ class Small(nn.Sequential):
 
     def __init__(self):
         first, second = nn.Conv2d(3, 4, 3, 2), nn.Conv2d(4, 4, 3, bias=False)
-        super().__init__(first, nn.GroupNorm(2, 4), nn.ReLU(True), second, nn.Flatten(), nn.Linear(4, 4))
+        norm, relu = nn.GroupNorm(2, 4), nn.ReLU(inplace=True)
+        super().__init__(first, norm, relu, second, relu, nn.Flatten(), nn.Linear(4, 4))
 
 
 class Twice(nn.Module):

@@ -2,8 +2,8 @@
 
     python -m helpers.compile_kernels
 
-Prints the number of kernels of a local step of one client, and the number that a step of two clients still compiles. It runs in a process
-of its own: the tests' process interprets kernels.
+Prints the number of kernels of a local step of one client, and the number that a step of two clients still compiles.
+It runs in a separate process, because the tests' process interprets kernels.
 """
 
 import logging

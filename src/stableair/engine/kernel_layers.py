@@ -14,67 +14,79 @@ from stableair.engine import kernels
 from stableair.engine.stacked import FusedStep, Stacked, Tensors
 
 
+def clients_first(n: int, x: Tensor) -> Tensor:
+    """Images (N, B, C, H, W) or (B, N C, H, W) as (N, B, C, H, W) in the kernels' memory layout (N, B, H, W, C)."""
+    if x.ndim == 4:
+        x = x.unflatten(1, (n, -1)).transpose(0, 1)
+    return _channels_first(_channels_last(x))
+
+
+def _channels_last(x: Tensor) -> Tensor:
+    """(N, B, C, H, W) -> (N, B, H, W, C), contiguous; also for weights (N, O, C, K, K)."""
+    return x.movedim(2, -1).contiguous()
+
+
+def _channels_first(x: Tensor) -> Tensor:
+    """(N, B, H, W, C) -> (N, B, C, H, W), in the same memory."""
+    return x.movedim(-1, 2)
+
+
 class _Convolution(torch.autograd.Function):
-    """x (N, B, H, W, C) and the weights (N, O, C, K, K) to (N, B, P, Q, O)."""
+    """x (N, B, C, H, W) and the weights (N, O, C, K, K) to (N, B, O, P, Q)."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, stride: int, pad: int) -> Tensor:
-        w = weight.movedim(2, -1).to(x.dtype).contiguous()
+        x, w = _channels_last(x), _channels_last(weight.to(x.dtype))
         ctx.save_for_backward(x, w)
         ctx.stride, ctx.pad = stride, pad
         samples = torch.full((len(x),), x.shape[1], dtype=torch.int32, device=x.device)
-        return kernels.conv_forward(x, w, samples, stride, pad)[0]
+        y, _ = kernels.conv_forward(x, w, samples, stride, pad)
+        return _channels_first(y).data  # not a view: a layer that works in place may follow
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (x, w), dy, dx, dw = ctx.saved_tensors, grads[0].contiguous(), None, None
+        (x, w), dy, dx, dw = ctx.saved_tensors, _channels_last(grads[0]), None, None
         if ctx.needs_input_grad[0]:
-            dx, _ = kernels.conv_input_grad(dy, w, x.shape[2:4], ctx.stride, ctx.pad)
+            dx = _channels_first(kernels.conv_input_grad(dy, w, x.shape[2:4], ctx.stride, ctx.pad)[0])
         if ctx.needs_input_grad[1]:
             sums = torch.zeros(w.shape, device=w.device)
             kernels.conv_weight_grad_sgd(dy, x, sums, None, -1.0, ctx.stride, ctx.pad)  # step -1 from zero
-            dw = sums.movedim(-1, 2)
+            dw = _channels_first(sums)
         return dx, dw, None, None
 
 
 class _GroupNorm(torch.autograd.Function):
-    """x (N, B, H, W, C), gamma and beta (N, C) to the normalised images (N, B, H, W, C)."""
+    """x (N, B, C, H, W), gamma and beta (N, C) to the normalised images (N, B, C, H, W)."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, gamma: Tensor, beta: Tensor, groups: int, eps: float) -> Tensor:
+        x = _channels_last(x)
         y, moments = kernels.group_norm(x, gamma, beta, groups, eps)
         ctx.save_for_backward(x, gamma, *moments)
         ctx.groups = groups
-        return y
+        return _channels_first(y).data  # not a view: a layer that works in place may follow
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, gamma, *moments = ctx.saved_tensors
         moments = kernels.ImageMoments(*moments)
-        dx, sums = kernels.group_norm_grad(grads[0].contiguous(), x, gamma, moments, ctx.groups)
-        return dx, sums[:, 1], sums[:, 0], None, None
-
-
-def clients_first(n: int, x: Tensor) -> Tensor:
-    """Images (N, B, C, H, W) or (B, N C, H, W) as (N, B, C, H, W) in the kernels' memory layout (N, B, H, W, C)."""
-    if x.ndim == 4:
-        x = x.unflatten(1, (n, -1)).transpose(0, 1)
-    return x.movedim(2, -1).contiguous().movedim(-1, 2)
+        dx, sums = kernels.group_norm_grad(_channels_last(grads[0]), x, gamma, moments, ctx.groups)
+        return _channels_first(dx), sums[:, 1], sums[:, 0], None, None
 
 
 def conv2d(layer: nn.Conv2d, x: Tensor, n: int, tensors: Tensors, mask: Tensor | None) -> Tensor:
     """A convolution as a stacked layer: see `stacked_layer`."""
     convolve: Any = _Convolution.apply
-    y = convolve(clients_first(n, x).movedim(2, -1), tensors["weight"], layer.stride[0], layer.padding[0])
-    y = y if "bias" not in tensors else y + tensors["bias"][:, None, None, None].to(y.dtype)
-    return y.movedim(-1, 2)
+    y: Tensor = convolve(clients_first(n, x), tensors["weight"], layer.stride[0], layer.padding[0])
+    return y if "bias" not in tensors else y + tensors["bias"][:, None, :, None, None].to(y.dtype)
 
 
 def _conv_step(layer: nn.Conv2d, weights: Tensor, x: Tensor, dy: Tensor, lr: float, operand: Tensor | None) -> None:
-    x, dy, weights = (t.movedim(2, -1) for t in (x, dy, weights))
-    operand = None if operand is None else operand.movedim(2, -1)
     assert isinstance(layer.padding, tuple)  # checked by `_unsupported_option`
-    kernels.conv_weight_grad_sgd(dy.contiguous(), x, weights, operand, lr, layer.stride[0], layer.padding[0])
+    weights = weights.movedim(2, -1)  # in place, so no copies
+    operand = None if operand is None else operand.movedim(2, -1)
+    x, dy = _channels_last(x), _channels_last(dy)
+    kernels.conv_weight_grad_sgd(dy, x, weights, operand, lr, layer.stride[0], layer.padding[0])
 
 
 CONVOLUTION = FusedStep(clients_first, _conv_step, channels_last=True)
@@ -83,8 +95,8 @@ CONVOLUTION = FusedStep(clients_first, _conv_step, channels_last=True)
 def group_norm(layer: nn.GroupNorm, x: Tensor, n: int, tensors: Tensors, mask: Tensor | None) -> Tensor:
     """A group norm as a stacked layer: see `stacked_layer`."""
     norm: Any = _GroupNorm.apply
-    y = norm(clients_first(n, x).movedim(2, -1), tensors["weight"], tensors["bias"], layer.num_groups, layer.eps)
-    return y.movedim(-1, 2)
+    y: Tensor = norm(clients_first(n, x), tensors["weight"], tensors["bias"], layer.num_groups, layer.eps)
+    return y
 
 
 def kernel_convolutions(program: Stacked) -> list[str]:
