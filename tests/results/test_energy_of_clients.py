@@ -19,6 +19,7 @@ from stableair.participants import participation
 from stableair.results import report
 from stableair.results.checkpoint import Checkpoint, read_checkpoint, save_checkpoint
 from stableair.results.lock import locked
+from stableair.results.run import Run
 from stableair.vector import ModelState
 
 TOTAL = "channel/energy_total_max"
@@ -201,3 +202,8 @@ def test_a_published_run_is_read_drawn_and_compared_without_the_total(version, r
     refused("resource-not-recorded", sa.compare, [run, other], equal="energy_max")
     assert "energy_max" not in sa.table(run)
     assert "<h2>Resources</h2>" in report.page([run])
+
+
+def test_an_old_run_that_diverged_in_its_first_round_has_the_total_zero():
+    row = {"round": 0, "diverged": True, "test/accuracy": None}
+    assert Run(sa.Experiment().to_record(), [row])["energy_max"] == [0]
