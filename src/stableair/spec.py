@@ -27,7 +27,7 @@ from stableair.validation import as_path, short_repr, suggest, type_name
 
 MAX_LENGTH = 500  # characters of a spec
 REGISTRIES: dict[str, "Registry"] = {}
-PLUGINS: list[str] = []  # the loaded plug-in files
+PLUGINS: list[str] = []  # paths of the loaded plug-in files
 Factory = TypeVar("Factory", bound=Callable[..., Any])
 
 
@@ -79,13 +79,13 @@ class Entry:
         return self.declared.get("specs", {})
 
     def complete(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Return the arguments; nested specs include their default arguments."""
+        """Return the arguments, with the default arguments of nested specs added."""
         nested = {k: v for k, v in arguments.items() if k in self.specs and isinstance(v, str)}
         return arguments | {k: str(self.specs[k].one(text).full()) for k, text in nested.items()}
 
     @property
     def user_location(self) -> tuple[str, int] | None:
-        """The file and line of a factory that is not part of this package."""
+        """The file and line of a factory outside this package; None for a factory of this package."""
         code = getattr(inspect.unwrap(self.factory), "__code__", None)
         if code is None or Path(code.co_filename).is_relative_to(Path(__file__).parent):
             return None
@@ -143,7 +143,7 @@ class Call:
 
     @property
     def user_location(self) -> tuple[str, int] | None:
-        """The file and line of a component that is not part of this package."""
+        """The file and line of a component outside this package; None for a component of this package."""
         if self.is_object:
             given = GIVEN.get().get(self.arguments["digest"])
             return given.location if given else None
@@ -212,7 +212,7 @@ class Registry:
         REGISTRIES[plural] = self
 
     def entry(self, name: str) -> Entry:
-        """Return the component of a name, or the entry of Python objects that are passed to a run."""
+        """Return the component of a name; "object" stands for the Python objects that are passed to a run."""
         return OBJECT_ENTRY if name == OBJECT else self.entries[name]
 
     def __call__(self, name: str, **declared: Any) -> Callable[[Factory], Factory]:
@@ -291,7 +291,8 @@ class Registry:
                     message, code="unknown-argument", component=entry.name, name=keyword.arg, allowed=known
                 )
             if keyword.arg in names:
-                message = f"{self.kind} {text!r}: an argument is given twice; the signature is {entry.signature}"
+                problem = f"argument {keyword.arg!r} is given twice"
+                message = f"{self.kind} {text!r}: {problem}; the signature is {entry.signature}"
                 raise InputError(message, code="duplicate-argument", component=entry.name, name=keyword.arg)
             names.add(keyword.arg)
 
@@ -304,7 +305,7 @@ class Registry:
                 raise InputError(message, code="unquoted-spec", component=entry.name, name=name)
 
     def _bind(self, entry: Entry, positional: list[Any], named: dict[str, Any], text: str) -> dict[str, Any]:
-        """Return the arguments by name, including **kwargs."""
+        """Return the arguments by name, including the arguments in **kwargs."""
         try:
             bound = inspect.signature(entry.factory).bind(*positional, **named)
         except TypeError as error:
@@ -327,7 +328,7 @@ OBJECT = "object"
 class Given:
     """A Python object that is given to a run as a component."""
 
-    component: Any  # what a registered factory would return
+    component: Any  # as a registered factory would return it
     location: tuple[str, int] | None  # file and line of its code
 
 
@@ -361,7 +362,7 @@ OBJECT_ENTRY = Entry(OBJECT, given_object, {})
 
 
 def without_digests(text: str) -> str:
-    """Return a spec with the names of Python objects only, for labels.
+    """Replace each Python object in a spec by its name, for labels.
 
     >>> without_digests("object(name='net.Net', digest='3f')")
     'net.Net'
@@ -404,11 +405,11 @@ def format_call(name: str, arguments: dict[str, Any]) -> str:
     return f"{name}({', '.join(f'{key}={format_value(value)}' for key, value in arguments.items())})"
 
 
-WORDS = "inf", "nan", "true", "false", "none"  # in a spec without quotes these are no text
+WORDS = "inf", "nan", "true", "false", "none"  # a text that equals one of these words must be quoted in a spec
 
 
 def format_value(value: Any) -> str:
-    """Write a value as in a spec; numpy numbers are written as Python numbers."""
+    """Write a value in the syntax of a spec; numpy numbers are written as Python numbers."""
     if isinstance(value, Real) and not isinstance(value, bool):
         value = int(value) if isinstance(value, Integral) else float(value)
     if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
@@ -477,7 +478,7 @@ def _parts(node: ast.expr) -> tuple[ast.expr, list[ast.expr], list[ast.keyword]]
 
 
 def _format_parameter(parameter: inspect.Parameter) -> str:
-    """A parameter with its type in words: `C: float | auto`."""
+    """Write a parameter with its type in words: `C: float | auto`."""
     kinds: dict[Any, str] = {parameter.VAR_KEYWORD: "**", parameter.VAR_POSITIONAL: "*"}
     stars = kinds.get(parameter.kind, "")
     annotation = "" if parameter.annotation is parameter.empty else f": {type_name(parameter.annotation)}"
@@ -486,7 +487,7 @@ def _format_parameter(parameter: inspect.Parameter) -> str:
 
 
 def _stages(kind: str, text: str) -> list[ast.expr]:
-    """The expressions between the `|` of a spec."""
+    """Parse the expressions between the `|` of a spec."""
     if len(text) > MAX_LENGTH:
         message = f"{kind} {text[:40]!r}...: a spec has at most {MAX_LENGTH} characters: got {len(text)}"
         raise InputError(message, code="spec-too-long", value=text)
@@ -521,5 +522,5 @@ def _value(kind: str, text: str, node: ast.expr) -> Any:
 
 
 def _refuse_code(kind: str, text: str, node: ast.AST) -> NoReturn:
-    message = f"{kind} {text!r}: {ast.unparse(node)!r} is code; only names, numbers and words are allowed"
+    message = f"{kind} {text!r}: {ast.unparse(node)!r} is code; only component names and literal arguments are allowed"
     raise InputError(message, code="code-in-spec", value=text)
