@@ -1,4 +1,4 @@
-"""A stacked convolution by the kernels of `kernels.py`, with its gradients: for any network that can be stacked."""
+"""Stacked convolutions and their gradients with the kernels of `kernels.py`, for any network that can be stacked."""
 
 import copy
 from typing import Any
@@ -28,36 +28,36 @@ class _Convolution(torch.autograd.Function):
             dx, _ = kernels.conv_input_grad(dy, w, x.shape[2:4], ctx.stride, ctx.pad)
         if ctx.needs_input_grad[1]:
             sums = torch.zeros(w.shape, device=w.device)
-            kernels.conv_weight_grad_sgd(dy, x, sums, None, -1.0, ctx.stride, ctx.pad)  # step -1 from zero
+            kernels.conv_weight_grad_sgd(dy, x, sums, None, -1.0, ctx.stride, ctx.pad)  # lr=-1 adds the gradient
             dw = sums.movedim(-1, 2).contiguous()
         return dx, dw, None, None
 
 
-def _apart(images: Tensor, n: int) -> Tensor:
-    """From the layout of stacked layers (B, N C, H, W) to that of the kernels (N, B, H, W, C)."""
+def _to_kernel_layout(images: Tensor, n: int) -> Tensor:
+    """Convert images of stacked layers to the layout of the kernels: (B, N C, H, W) -> (N, B, H, W, C)."""
     return images.unflatten(1, (n, -1)).permute(1, 0, 3, 4, 2).contiguous()
 
 
-def _together(x: Tensor) -> Tensor:
-    """From the layout of the kernels to that of stacked layers."""
+def _to_stacked_layout(x: Tensor) -> Tensor:
+    """Invert `_to_kernel_layout`: (N, B, H, W, C) -> (B, N C, H, W)."""
     return x.permute(1, 2, 3, 0, 4).flatten(3).permute(0, 3, 1, 2)
 
 
 def conv2d(layer: nn.Conv2d, x: Tensor, n: int, tensors: Tensors, mask: Tensor | None) -> Tensor:
-    """A convolution as a stacked layer: see `stacked_layer`."""
+    """Compute a convolution as a stacked layer: see `stacked_layer`."""
     stride, pad = layer.stride[0], layer.padding[0]
     convolve: Any = _Convolution.apply
-    y = _together(convolve(_apart(as_images(x), n), tensors["weight"], stride, pad))
+    y = _to_stacked_layout(convolve(_to_kernel_layout(as_images(x), n), tensors["weight"], stride, pad))
     return y if "bias" not in tensors else y + tensors["bias"].flatten().to(y.dtype)[:, None, None]
 
 
 def kernel_convolutions(program: Stacked) -> list[str]:
-    """The convolutions of a program that the kernels compute: not grouped, and square."""
+    """Return the convolutions of a program that the kernels support: not grouped, not dilated, and square."""
     return [name for name, layer in _convolutions(program).items() if not _unsupported_option(layer)]
 
 
 def other_convolutions(program: Stacked) -> dict[str, str]:
-    """The convolutions of a program that the kernels do not compute, and the option of each that they do not take."""
+    """Return the convolutions of a program that the kernels do not support, each with its unsupported option."""
     return {name: option for name, layer in _convolutions(program).items() if (option := _unsupported_option(layer))}
 
 
@@ -66,7 +66,7 @@ def _convolutions(program: Stacked) -> dict[str, nn.Conv2d]:
 
 
 def _unsupported_option(layer: nn.Conv2d) -> str:
-    """The option of a convolution that the kernels do not take, or ""."""
+    """Return the option of a convolution that the kernels do not support, or ""."""
     if layer.groups != 1:
         return f"groups={layer.groups}"
     if layer.dilation != (1, 1):
@@ -77,7 +77,7 @@ def _unsupported_option(layer: nn.Conv2d) -> str:
 
 
 def by_kernels(program: Stacked) -> Stacked:
-    """The same program with its convolutions computed by the kernels."""
+    """Return the program with its convolutions computed by the kernels."""
     changed = copy.copy(program)
     changed.functions = program.functions | dict.fromkeys(kernel_convolutions(program), conv2d)
     return changed

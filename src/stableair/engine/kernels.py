@@ -4,7 +4,7 @@ Activations are (N, B, H, W, C), weights (N, O, K, K, C), all contiguous, so tha
 memory. Products accumulate in float32. No kernel adds atomically: the same input gives the same bits.
 
 A batch holds up to B samples; `samples` (N,) is the number of samples of each client in this step. The other rows are
-padding: sums exclude them, and their gradients are zero.
+padding: the sums exclude them, and their gradients are zero.
 """
 
 # The parameters of a @triton.jit function are pointers and compile-time constants, which have no Python types.
@@ -31,7 +31,7 @@ class Norm(NamedTuple):
 
 
 class Moments(NamedTuple):
-    """Moments of a layer in a step, and its batch norm y -> scale y + shift: (N, C) each."""
+    """Moments of a layer in a step, and its batch norm as y -> scale y + shift: (N, C) each."""
 
     mean: Tensor
     rstd: Tensor
@@ -54,7 +54,7 @@ class Tile(NamedTuple):
 
 
 def _tile_side(length: int, max_side: int) -> int:
-    """The side of a tile: a power of two, at least 16, not much larger than the side of the matrix."""
+    """Return the side of a tile: a power of two, at least 16 and at most `max_side`."""
     return min(max_side, max(16, triton.next_power_of_2(length)))
 
 
@@ -120,7 +120,7 @@ def _conv_forward(
 def conv_forward(
     x: Tensor, w: Tensor, samples: Tensor, stride: int, pad: int, tile: Tile | None = None
 ) -> tuple[Tensor, Tensor]:
-    """A convolution of every client: y (N, B, P, Q, O), and each tile's sums of y and y^2, (N, tiles, 2, O)."""
+    """Compute a convolution of every client: y (N, B, P, Q, O), and each tile's sums of y and y^2, (N, tiles, 2, O)."""
     n, b, h, width, c = x.shape
     o, k = w.shape[1], w.shape[2]
     p, q = ((side + 2 * pad - k) // stride + 1 for side in (h, width))
@@ -218,14 +218,14 @@ class Activation(NamedTuple):
     """The ReLU before a convolution, of one norm or of the two norms of a block with a shortcut."""
 
     norms: list[tuple[Tensor, Moments]]  # the norms' inputs and moments
-    output: Tensor | None = None  # of the ReLU; None: recompute relu(scale y + shift) from the only norm
+    output: Tensor | None = None  # output of the ReLU; None: recompute relu(scale y + shift) from the only norm
 
 
 def conv_input_grad(
     dy: Tensor, w: Tensor, shape: tuple[int, int], stride: int, pad: int, add: Tensor | None = None,
     activation: Activation | None = None, tile: Tile | None = None,
 ) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
-    """The gradient with respect to the input of a convolution, (N, B, *shape, C), plus `add`.
+    """Compute the gradient with respect to the input of a convolution, (N, B, *shape, C), plus `add`.
 
     With `activation` the gradient is also propagated through the ReLU, and the sums of `relu_grad_sums` are returned
     for each norm.
@@ -290,7 +290,7 @@ def conv_weight_grad_sgd(
     dy: Tensor, x: Tensor, w: Tensor, copy: Tensor | None, lr: float, stride: int, pad: int,
     tile: Tile | None = None,
 ) -> None:  # fmt: skip
-    """Take an SGD step on a convolution's float32 weights, in place; also update `copy`, in the products' precision."""
+    """Take an SGD step on a convolution's float32 weights, in place; also update `copy`."""
     n, b, p, q, o = dy.shape
     _, _, h, width, c = x.shape
     k = w.shape[2]
@@ -342,7 +342,7 @@ def _bn_relu(
 
 
 def bn_relu(y: Tensor, affine: Affine, shortcut: Tensor | None = None, shortcut_affine: Affine | None = None) -> Tensor:
-    """relu(scale y + shift + shortcut), the shortcut normalised too if its affine is passed: (N, B, P, Q, C)."""
+    """relu(scale y + shift + shortcut): (N, B, P, Q, C). With `shortcut_affine`, the shortcut is normalised too."""
     out, (rows, c, block, grid) = torch.empty_like(y), _elementwise_grid(y)
     kind = 0 if shortcut is None else 1 if shortcut_affine is None else 2
     shortcut = y if shortcut is None else shortcut

@@ -29,7 +29,7 @@ class StackedLayer(NamedTuple):
 
 
 class Tap(NamedTuple):
-    """A dense layer in a forward pass: the gradient of its weights is dy^T x, a product that need not be stored."""
+    """A dense layer in a forward pass: the gradient of its weights is dy^T x, which need not be stored."""
 
     weight: str  # name of the weights
     x: Tensor  # (N, B, F), its input
@@ -124,9 +124,10 @@ class Stacked:
         self, parameters: Tensors, buffers: Tensors, x: Tensor, mask: Tensor | None = None,
         taps: list[Tap] | None = None,
     ) -> Tensor:  # fmt: skip
-        """x: (N, B, c, h, w) or (N, B, f). The mask (N, B) is 0 for padding, which must not change the other samples.
+        """Compute the logits for the inputs x: (N, B, c, h, w) or (N, B, f) -> (N, B, classes).
 
-        With a list of `taps` the weights of dense layers get no gradient; the factors of it are appended to the list.
+        The mask (N, B) is 0 for padding, which must not change the other samples. With a list of `taps`, the gradients
+        of dense layers' weights are not computed; the factors of each gradient are appended to the list.
         """
         n = len(x)
         values: dict[fx.Node, Any] = {}
@@ -134,7 +135,7 @@ class Stacked:
             args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda a: values[a])
             if node.op == "placeholder":
                 if x.ndim not in (3, 5):
-                    raise Unsupported(f"its inputs have {x.ndim - 2} axes: only vectors and images are stacked")
+                    raise Unsupported(f"its inputs have {x.ndim - 2} axes: only vectors and images can be stacked")
                 values[node] = x
             elif node.op == "output":
                 return args[0]
@@ -154,7 +155,7 @@ class Stacked:
     def _layer(
         self, name: str, x: Tensor, n: int, tensors: Tensors, mask: Tensor | None, taps: list[Tap] | None
     ) -> Tensor:
-        """Compute a registered layer; tap a dense layer if `taps` is a list and its input or bias needs a gradient."""
+        """Compute a registered layer; add a dense layer to `taps` if its input or bias needs a gradient."""
         layer, function = self.layers[name], self.functions[name]
         others = [x, *(t for key, t in tensors.items() if key != "weight")]
         learns = type(layer) is nn.Linear and tensors["weight"].requires_grad and any(t.requires_grad for t in others)
@@ -167,7 +168,7 @@ class Stacked:
 
 
 def _unsupported_option(layer: nn.Module) -> str:
-    """The unsupported option of a supported layer, or an empty string."""
+    """Return the unsupported option of a supported layer, or an empty string."""
     if type(layer) is nn.Conv2d:
         return "" if layer.padding_mode == "zeros" else f"padding_mode={layer.padding_mode}"
     if type(layer) is nn.BatchNorm2d:
@@ -186,7 +187,7 @@ def _unsupported_option(layer: nn.Module) -> str:
 
 
 def as_images(x: Tensor) -> Tensor:
-    """Inputs (N, B, c, h, w), or images, as (B, N c, h, w)."""
+    """Reshape inputs (N, B, c, h, w) to images (B, N c, h, w); images stay unchanged."""
     if x.ndim == 5:
         n, b, *rest = x.shape
         return x.transpose(0, 1).reshape(b, n * rest[0], *rest[1:]).contiguous(memory_format=torch.channels_last)
@@ -194,14 +195,14 @@ def as_images(x: Tensor) -> Tensor:
 
 
 def as_vectors(n: int, x: Tensor) -> Tensor:
-    """Inputs, images or vectors, as (N, B, F)."""
+    """Reshape inputs or images to vectors (N, B, F); vectors stay unchanged."""
     if x.ndim == 5:
         return x.flatten(2)
     return x if x.ndim == 3 else x.reshape(len(x), n, -1).transpose(0, 1)
 
 
 def _flat(t: Tensor | None, dtype: torch.dtype | None = None) -> Tensor | None:
-    """A tensor (N, C) of a layer as the channels of images: (N C,)."""
+    """Reshape a tensor (N, C) of a layer to the channels of images: (N C,)."""
     return None if t is None else t.flatten().to(dtype or t.dtype)
 
 
@@ -228,7 +229,7 @@ def _batch_norm(layer: nn.BatchNorm2d, x: Tensor, n: int, tensors: Tensors, mask
     present = mask.t()[:, :, None, None, None]
     count = mask.sum(1)[:, None] * apart[0, 0, 0].numel()  # (N, 1)
     mean = (apart * present).sum((0, 3, 4)) / count.clamp(min=1)  # (N, C)
-    centred = (apart - mean[:, :, None, None]) * present  # padding is zero: it must not grow
+    centred = (apart - mean[:, :, None, None]) * present  # padding stays zero
     var = centred.square().sum((0, 3, 4)) / count.clamp(min=1)
     with torch.no_grad():
         share = layer.momentum * (count > 0).to(mean.dtype)
