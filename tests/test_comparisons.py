@@ -194,7 +194,7 @@ def test_the_command_computes_and_reads(command, tmp_path):
     assert (code, errors) == (2, "error: recorded runs are compared as they are: leave out seeds\n")
     code, _, errors = command("compare", "nothing")
     assert code == 2
-    assert "'nothing' is neither a preset, a plan's file, a folder of runs nor key=value" in errors
+    assert "'nothing' is neither a preset, the file of a plan, a folder of runs nor key=value" in errors
     code, _, errors = command("compare", *words, "receiver=mac(C=1),none()", "partition=iid(),shards(2)", "--out", "d")
     assert (code, errors.count("\n")) == (2, 1)
     assert "partition is iid() and shards(" in errors
