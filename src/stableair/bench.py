@@ -32,7 +32,7 @@ from stableair.results.callbacks import Callback
 from stableair.results.environment import commit
 from stableair.results.outputs import check_no_run_file
 from stableair.runner import run
-from stableair.spec import given
+from stableair.spec import passed_objects
 from stableair.training import reference as local
 from stableair.vector import ModelState
 from stableair.workloads import OBJECTS, WORKLOADS
@@ -77,7 +77,7 @@ def modes(sim: Simulation) -> Iterator[EngineChoice]:
         yield EngineChoice("processes", "fp32", min(n, 10), "")
 
 
-@given(OBJECTS)
+@passed_objects(OBJECTS)
 def measure(experiment: Experiment, rounds: int, report: Report, only: Sequence[str] = ("",)) -> list[Row]:
     """Compare the engine modes in their first steps on one experiment, then time them.
 

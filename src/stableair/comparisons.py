@@ -34,7 +34,7 @@ from stableair.results.statistics import (
     mean_and_std,
 )
 from stableair.results.table import write_table
-from stableair.spec import given
+from stableair.spec import passed_objects
 from stableair.sweeps.plans import Plan, expand_plan, read_plan, replace_objects
 from stableair.sweeps.processes import sweep
 from stableair.validation import as_path, pluralize, suggest
@@ -390,7 +390,7 @@ def compare(
     experiments = comparison_plan(specs, seeds, equal)
     if equal and budget is not None and not options.get("stop"):
         options["stop"] = stop_condition(equal, budget)
-    with given(in_plan):
+    with passed_objects(in_plan):
         runs = sweep(
             experiments, folder, parallel=parallel, plugin_changed=plugin_changed, callbacks=callbacks, **objects,
             **options,

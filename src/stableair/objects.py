@@ -10,35 +10,36 @@ from torch import nn
 from stableair.contracts import Dataset, Rule, ServerRule
 from stableair.errors import InputError
 from stableair.fingerprints import fingerprint, qualified_name
-from stableair.spec import OBJECT, Given, format_call
+from stableair.spec import OBJECT, PassedObject, format_call
 from stableair.validation import short_repr
 
 OBJECT_SETTINGS = "data", "model", "receiver", "server"  # the settings that may be Python objects
 MAX_NAME = 200  # characters of a recorded name
 
 
-def as_settings(**objects: Any) -> tuple[dict[str, str], dict[str, Given]]:
+def as_settings(**objects: Any) -> tuple[dict[str, str], dict[str, PassedObject]]:
     """Convert Python objects to specs.
 
     Args:
         **objects: An object or a spec for each setting; None leaves out the setting.
 
     Returns:
-        The settings, each a spec such as object(name='net.Net', digest='...'); and the objects, for `spec.given`.
+        The settings, each a spec such as object(name='net.Net', digest='...'); and the objects by digest, for
+        `spec.passed_objects`.
 
     Raises:
         InputError: An object cannot be used for its setting (`wrong-type`).
     """
     settings: dict[str, str] = {}
-    given: dict[str, Given] = {}
+    passed: dict[str, PassedObject] = {}
     for setting, value in objects.items():
         if value is None or isinstance(value, str):
             settings |= {} if value is None else {setting: value}
             continue
         component, digest = _component(setting, value), fingerprint(value)
-        given[digest] = Given(component, _location(value))
+        passed[digest] = PassedObject(component, _location(value))
         settings[setting] = format_call(OBJECT, {"name": _name(value), "digest": digest})
-    return settings, given
+    return settings, passed
 
 
 def is_object(value: Any) -> bool:

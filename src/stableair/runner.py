@@ -32,7 +32,7 @@ from stableair.results.reading import read_run
 from stableair.results.recorder import RunMetadata, recorded
 from stableair.results.resume import NEW_RUN, ResumePoint, check_same_data, restored_state, resume_point
 from stableair.results.run import Run
-from stableair.spec import given
+from stableair.spec import passed_objects
 from stableair.training.reference import threads
 from stableair.validation import as_path, integer, typed
 
@@ -99,7 +99,7 @@ def run(
     control = RunControl.create(options, experiment.evaluate, folder)
     with observing(callbacks, options, folder) as observer:
         try:
-            with given(objects) as available, _advise_on_interrupt(None if resume else folder):
+            with passed_objects(objects) as available, _advise_on_interrupt(None if resume else folder):
                 result = _run(experiment, folder, resume, checkpoint_every, plugin_changed, control, observer)
             result = replace(result, objects=available)
         except RunBusyError:

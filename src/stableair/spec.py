@@ -145,8 +145,8 @@ class Call:
     def user_location(self) -> tuple[str, int] | None:
         """The file and line of a component outside this package; None for a component of this package."""
         if self.is_object:
-            given = GIVEN.get().get(self.arguments["digest"])
-            return given.location if given else None
+            passed = PASSED_OBJECTS.get().get(self.arguments["digest"])
+            return passed.location if passed else None
         return self.entry.user_location
 
     @property
@@ -325,40 +325,40 @@ OBJECT = "object"
 
 
 @dataclass(frozen=True)
-class Given:
-    """A Python object that is given to a run as a component."""
+class PassedObject:
+    """A Python object that is passed to a run as a component."""
 
     component: Any  # as a registered factory would return it
     location: tuple[str, int] | None  # file and line of its code
 
 
-GIVEN: ContextVar[Mapping[str, Given]] = ContextVar("GIVEN", default={})  # noqa: B039 (never changed in place)
+PASSED_OBJECTS: ContextVar[Mapping[str, PassedObject]] = ContextVar("PASSED_OBJECTS", default={})  # noqa: B039 (never changed in place)
 
 
 @contextmanager
-def given(objects: Mapping[str, Given]) -> Iterator[Mapping[str, Given]]:
+def passed_objects(objects: Mapping[str, PassedObject]) -> Iterator[Mapping[str, PassedObject]]:
     """Make Python objects available by their digests within the block; yields all that are available there."""
-    available = {**GIVEN.get(), **objects}
-    token = GIVEN.set(available)
+    available = {**PASSED_OBJECTS.get(), **objects}
+    token = PASSED_OBJECTS.set(available)
     try:
         yield available
     finally:
-        GIVEN.reset(token)
+        PASSED_OBJECTS.reset(token)
 
 
-def given_object(name: str, digest: str) -> Any:
+def passed_object(name: str, digest: str) -> Any:
     """Return a Python object that was passed to `sa.run`.
 
     Raises:
         InputError: The object was not passed to this run (`object-needed`).
     """
-    if digest not in GIVEN.get():
+    if digest not in PASSED_OBJECTS.get():
         text = f"{name} is a Python object, and a spec contains only its name"
         raise InputError(text, code="object-needed", advice="pass the object itself, as to sa.run")
-    return GIVEN.get()[digest].component
+    return PASSED_OBJECTS.get()[digest].component
 
 
-OBJECT_ENTRY = Entry(OBJECT, given_object, {})
+OBJECT_ENTRY = Entry(OBJECT, passed_object, {})
 
 
 def without_digests(text: str) -> str:
@@ -463,7 +463,7 @@ def load_plugin(path: str | Path) -> None:
 def traceback_location(error: BaseException, *files: str) -> str:
     """Return the file, line and text of an error raised in these files or in a user's component, else ""."""
     locations = [entry.user_location for registry in REGISTRIES.values() for entry in registry]
-    locations += [given.location for given in GIVEN.get().values()]
+    locations += [passed.location for passed in PASSED_OBJECTS.get().values()]
     user_files = {*(location[0] for location in locations if location), *PLUGINS, *files}
     frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     for file, line in reversed(frames):

@@ -28,7 +28,7 @@ from stableair.results.run import Run
 from stableair.runner import out_of_memory_as_error
 from stableair.searches.result import Result, Trial
 from stableair.searches.spaces import OneOf, Space, parse_spaces
-from stableair.spec import given
+from stableair.spec import passed_objects
 from stableair.streams import generator
 from stableair.sweeps.plans import over_seeds, with_objects
 from stableair.sweeps.workers import run_unlocked
@@ -117,7 +117,7 @@ def search(
     header |= {key: str(one) for key, one in parsed.items()} | control.record()
     if choices := _choices(list(parsed.values())):
         trials = min(trials, len(choices))  # further trials would repeat some
-    with given(objects), observing(callbacks, options, folder, trials * seeds) as observer:
+    with passed_objects(objects), observing(callbacks, options, folder, trials * seeds) as observer:
         _prepare_folder(folder, header, base, parsed)
         study = _study(base, parsed, trials)
         call = _Call(folder, plugin_changed, options, observer)

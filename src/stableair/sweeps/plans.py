@@ -23,7 +23,7 @@ from stableair.experiment import (
 )
 from stableair.experiment.records import flatten, read_text
 from stableair.objects import OBJECT_SETTINGS, as_settings, is_object
-from stableair.spec import OBJECT, Given, literal
+from stableair.spec import OBJECT, PassedObject, literal
 from stableair.validation import choice, integer, short_repr, suggest
 
 Plan = Mapping[str, Any]
@@ -69,16 +69,16 @@ def expand_plan(plan: "Plan | str | Path | Iterable[Experiment]") -> list[Experi
     return _without_repeats(experiments)
 
 
-def replace_objects(plan: "Plan | str | Path | Iterable[Experiment]") -> tuple[Any, dict[str, Given]]:
+def replace_objects(plan: "Plan | str | Path | Iterable[Experiment]") -> tuple[Any, dict[str, PassedObject]]:
     """Replace the Python objects in a plan by their specs.
 
     Args:
         plan: As for `expand_plan`; `data`, `model`, `receiver` and `server` may be Python objects or lists of them.
 
     Returns:
-        The plan, and the objects by digest, for `spec.given`.
+        The plan, and the objects by digest, for `spec.passed_objects`.
     """
-    objects: dict[str, Given] = {}
+    objects: dict[str, PassedObject] = {}
     if not isinstance(plan, Mapping):
         return plan, objects
 
@@ -86,19 +86,19 @@ def replace_objects(plan: "Plan | str | Path | Iterable[Experiment]") -> tuple[A
         if type(value) in (list, tuple):  # a Dataset is a tuple too
             return [spec_of(name, one) for one in value]
         if name == "runs" and isinstance(value, Mapping):
-            table, given = replace_objects(value)
-            objects.update(given)
+            table, passed = replace_objects(value)
+            objects.update(passed)
             return table
         if name not in OBJECT_SETTINGS or not is_object(value):
             return value
-        settings, given = as_settings(**{name: value})
-        objects.update(given)
+        settings, passed = as_settings(**{name: value})
+        objects.update(passed)
         return settings[name]
 
     return {name: spec_of(name, value) for name, value in plan.items()}, objects
 
 
-def with_objects(experiments: list[Experiment], **objects: Any) -> tuple[list[Experiment], dict[str, Given]]:
+def with_objects(experiments: list[Experiment], **objects: Any) -> tuple[list[Experiment], dict[str, PassedObject]]:
     """Use the same Python objects in all experiments.
 
     Args:
@@ -106,18 +106,18 @@ def with_objects(experiments: list[Experiment], **objects: Any) -> tuple[list[Ex
         **objects: As for `as_settings`.
 
     Returns:
-        The experiments, and the objects by digest, for `spec.given`.
+        The experiments, and the objects by digest, for `spec.passed_objects`.
 
     Raises:
         InputError: An object cannot be used for its setting, or the setting varies among the experiments
             (`object-and-plan`).
     """
-    settings, given = as_settings(**objects)
+    settings, passed = as_settings(**objects)
     for name in settings:
         if len(values := {getattr(one, name) for one in experiments}) > 1:
             text = f"the plan has {len(values)} values of {name}, but the argument {name} would replace all of them"
             raise InputError(text, code="object-and-plan", name=name, advice="write the object into the plan")
-    return [one.with_(**settings) for one in experiments] if settings else experiments, given
+    return [one.with_(**settings) for one in experiments] if settings else experiments, passed
 
 
 def check_no_objects(experiments: Iterable[Experiment]) -> None:

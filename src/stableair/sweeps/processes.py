@@ -28,7 +28,7 @@ from stableair.results.callbacks import Callback
 from stableair.results.grouping import Sweep
 from stableair.results.lock import check_writable, has_locks
 from stableair.results.options import RunControl, RunOptions, observing
-from stableair.spec import given
+from stableair.spec import passed_objects
 from stableair.sweeps.clusters import run_on_ray
 from stableair.sweeps.plans import Plan, check_no_objects, expand_plan, replace_objects, with_objects
 from stableair.sweeps.workers import Job, Outcome, collect_runs, run_unlocked
@@ -109,7 +109,7 @@ def sweep(
         RunControl.create(options, split, folder)
     if ray is not None:
         _check_ray(ray, parallel)
-    with given({**in_plan, **objects}), observing(callbacks, options, folder, len(experiments)) as observer:
+    with passed_objects({**in_plan, **objects}), observing(callbacks, options, folder, len(experiments)) as observer:
         if ray is None:
             outcomes = _run_here(experiments, folder, parallel, plugin_changed, options, observer)
         else:
