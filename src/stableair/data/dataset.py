@@ -9,7 +9,7 @@ from torch import Tensor
 
 from stableair import contracts
 from stableair.data.arrays import Channels, Files, Options, Samples, assemble, samples
-from stableair.data.own_files import read_csv, read_npz
+from stableair.data.sample_files import read_csv, read_npz
 from stableair.errors import InputError
 from stableair.validation import short_repr, typed
 
