@@ -15,7 +15,7 @@ def write_whole(
 ) -> Path:
     """Replace a file as a whole: a reader sees the old content or the new content, never a part.
 
-    The new content is written to a temporary file beside the old one, flushed to the disk and renamed. If anything
+    The new content is written to a temporary file in the same folder, flushed to the disk and renamed. If anything
     fails, the old file stays and the temporary file is removed.
 
     Args:

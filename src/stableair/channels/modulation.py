@@ -267,7 +267,7 @@ def root_raised_cosine(t: np.ndarray, rolloff: float) -> np.ndarray:
     """
     b, near = rolloff, 1e-9
     t = np.where(np.abs(t) < near, near, t)
-    t = np.where(np.abs(np.abs(4 * b * t) - 1) < near, t * (1 + 10 * near), t)  # removable; error below 1e-7
+    t = np.where(np.abs(np.abs(4 * b * t) - 1) < near, t * (1 + 10 * near), t)  # removable; error of p below 1e-7
     top = np.sin(np.pi * t * (1 - b)) + 4 * b * t * np.cos(np.pi * t * (1 + b))
     return top / (np.pi * t * (1 - (4 * b * t) ** 2))
 

@@ -122,7 +122,7 @@ def _check_same_experiment(config: ConfigRecord, experiment: Experiment) -> None
     """Refuse a server with another version of stableair or another experiment."""
     version = str(config.get("stableair"))
     if version != stableair.__version__:
-        text = f"the server has stableair {version}, this node has {stableair.__version__}; install one version"
+        text = f"the server has stableair {version}, this node has {stableair.__version__}; install the same version"
         raise InputError(text, code="other-version", server=version, node=stableair.__version__)
     server = Experiment.from_json(str(config["experiment"]))
     if server.id() != experiment.id():
