@@ -61,7 +61,10 @@ def another(small, node, **changes):
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"version": "0.0.1"}, f"the server has stableair {sa.__version__}, this node has 0.0.1; install the same version"),
+        (
+            {"version": "0.0.1"},
+            f"the server has stableair {sa.__version__}, this node has 0.0.1; install the same version",
+        ),
         ({"model": "logistic()"}, "the server has model normed(), this node has logistic()"),
         ({"lr": 0.5, "seed": 1}, "the server has seed 0, this node has 1; lr 0.03, this node has 0.5"),
     ],
