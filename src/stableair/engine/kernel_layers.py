@@ -1,4 +1,4 @@
-"""Layers of a stacked network computed by the kernels of `kernels.py`: convolutions and group norms.
+"""Layers of a stacked network computed by the kernels of `kernels.py`: convolutions, group norms, and SGD steps.
 
 Between these layers, images keep the shape (N, B, C, H, W) with the memory layout (N, B, H, W, C) of the kernels.
 Entry-wise functions and pools preserve it, so that nothing is copied.
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from stableair.engine import kernels
-from stableair.engine.stacked import FusedStep, Stacked, Tensors
+from stableair.engine.stacked import FusedStep, Stacked, Tensors, as_vectors
 
 
 def clients_first(n: int, x: Tensor) -> Tensor:
@@ -89,7 +89,15 @@ def _conv_step(layer: nn.Conv2d, weights: Tensor, x: Tensor, dy: Tensor, lr: flo
     kernels.conv_weight_grad_sgd(dy, x, weights, operand, lr, layer.stride[0], layer.padding[0])
 
 
-CONVOLUTION = FusedStep(clients_first, _conv_step, channels_last=True)
+def _dense_step(layer: nn.Linear, weights: Tensor, x: Tensor, dy: Tensor, lr: float, operand: Tensor | None) -> None:
+    """The step of a 1x1 convolution of images with one pixel."""
+    x, dy = (t.contiguous()[:, :, None, None] for t in (x, dy))
+    weights, *copy = (t[:, :, None, None] for t in (weights, operand) if t is not None)
+    kernels.conv_weight_grad_sgd(dy, x, weights, copy[0] if copy else None, lr, 1, 0)
+
+
+CONVOLUTION = FusedStep(clients_first, _conv_step, by_kernels=True)
+DENSE = FusedStep(as_vectors, _dense_step, by_kernels=True)
 
 
 def group_norm(layer: nn.GroupNorm, x: Tensor, n: int, tensors: Tensors, mask: Tensor | None) -> Tensor:
@@ -135,12 +143,12 @@ def _unsupported_option(layer: nn.Conv2d) -> str:
 
 
 def by_kernels(program: Stacked) -> Stacked:
-    """The same program with its convolutions and group norms computed by the kernels."""
+    """The same program with kernels for its convolutions and group norms, and for the steps of dense layers."""
     changed = copy.copy(program)
     convolutions = kernel_convolutions(program)
     norms = dict.fromkeys(kernel_group_norms(program), group_norm)
     changed.functions = program.functions | dict.fromkeys(convolutions, conv2d) | norms
-    changed.fused = program.fused | dict.fromkeys(convolutions, CONVOLUTION)
+    changed.fused = dict.fromkeys(program.fused, DENSE) | dict.fromkeys(convolutions, CONVOLUTION)
     changed.has_kernels = True
     return changed
 

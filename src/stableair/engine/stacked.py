@@ -37,7 +37,7 @@ class FusedStep(NamedTuple):
 
     inputs: Callable[[int, Tensor], Tensor]  # (n, x) -> x as the layer and its step need it
     step: Callable[[Any, Tensor, Tensor, Tensor, float, Tensor | None], None]  # (layer, weights, x, dy, lr, operand)
-    channels_last: bool = False  # whether weights (N, O, C, K, K) lie in memory as (N, O, K, K, C)
+    by_kernels: bool = False  # whether our kernels take the step: weights in their layout, and a copy as operand
 
 
 class Tap(NamedTuple):

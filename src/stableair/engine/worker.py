@@ -224,15 +224,16 @@ class StackedWorker(Worker):
         self.operands = {} if self.rule else self._kernel_weights()
 
     def _kernel_weights(self) -> Tensors:
-        """Store the weights of convolutions by kernels in the kernels' layout; return copies in their precision."""
+        """Store the weights whose steps the kernels take in their layout; return copies in the products' precision."""
         operands = {}
         for layer, fused in self.program.fused.items():
-            if fused.channels_last:
+            if fused.by_kernels:
                 name = f"{layer}.weight"
-                n, o, c, *kernel = self.p[name].shape
-                weights = torch.empty(n, o, *kernel, c, dtype=self.p[name].dtype, device=self.device)
-                self.p[name] = weights.movedim(-1, 2)
-                if self.dtype != weights.dtype:
+                p = self.p[name]
+                if p.ndim == 5:  # of a convolution: (N, O, C, K, K), in memory (N, O, K, K, C)
+                    n, o, c, *kernel = p.shape
+                    self.p[name] = p.new_empty(n, o, *kernel, c).movedim(-1, 2)
+                if self.dtype != p.dtype:
                     operands[name] = torch.empty_like(self.p[name], dtype=self.dtype)
         return operands
 
