@@ -3,7 +3,7 @@
 # The script stops every process that it starts. Started again with the same folder, it resumes the run.
 #   ./deploy.sh FOLDER [SETTINGS.toml]     FOLDER is the run folder
 #   PORT=18000                             first of four ports
-#   BIND=127.0.0.1                         address; loopback only, because whoever reaches the port controls the SuperLink
+#   BIND=127.0.0.1                         address; loopback only: a program that reaches the port controls the SuperLink
 set -euo pipefail
 set -m # a process group per job: Ctrl-C reaches this script alone, which stops the others in order
 

@@ -49,9 +49,25 @@ def test_on_a_gpu_a_resnet_has_kernels_unless_they_do_not_run(cuda, tiny, monkey
     assert choose(sim, "auto")[:2] == ("kernels", "bf16")
     assert choose(sim, "auto", "tf32")[:2] == ("stacked", "tf32")
     broken = lambda device: (_ for _ in ()).throw(OSError("no compiler"))  # noqa: E731
-    monkeypatch.setattr("stableair.engine.convolution.try_kernels", broken)
+    monkeypatch.setattr("stableair.engine.kernel_layers.try_kernels", broken)
     assert choose(sim, "auto")[:2] == ("stacked", "bf16")
     assert "our kernels do not run on it: OSError: no compiler" in choose(sim, "auto").why
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("spec", ["resnet18()", "resnet18(norm=group)", "cnn(width=8)"])
+def test_on_a_gpu_no_kernel_is_compiled_after_the_compilation(cuda, tiny, monkeypatch, spec):
+    from triton.runtime.jit import JITFunction
+
+    data = "synthetic(samples=60, classes=3, shape=(3, 24, 24))"  # a shape that no other test has
+    sim = build(tiny.with_(device=cuda, model=spec, data=data))
+    fast = accelerate(sim, choose(sim, "auto")).train
+    assert fast._new_worker().has_kernels
+    late = lambda *arguments: pytest.fail("a kernel was not compiled ahead")  # noqa: E731
+    monkeypatch.setattr(fast, "_worker", fast._new_worker())
+    fast._worker._compile()
+    monkeypatch.setattr(JITFunction, "_do_compile", late)
+    assert next(iter(fast(sim.start.model, 0, torch.arange(sim.n)))).update.isfinite().all()
 
 
 @pytest.mark.gpu
@@ -114,10 +130,8 @@ def test_on_a_gpu_a_resumed_run_equals_an_uninterrupted_one(cuda, tiny, tmp_path
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(
-    ("spec", "engine"), [("resnet18()", "kernels"), ("resnet34()", "kernels"), ("cnn()", "kernels")]
-)
-def test_on_a_gpu_the_choice_does_not_depend_on_the_seed(cuda, spec, engine):
+@pytest.mark.parametrize("spec", ["resnet18()", "resnet34()", "resnet18(norm=group)", "cnn()"])
+def test_on_a_gpu_the_choice_does_not_depend_on_the_seed(cuda, spec):
     data = "synthetic(samples=100, classes=100, shape=(3, 32, 32))"
     for seed in range(20):
         sim = build(sa.Experiment(data=data, model=spec, clients=5, device=cuda, seed=seed))

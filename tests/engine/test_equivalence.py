@@ -20,7 +20,8 @@ from stableair.models import model
 def test_the_trial_taps_what_the_steps_will(monkeypatch):
     sim = around(Reused().double(), (9, 4, 7))
     assert choose(sim, "auto").engine == "stacked"
-    monkeypatch.setattr(stableair.engine.stacked, "Tap", lambda weight, x, output: Tap(weight, 2 * x, output))
+    wrong = lambda layer, fused, weight, x, output: Tap(layer, fused, weight, 2 * x, output)  # noqa: E731
+    monkeypatch.setattr(stableair.engine.stacked, "Tap", wrong)
     assert choose(sim, "auto").engine == "vmapped", "what is tapped is wrong"
 
 

@@ -100,7 +100,7 @@ def test_processes_take_only_models_that_each_process_can_copy(sim, name):
 
 
 def test_processes_are_not_chosen_for_a_large_model_that_counts(sim, monkeypatch):
-    monkeypatch.setattr("stableair.engine.selection._cores", lambda: 2)
+    monkeypatch.setattr("stableair.engine.selection.available_cores", lambda: 2)
     for name, engine in (("late_switch", "reference"), ("draws_from_python", "unpicklable"), ("logistic", "processes")):
         made = sim((PURE | IMPURE)[name]())
         large = made.start._replace(model=made.start.model._replace(w=torch.empty(6_600_000)))

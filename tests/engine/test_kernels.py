@@ -12,7 +12,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 from stableair.builder import build
 from stableair.data.datasets import synthetic
 from stableair.engine import EngineChoice, accelerate, kernels
-from stableair.engine.convolution import by_kernels, conv2d, kernel_convolutions
+from stableair.engine.kernel_layers import by_kernels, conv2d, group_norm, kernel_convolutions, kernel_group_norms
 from stableair.engine.kernels import Activation, Moments, Norm
 from stableair.engine.resnet import ResNetWorker, supports
 from stableair.engine.stacked import Stacked
@@ -152,6 +152,32 @@ def test_forward_and_backward_of_norm_relu_and_shortcut(rest):
     near(kernels.bn_input_grad(g, y.detach(), moments, sums, room(n, 3)), dy, 1e-4)
 
 
+GROUP_NORMS = [  # N, B, H, W, C, groups: several tiles of pixels, several programs, groups of odd size, one group
+    (2, 3, 10, 8, 16, 8),
+    (2, 2, 5, 3, 24, 8),
+    (1, 2, 3, 3, 130, 13),
+    (2, 1, 4, 4, 20, 1),
+    (1, 2, 1, 2, 6, 6),
+]
+
+
+@pytest.mark.parametrize("case", GROUP_NORMS)
+def test_group_norm_and_its_gradients(case):
+    n, b, h, w, c, groups = case
+    x = (3 + 2 * drawn(n, b, h, w, c)).requires_grad_()
+    gamma, beta = (1 + drawn(n, c) / 4).requires_grad_(), drawn(n, c).requires_grad_()
+    each = zip(x.double(), gamma.double(), beta.double(), strict=True)
+    images = [F.group_norm(a.permute(0, 3, 1, 2), groups, weight, bias, 1e-3) for a, weight, bias in each]
+    expected = torch.stack(images).permute(0, 1, 3, 4, 2)
+    y, moments = kernels.group_norm(x.detach(), gamma.detach(), beta.detach(), groups, 1e-3)
+    near(y, expected.detach().float())
+    dy = drawn(n, b, h, w, c)
+    dx, dgamma, dbeta = torch.autograd.grad(expected, (x, gamma, beta), dy.double())
+    got, sums = kernels.group_norm_grad(dy, x.detach(), gamma.detach(), moments, groups)
+    near(got, dx, 1e-4)
+    near(sums, torch.stack([dbeta, dgamma], 1), 1e-4)
+
+
 def test_a_client_without_samples_is_left_as_it_is():
     n, c = 2, 20
     norm = Norm(*(drawn(n, c) for _ in range(4)))
@@ -207,15 +233,30 @@ class Mixed(nn.Module):
 
 
 class Small(nn.Sequential):
-    """Two convolutions that the kernels take, small enough for the interpreter."""
+    """Two convolutions and a group norm that the kernels take, small enough for the interpreter."""
 
     def __init__(self):
         first, second = nn.Conv2d(3, 4, 3, 2), nn.Conv2d(4, 4, 3, bias=False)
-        super().__init__(first, nn.ReLU(), second, nn.Flatten(), nn.Linear(4, 4))
+        norm, relu = nn.GroupNorm(2, 4), nn.ReLU(inplace=True)
+        super().__init__(first, norm, relu, second, relu, nn.Flatten(), nn.Linear(4, 4))
+
+
+class Twice(nn.Module):
+    """A convolution that is called twice, a shortcut in the other layout, and a pool."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.grouped = nn.Conv2d(3, 3, 3, padding=1), nn.Conv2d(3, 3, 1, groups=3)
+        self.pool, self.fc = nn.AvgPool2d(4), nn.Linear(12, 4)
+
+    def forward(self, x):
+        x = F.relu(self.conv(x)) + self.grouped(x)
+        return self.fc(self.pool(F.max_pool2d(self.conv(x), 3, 1, 1) * x.mean((2, 3), keepdim=True)).flatten(1))
 
 
 IN_STACKED = [
     pytest.param(Small, [4, 3], id="small"),
+    pytest.param(Twice, [4, 3], id="twice"),
     pytest.param(Mixed, [1, 6, 4], id="mixed, unequal", marks=pytest.mark.slow),  # in the interpreter
     pytest.param(lambda: cnn(width=4)((3, 8, 8), 4), [1, 6, 4], id="cnn, unequal", marks=pytest.mark.slow),
 ]
@@ -232,7 +273,7 @@ def test_a_stacked_network_with_its_convolutions_by_kernels_is_the_references(ne
 def test_a_frozen_convolution_stays_as_it_is():
     torch.manual_seed(0)
     work = replace(small([4, 3]), module=Small().to(PLACE))
-    work.module[2].weight.requires_grad_(False)
+    work.module[3].weight.requires_grad_(False)
     for got, expected in both(work, "fp32", StackedWorker):
         near(got, expected, 1e-4)
 
@@ -240,11 +281,42 @@ def test_a_frozen_convolution_stays_as_it_is():
 def test_which_convolutions_the_kernels_take():
     program = Stacked(Mixed())
     assert kernel_convolutions(program) == ["first", "down", "across"]
+    assert kernel_group_norms(program) == ["norm"]
     changed = by_kernels(program)
     assert [name for name, function in changed.functions.items() if function is conv2d] == kernel_convolutions(program)
-    assert conv2d not in program.functions.values(), "which is as it was"
+    assert changed.functions["norm"] is group_norm
+    assert not {conv2d, group_norm} & {*program.functions.values()}, "the original program is unchanged"
+    for other in (nn.GroupNorm(2, 8, affine=False), nn.GroupNorm(1, 256)):
+        assert not kernel_group_norms(Stacked(nn.Sequential(other)))
     for other in ({"dilation": 2}, {"padding": (1, 0)}, {"padding": "same"}, {"stride": (1, 2)}):
         assert not kernel_convolutions(Stacked(nn.Sequential(nn.Conv2d(3, 4, 3, **other))))
+
+
+def test_images_keep_the_layout_of_the_kernels(monkeypatch):
+    """Between kernels nothing is copied: neither in the forward pass nor in the backward pass."""
+    torch.manual_seed(0)
+    module = ResNet(3, (1, 1), 4, lambda c: nn.GroupNorm(2, c), first=4).to(PLACE)
+    copies = []
+    copy = torch.Tensor.contiguous
+
+    def contiguous(x, *arguments, **keywords):
+        if x.ndim == 5 and not x.is_contiguous(*arguments, **keywords):
+            copies.append(tuple(x.shape))
+        return copy(x, *arguments, **keywords)
+
+    monkeypatch.setattr(torch.Tensor, "contiguous", contiguous)
+    work = replace(small([2, 2], batch_size=2), module=module)
+    next(iter(StackedTrainer(work, by_kernels(Stacked(module)), "fp32", 2)(state(module), 0, torch.arange(2))))
+    assert copies == [(2, 2, 8, 8, 3)], "the input of the network"
+
+
+def test_the_copies_of_the_weights_follow_the_steps():
+    work = replace(small([4, 3]), module=Small().to(PLACE))
+    worker = StackedWorker(work, "bf16", 2, by_kernels(Stacked(work.module)))
+    worker.load_state(state(work.module))
+    assert {*worker.operands} == {"0.weight", "3.weight", "6.weight"}
+    for name, operand in worker.operands.items():
+        assert torch.equal(operand, worker.p[name].bfloat16())
 
 
 def test_accelerate_uses_the_kernels_that_are_requested(monkeypatch, registries):

@@ -31,7 +31,7 @@ def test_which_networks_have_convolutions_for_the_kernels():
 
 
 def test_the_engine_on_a_cpu(tiny, monkeypatch):
-    monkeypatch.setattr("stableair.engine.selection._cores", lambda: 2)
+    monkeypatch.setattr("stableair.engine.selection.available_cores", lambda: 2)
     sim = build(tiny.with_(batch_size=1))  # twelve samples and five epochs a client: sixty steps
     assert choose(sim, "auto")[:3] == ("stacked", "fp32", 5)
     assert choose(sim, "fast", chunk=2)[:3] == ("stacked", "fp32", 2)
@@ -50,7 +50,7 @@ def test_the_engine_on_a_cpu(tiny, monkeypatch):
     dropping = nn.Sequential(nn.Dropout(0.5), sim.train.work.module)
     noisy = replace(middle, train=Reference(replace(sim.train.work, module=dropping)))
     assert choose(noisy, "fast").engine == "processes", "which take any module"
-    monkeypatch.setattr("stableair.engine.selection._cores", lambda: 1)
+    monkeypatch.setattr("stableair.engine.selection.available_cores", lambda: 1)
     assert choose(middle, "auto", rounds=1000).engine == "reference"
     with pytest.raises(InputError) as error:
         choose(middle, "fast")

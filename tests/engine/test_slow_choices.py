@@ -35,7 +35,7 @@ def choice(module):
 def compiler(monkeypatch):
     """A compiler that works: Triton's interpreter needs none."""
     pytest.importorskip("triton", reason="Triton is not installed")
-    monkeypatch.setattr("stableair.engine.convolution.try_kernels", lambda device: None)
+    monkeypatch.setattr("stableair.engine.kernel_layers.try_kernels", lambda device: None)
 
 
 def test_a_model_without_fast_engine_is_announced_before_the_first_round(registries, caplog):
@@ -86,7 +86,7 @@ def test_a_missing_or_failing_compiler_is_named(compiler, monkeypatch):
     def fail(device):
         raise OSError("no compiler")
 
-    monkeypatch.setattr("stableair.engine.convolution.try_kernels", fail)
+    monkeypatch.setattr("stableair.engine.kernel_layers.try_kernels", fail)
     assert choice(convolutional())[:2] == ("stacked", "bf16")
     assert "OSError: no compiler" in choice(convolutional()).why
     monkeypatch.setattr("stableair.engine.selection.find_spec", lambda name: None)

@@ -17,7 +17,7 @@ from stableair.builder import build
 from stableair.contracts import State
 from stableair.data.datasets import synthetic
 from stableair.engine import accelerate, choose
-from stableair.engine.stacked import Stacked
+from stableair.engine.stacked import Stacked, Taps
 from stableair.engine.trainer import StackedTrainer
 from stableair.engine.vmapped import Vmapped
 from stableair.errors import InputError
@@ -50,7 +50,7 @@ def test_a_dense_layer_that_is_tapped_takes_the_references_steps(spec):
 
 
 def test_inputs_and_output_gradients_replace_the_gradients_of_dense_weights():
-    module, taps = Reused().double(), []
+    module, taps = Reused().double(), Taps()
     own = {name: torch.stack(2 * [p.detach()]).requires_grad_() for name, p in module.named_parameters()}
     x = torch.randn(2, 4, 3, 8, 8).double()
     loss = Stacked(module)(own, {}, x, taps=taps).square().sum()

@@ -219,7 +219,7 @@ def test_only_plain_sgd_has_fused_steps():
 @pytest.mark.slow  # in Triton's interpreter, where there is no GPU
 def test_convolutions_by_kernels_give_their_gradients_to_the_rule():
     pytest.importorskip("triton", reason="Triton is not installed")
-    from stableair.engine.convolution import by_kernels
+    from stableair.engine.kernel_layers import by_kernels
 
     torch.manual_seed(0)
     module = nn.Sequential(nn.Conv2d(3, 4, 3, 2), nn.ReLU(), nn.Flatten(), nn.Linear(36, 3))

@@ -208,7 +208,7 @@ def check_kernels(work: LocalTraining, program: Stacked, by_kernels: Stacked, re
     Args:
         work: The local training of the experiment.
         program: The stacked program of its module.
-        by_kernels: The same program with its convolutions computed by kernels; unused for a ResNet.
+        by_kernels: The same program with layers computed by kernels; unused for a ResNet.
         resnet: Whether the kernels compute every layer, as they do for our ResNets.
 
     Raises:

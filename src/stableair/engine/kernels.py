@@ -1,4 +1,6 @@
-"""Triton kernels for many clients at once: each client's convolution is one batch of an implicit matrix product.
+"""Triton kernels for many clients at once: convolutions, batch norm, group norm, and their gradients.
+
+Each client's convolution is one batch of an implicit matrix product.
 
 Activations are (N, B, H, W, C), weights (N, O, K, K, C), all contiguous, so that no operand is sliced or transposed in
 memory. Products accumulate in float32. No kernel adds atomically: the same input gives the same bits.
@@ -10,13 +12,23 @@ padding: the sums exclude them, and their gradients are zero.
 # The parameters of a @triton.jit function are pointers and compile-time constants, which have no Python types.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextvars import ContextVar
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from stableair.engine.processes import available_cores
+
+log = logging.getLogger("stableair")
+
+REPORT_INTERVAL = 5.0  # seconds between two lines about the compilation
 
 Affine = tuple[Tensor, Tensor]  # scale and shift: (N, C) each
 
@@ -51,6 +63,47 @@ class Tile(NamedTuple):
     depth: int
     warps: int
     stages: int
+
+
+_compiling: ContextVar[bool] = ContextVar("compiling", default=False)
+
+
+def _launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, tile: Tile | None = None) -> None:
+    """Launch a kernel, whose last arguments are the sides of the tile; in `compile_in_parallel`, only compile it."""
+    options = {} if tile is None else {"num_warps": tile.warps, "num_stages": tile.stages}
+    arguments += () if tile is None else tile[:3]
+    if _compiling.get():
+        kernel.warmup(*arguments, grid=grid, **options)
+    else:
+        kernel[grid](*arguments, **options)
+
+
+def compile_in_parallel(launches: Callable[[], object]) -> None:
+    """Compile the kernels that a function launches, on all cores; its results are meaningless.
+
+    Triton compiles a kernel at its first launch, one after the other. A network has about 80 kernels of half a second
+    each. Older versions of Triton have no parallel compilation.
+    """
+    mode = getattr(triton, "AsyncCompileMode", None)
+    if mode is None or triton.knobs.runtime.interpret:
+        return
+    # The backward pass must run in this thread: other threads would launch the kernels.
+    with torch.autograd.set_multithreading_enabled(False), ThreadPoolExecutor(available_cores()) as pool:
+        token = _compiling.set(True)
+        try:
+            with mode(pool) as compilation:
+                launches()
+                _report(compilation.raw_futures)
+        finally:
+            _compiling.reset(token)
+
+
+def _report(futures: Sequence[Future[Any]]) -> None:
+    """Wait for compilations, and log their progress if they take longer than a second."""
+    _, pending = wait(futures, timeout=1)
+    while pending:
+        log.info("compiling kernels %d/%d; later runs use Triton's cache", len(futures) - len(pending), len(futures))
+        _, pending = wait(futures, timeout=REPORT_INTERVAL)
 
 
 def _tile_side(length: int, max_side: int) -> int:
@@ -128,8 +181,7 @@ def conv_forward(
     tile = tile or choose_tile(b * p * q, o, c, False, x.dtype)
     grid = triton.cdiv(b * p * q, tile.rows), triton.cdiv(o, tile.columns), n
     partial = torch.empty(n, grid[0], 2, o, device=x.device, dtype=torch.float32)
-    _conv_forward[grid](x, w, y, partial, samples, b, h, width, p, q, c, o, k, stride, pad, *tile[:3],
-                        num_warps=tile.warps, num_stages=tile.stages)  # fmt: skip
+    _launch(_conv_forward, grid, x, w, y, partial, samples, b, h, width, p, q, c, o, k, stride, pad, tile=tile)
     return y, partial
 
 
@@ -243,10 +295,10 @@ def conv_input_grad(
     (y, moments), (y2, moments2) = [*norms, unused, unused][:2]
     partial, partial2 = [*partials, dx, dx][:2]
     for row, column in product(range(stride), repeat=2):
-        _conv_input_grad[grid](
-            dy, w, dx, dx if add is None else add, dx if output is None else output, y, *moments, partial, y2,
-            *moments2[:2], partial2, b, *shape, p, q, c, o, k, stride, pad, row, column, add is not None, relu,
-            len(norms), *tile[:3], num_warps=tile.warps, num_stages=tile.stages,
+        _launch(
+            _conv_input_grad, grid, dy, w, dx, dx if add is None else add, dx if output is None else output, y,
+            *moments, partial, y2, *moments2[:2], partial2, b, *shape, p, q, c, o, k, stride, pad, row, column,
+            add is not None, relu, len(norms), tile=tile,
         )  # fmt: skip
     return dx, partials
 
@@ -297,8 +349,8 @@ def conv_weight_grad_sgd(
     tile = tile or choose_tile(o, c, b * p * q, True, dy.dtype)
     grid = triton.cdiv(o, tile.rows) * triton.cdiv(c, tile.columns), k * k, n
     target = w if copy is None else copy
-    _conv_weight_grad_sgd[grid](dy, x, w, target, lr, b, h, width, p, q, c, o, k, stride, pad, copy is not None,
-                                *tile[:3], num_warps=tile.warps, num_stages=tile.stages)  # fmt: skip
+    sizes = b, h, width, p, q, c, o, k, stride, pad, copy is not None
+    _launch(_conv_weight_grad_sgd, grid, dy, x, w, target, lr, *sizes, tile=tile)
 
 
 TILE_ROWS = 64  # rows of a tile in entry-wise kernels
@@ -346,7 +398,8 @@ def bn_relu(y: Tensor, affine: Affine, shortcut: Tensor | None = None, shortcut_
     out, (rows, c, block, grid) = torch.empty_like(y), _elementwise_grid(y)
     kind = 0 if shortcut is None else 1 if shortcut_affine is None else 2
     shortcut = y if shortcut is None else shortcut
-    _bn_relu[grid](y, *affine, shortcut, *(shortcut_affine or affine), out, rows, c, kind, TILE_ROWS, block)
+    affines = *affine, shortcut, *(shortcut_affine or affine)
+    _launch(_bn_relu, grid, y, *affines, out, rows, c, kind, TILE_ROWS, block)
     return out
 
 
@@ -367,7 +420,8 @@ def relu_grad_sums(da: Tensor, a: Tensor, y: Tensor, moments: Moments) -> tuple[
     """g = da where a > 0, and each tile's sums of g and of g yhat: (N, tiles, 2, C)."""
     g, (rows, c, block, grid) = torch.empty_like(da), _elementwise_grid(y)
     partial = torch.empty(grid[2], grid[0], 2, c, device=y.device, dtype=torch.float32)
-    _relu_grad_sums[grid](da, a, y, moments.mean, moments.rstd, g, partial, rows, c, grid[0], TILE_ROWS, block)
+    sizes = rows, c, grid[0], TILE_ROWS, block
+    _launch(_relu_grad_sums, grid, da, a, y, moments.mean, moments.rstd, g, partial, *sizes)
     return g, partial
 
 
@@ -391,7 +445,8 @@ def _bn_input_grad(
 def bn_input_grad(g: Tensor, y: Tensor, moments: Moments, sums: Tensor, samples: Tensor) -> Tensor:
     """The gradient of batch norm with respect to its input, from the sums of `bn_affine_sgd`: (N, B, P, Q, C)."""
     dy, (rows, c, block, grid) = torch.empty_like(y), _elementwise_grid(y)
-    _bn_input_grad[grid](g, y, *moments[:3], sums, samples, dy, rows // y.shape[1], rows, c, TILE_ROWS, block)
+    sizes = rows // y.shape[1], rows, c, TILE_ROWS, block
+    _launch(_bn_input_grad, grid, g, y, *moments[:3], sums, samples, dy, *sizes)
     return dy
 
 
@@ -445,7 +500,8 @@ def bn_finalize(partial: Tensor, norm: Norm, samples: Tensor, pixels: int, momen
     n, count, _, c = partial.shape
     out = [torch.empty(n, c, device=partial.device) for _ in range(4)]
     grid = triton.cdiv(c, 32), n
-    _bn_finalize[grid](partial, *norm, samples, *out, momentum, eps, pixels, c, count, _tile_side(count, 64), 32)
+    tile = _tile_side(count, 64), 32
+    _launch(_bn_finalize, grid, partial, *norm, samples, *out, momentum, eps, pixels, c, count, *tile)
     return Moments(*out)
 
 
@@ -469,5 +525,132 @@ def bn_affine_sgd(partial: Tensor, norm: Norm, lr: float) -> Tensor:
     n, count, _, c = partial.shape
     sums = torch.empty(n, 2, c, device=partial.device)
     grid = triton.cdiv(c, 32), n
-    _bn_affine_sgd[grid](partial, norm.gamma, norm.beta, sums, lr, c, count, _tile_side(count, 64), 32)
+    _launch(_bn_affine_sgd, grid, partial, norm.gamma, norm.beta, sums, lr, c, count, _tile_side(count, 64), 32)
     return sums
+
+
+LARGEST_GROUP = 128  # channels of a group that the kernels of group norm support: a program holds whole groups
+
+
+@triton.jit
+def _group_sums(values, c, GROUP: tl.constexpr):
+    """Sum over the group of each channel: (BC,) -> (BC,)."""
+    same = (c // GROUP)[:, None] == (c // GROUP)[None, :]
+    return tl.sum(tl.where(same, values[None, :], 0.0), 1)
+
+
+@triton.jit
+def _image_channels(C: tl.constexpr, TAKE: tl.constexpr, BC: tl.constexpr):
+    """Return a program's image and channels, and the mask of valid channels; TAKE channels are whole groups."""
+    image, column = tl.program_id(0).to(tl.int64), tl.arange(0, BC)
+    c = tl.program_id(1) * TAKE + column
+    return image, c, (column < TAKE) & (c < C)
+
+
+@triton.jit
+def _image_rows(m0, c, column_mask, PIXELS: tl.constexpr, C: tl.constexpr, BM: tl.constexpr):
+    """Return the offsets of the pixels m0 ... m0 + BM - 1 in an image, and the mask of valid entries."""
+    m = m0 + tl.arange(0, BM)
+    return m[:, None] * C + c[None, :], _in_range(m, PIXELS, BM)[:, None] & column_mask[None, :]
+
+
+@triton.jit
+def _group_norm(
+    x, gamma, beta, y, mean, rstd, eps, B, PIXELS: tl.constexpr, C: tl.constexpr, GROUP: tl.constexpr,
+    TAKE: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """y = gamma (x - mean) rstd + beta, with the mean and variance of each image and group."""
+    image, c, column_mask = _image_channels(C, TAKE, BC)
+    client = image // B
+    x += image * PIXELS * C
+    y += image * PIXELS * C
+    origin = tl.load(x + c, mask=column_mask, other=0.0).to(tl.float32)  # differences to it sum more exactly
+    first, second = tl.zeros((BM, BC), tl.float32), tl.zeros((BM, BC), tl.float32)
+    for m0 in range(0, PIXELS, BM):
+        offsets, mask = _image_rows(m0, c, column_mask, PIXELS, C, BM)
+        value = tl.load(x + offsets, mask=mask, other=0.0).to(tl.float32)
+        value = tl.where(mask, value - origin[None, :], 0.0)
+        first += value
+        second += value * value
+    difference = tl.sum(first, 0) / PIXELS
+    variance = tl.sum(second, 0) / PIXELS - difference * difference  # of each channel
+    average = _group_sums(origin + difference, c, GROUP) / GROUP
+    offset = origin + difference - average
+    variance = _group_sums(variance + offset * offset, c, GROUP) / GROUP
+    inverse = 1.0 / tl.sqrt(tl.maximum(variance, 0.0) + eps)
+    tl.store(mean + image * C + c, average, mask=column_mask)
+    tl.store(rstd + image * C + c, inverse, mask=column_mask)
+    scale = tl.load(gamma + client * C + c, mask=column_mask, other=0.0) * inverse
+    shift = tl.load(beta + client * C + c, mask=column_mask, other=0.0) - scale * average
+    for m0 in range(0, PIXELS, BM):
+        offsets, mask = _image_rows(m0, c, column_mask, PIXELS, C, BM)
+        value = tl.load(x + offsets, mask=mask, other=0.0).to(tl.float32)
+        tl.store(y + offsets, (value * scale[None, :] + shift[None, :]).to(y.dtype.element_ty), mask=mask)
+
+
+class ImageMoments(NamedTuple):
+    """Moments of a group norm for each image and channel: (N, B, C) each."""
+
+    mean: Tensor
+    rstd: Tensor
+
+
+def _group_tile(x: Tensor, groups: int) -> tuple[tuple[int, int], tuple[int, int, int, int, int, int]]:
+    """Return the grid of a group norm, and its constants: pixels, channels (all, of a group, of a program), tile."""
+    n, b, h, w, c = x.shape
+    group = c // groups
+    take = group * max(1, 64 // group)
+    tile = _tile_side(h * w, 64), triton.next_power_of_2(take)
+    return (n * b, triton.cdiv(c, take)), (h * w, c, group, take, *tile)
+
+
+def group_norm(x: Tensor, gamma: Tensor, beta: Tensor, groups: int, eps: float) -> tuple[Tensor, ImageMoments]:
+    """Compute a group norm of every client: y (N, B, H, W, C), and its moments; gamma, beta: (N, C) float32."""
+    y, moments = torch.empty_like(x), [torch.empty(*x.shape[:2], x.shape[-1], device=x.device) for _ in range(2)]
+    grid, sizes = _group_tile(x, groups)
+    _launch(_group_norm, grid, x, gamma, beta, y, *moments, eps, x.shape[1], *sizes)
+    return y, ImageMoments(*moments)
+
+
+@triton.jit
+def _group_norm_grad(
+    dy, x, gamma, mean, rstd, dx, sums, B, PIXELS: tl.constexpr, C: tl.constexpr, GROUP: tl.constexpr,
+    TAKE: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """dx = rstd (gamma dy - S(gamma dy) - xhat S(gamma dy xhat)), where S is the mean over a group of an image.
+
+    Also stores the sums of dy and of dy xhat over each image, which are the gradients of beta and gamma.
+    """
+    image, c, column_mask = _image_channels(C, TAKE, BC)
+    average = tl.load(mean + image * C + c, mask=column_mask, other=0.0)[None, :]
+    inverse = tl.load(rstd + image * C + c, mask=column_mask, other=0.0)[None, :]
+    factor = tl.load(gamma + (image // B) * C + c, mask=column_mask, other=0.0)
+    dy += image * PIXELS * C
+    x += image * PIXELS * C
+    dx += image * PIXELS * C
+    first, second = tl.zeros((BM, BC), tl.float32), tl.zeros((BM, BC), tl.float32)
+    for m0 in range(0, PIXELS, BM):
+        offsets, mask = _image_rows(m0, c, column_mask, PIXELS, C, BM)
+        slope = tl.load(dy + offsets, mask=mask, other=0.0).to(tl.float32)
+        normalised = (tl.load(x + offsets, mask=mask, other=0.0).to(tl.float32) - average) * inverse
+        first += slope
+        second += slope * normalised
+    of_beta, of_gamma = tl.sum(first, 0), tl.sum(second, 0)
+    tl.store(sums + image * 2 * C + c, of_beta, mask=column_mask)
+    tl.store(sums + image * 2 * C + C + c, of_gamma, mask=column_mask)
+    constant = (_group_sums(factor * of_beta, c, GROUP) / (PIXELS * GROUP))[None, :]
+    linear = (_group_sums(factor * of_gamma, c, GROUP) / (PIXELS * GROUP))[None, :]
+    for m0 in range(0, PIXELS, BM):
+        offsets, mask = _image_rows(m0, c, column_mask, PIXELS, C, BM)
+        slope = tl.load(dy + offsets, mask=mask, other=0.0).to(tl.float32)
+        normalised = (tl.load(x + offsets, mask=mask, other=0.0).to(tl.float32) - average) * inverse
+        out = inverse * (factor[None, :] * slope - constant - normalised * linear)
+        tl.store(dx + offsets, out.to(dx.dtype.element_ty), mask=mask)
+
+
+def group_norm_grad(dy: Tensor, x: Tensor, gamma: Tensor, moments: ImageMoments, groups: int) -> tuple[Tensor, Tensor]:
+    """Compute the gradients of a group norm's input (N, B, H, W, C), and of beta and gamma (N, 2, C)."""
+    dx, sums = torch.empty_like(x), torch.empty(*x.shape[:2], 2, x.shape[-1], device=x.device)
+    grid, sizes = _group_tile(x, groups)
+    _launch(_group_norm_grad, grid, dy, x, gamma, *moments, dx, sums, x.shape[1], *sizes)
+    return dx, sums.sum(1)

@@ -3,6 +3,7 @@
 A worker waits on its pipe. When the parent exits or is killed, the pipe closes and the worker exits.
 """
 
+import os
 import signal
 import weakref
 from collections.abc import Iterator
@@ -21,6 +22,11 @@ from stableair.errors import InputError, ResourceError, StableairError
 from stableair.training.local_training import LocalTraining
 from stableair.training.reference import Reference
 from stableair.vector import ModelState
+
+
+def available_cores() -> int:
+    """Return the number of CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @dataclass

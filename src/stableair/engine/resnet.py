@@ -78,6 +78,7 @@ class ResNetWorker(Worker):
 
     def __init__(self, work: LocalTraining, precision: str, n: int):
         super().__init__(work, precision, n)
+        self.has_kernels = True
         module = work.module
         self.stem = self._conv("conv1", "bn1")
         self.blocks = [

@@ -2,7 +2,6 @@
 
 import gc
 import logging
-import os
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
@@ -15,7 +14,7 @@ from stableair.algorithm import Simulation
 from stableair.contracts import holds_tokens
 from stableair.engine.equivalence import Program, check_kernels, checked_program, mixes_samples
 from stableair.engine.inspection import check_pure, check_separable
-from stableair.engine.processes import ProcessTrainer
+from stableair.engine.processes import ProcessTrainer, available_cores
 from stableair.engine.stacked import Stacked, Unsupported
 from stableair.engine.stacked_rule import check_rule
 from stableair.engine.trainer import StackedTrainer
@@ -170,7 +169,7 @@ def has_kernels(program: Program) -> bool:
     """Whether our kernels support a convolution of a program."""
     if not isinstance(program, Stacked) or not find_spec("triton"):
         return False
-    from stableair.engine.convolution import kernel_convolutions
+    from stableair.engine.kernel_layers import kernel_convolutions
 
     return bool(kernel_convolutions(program))
 
@@ -181,7 +180,7 @@ def kernel_obstacle(program: Program) -> str:
         return ""
     if not find_spec("triton"):
         return "no kernels: Triton is not installed"
-    from stableair.engine.convolution import other_convolutions
+    from stableair.engine.kernel_layers import other_convolutions
 
     layers = [f"layer {name} ({reason})" for name, reason in other_convolutions(program).items()]
     return f"no kernels for {', '.join(layers)}" if layers else ""
@@ -189,15 +188,15 @@ def kernel_obstacle(program: Program) -> str:
 
 def _tried_kernel_program(work: LocalTraining, program: Program) -> Program:
     """Return the program with kernels; raise if there is no compiler, too little shared memory, or a wrong result."""
-    from stableair.engine.convolution import try_kernels
+    from stableair.engine.kernel_layers import try_kernels
 
     try_kernels(work.parts[0].device)
     return _kernel_program(work, program)
 
 
 def _kernel_program(work: LocalTraining, program: Program) -> Program:
-    """Return the stacked program with its convolutions computed by kernels, checked against the program without."""
-    from stableair.engine.convolution import by_kernels
+    """Return the stacked program with layers computed by kernels, checked against the program without kernels."""
+    from stableair.engine.kernel_layers import by_kernels
 
     assert isinstance(program, Stacked), "only convolutions of stacked programs have kernels"
     fast = by_kernels(program)
@@ -253,7 +252,7 @@ def _program_name(program: Program) -> str:
 
 def _choose_on_cpu(sim: Simulation, engine: str, chunk: int, rounds: int) -> EngineChoice:
     train = reference_trainer(sim)
-    entries, cores, loop = len(sim.start.model.w), _cores(), min(chunk or train.chunk, sim.n)
+    entries, cores, loop = len(sim.start.model.w), available_cores(), min(chunk or train.chunk, sim.n)
     steps = sum(map(train.work.steps, range(sim.n)))  # in a round
     if entries < SMALL:
         try:
@@ -288,10 +287,6 @@ def _reference_or_error(engine: str, chunk: int, obstacle: Unsupported) -> Engin
         raise InputError(CANNOT_ACCELERATE.format(obstacle), code="no-fast-engine") from None
     log.warning(SLOW, obstacle)
     return EngineChoice("reference", "fp32", chunk, str(obstacle))
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _clients_that_fit(sim: Simulation) -> int:
@@ -347,7 +342,7 @@ def accelerate(sim: Simulation, choice: EngineChoice | None = None) -> Simulatio
     else:
         program = _checked_engine(choice, work).program
         if program is None:
-            fast = replace(sim, train=ProcessTrainer(work, chunk, min(_cores(), chunk)))
+            fast = replace(sim, train=ProcessTrainer(work, chunk, min(available_cores(), chunk)))
         else:
             resnet = kind == "kernels" and uses_fused_steps(work)
             fast = replace(sim, train=StackedTrainer(work, program, precision, chunk, resnet))

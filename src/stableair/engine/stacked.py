@@ -1,8 +1,9 @@
 """A module run for many clients at once: their weights stacked, the clients as groups of one operation.
 
 Images have the shape (B, N C, H, W): the clients are groups of a convolution, and a batch norm over N C channels
-normalises each client separately. Vectors have the shape (N, B, F), and a linear layer is a batched matrix product.
-`stacked_layer` registers custom layers.
+normalises each client separately. The network's input and the outputs of layers with kernels have the shape
+(N, B, C, H, W). Vectors have the shape (N, B, F), and a linear layer is a batched matrix product. `stacked_layer`
+registers custom layers.
 """
 
 import operator
@@ -28,12 +29,41 @@ class StackedLayer(NamedTuple):
     mixes_samples: bool  # whether it mixes the samples of a batch, as a batch norm does
 
 
-class Tap(NamedTuple):
-    """A dense layer in a forward pass: the gradient of its weights is dy^T x, which need not be stored."""
+class FusedStep(NamedTuple):
+    """The SGD step of a layer's weights from the layer's input and the gradient of its output.
 
+    The gradient of the weights is never stored: storing it takes longer than computing it.
+    """
+
+    inputs: Callable[[int, Tensor], Tensor]  # (n, x) -> x in the layout for the layer and its step
+    step: Callable[[Any, Tensor, Tensor, Tensor, float, Tensor | None], None]  # (layer, weights, x, dy, lr, operand)
+    by_kernels: bool = False  # whether our kernels compute the step, with weights in their layout and a copy as operand
+
+
+class Tap(NamedTuple):
+    """A layer in a forward pass whose weights take a fused step."""
+
+    layer: nn.Module
+    fused: FusedStep
     weight: str  # name of the weights
-    x: Tensor  # (N, B, F), its input
-    output: GradientEdge  # where dy (N, B, O) is available
+    x: Tensor  # the layer's input
+    output: GradientEdge  # edge of the graph with the gradient dy of the layer's output
+
+    def step(self, weights: Tensor, dy: Tensor, lr: float, operand: Tensor | None = None) -> None:
+        """Take the step in place, also in `operand`, the weights in the precision of the products."""
+        self.fused.step(self.layer, weights, self.x, dy, lr, operand)
+
+
+class Taps(list[Tap]):
+    """The tapped layers of a forward pass.
+
+    Args:
+        operands: Weights by name, in the precision of the products, for layers that would cast them in each step.
+    """
+
+    def __init__(self, operands: Tensors | None = None):
+        super().__init__()
+        self.operands = operands or {}
 
 
 ELEMENTWISE = {nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Identity}
@@ -102,8 +132,10 @@ class Stacked:
         }
         known = {name: LAYERS[type(layer)] for name, layer in self.layers.items() if type(layer) in LAYERS}
         self.functions = {name: layer.function for name, layer in known.items()}
+        self.fused = {name: DENSE for name, layer in self.layers.items() if type(layer) is nn.Linear}
         self.mixes_samples = any(layer.mixes_samples for layer in known.values())
         self.has_user_layers = any(layer.function.__module__ != __name__ for layer in known.values())
+        self.has_kernels = False  # whether our kernels compute some of its layers
         self.has_convolutions = any(isinstance(m, nn.Conv2d) for layer in self.layers.values() for m in layer.modules())
 
     def _check(self, node: fx.Node) -> None:
@@ -121,13 +153,12 @@ class Stacked:
             raise Unsupported(f"it uses {node.target} outside a layer")
 
     def __call__(
-        self, parameters: Tensors, buffers: Tensors, x: Tensor, mask: Tensor | None = None,
-        taps: list[Tap] | None = None,
-    ) -> Tensor:  # fmt: skip
+        self, parameters: Tensors, buffers: Tensors, x: Tensor, mask: Tensor | None = None, taps: Taps | None = None
+    ) -> Tensor:
         """Compute the logits for the inputs x: (N, B, c, h, w) or (N, B, f) -> (N, B, classes).
 
-        The mask (N, B) is 0 for padding, which must not change the other samples. With a list of `taps`, the gradients
-        of dense layers' weights are not computed; the factors of each gradient are appended to the list.
+        The mask (N, B) is 0 for padding, which must not change the other samples. With `taps`, the weights of layers
+        with a fused step get no gradient; these layers are appended to the list.
         """
         n = len(x)
         values: dict[fx.Node, Any] = {}
@@ -152,18 +183,17 @@ class Stacked:
                 values[node] = METHODS[node.target](n, *args, **kwargs)
         raise AssertionError("a traced module has an output")
 
-    def _layer(
-        self, name: str, x: Tensor, n: int, tensors: Tensors, mask: Tensor | None, taps: list[Tap] | None
-    ) -> Tensor:
-        """Compute a registered layer; add a dense layer to `taps` if its input or bias needs a gradient."""
-        layer, function = self.layers[name], self.functions[name]
+    def _layer(self, name: str, x: Tensor, n: int, tensors: Tensors, mask: Tensor | None, taps: Taps | None) -> Tensor:
+        """Compute a registered layer; add it to `taps` if it has a fused step and another input needs a gradient."""
+        layer, function, fused = self.layers[name], self.functions[name], self.fused.get(name)
         others = [x, *(t for key, t in tensors.items() if key != "weight")]
-        learns = type(layer) is nn.Linear and tensors["weight"].requires_grad and any(t.requires_grad for t in others)
-        if taps is None or not learns:
+        learns = fused and tensors["weight"].requires_grad and any(t.requires_grad for t in others)
+        if taps is None or not fused or not learns:
             return function(layer, x, n, tensors, mask)
-        x = as_vectors(n, x)
-        y = function(layer, x, n, tensors | {"weight": tensors["weight"].detach()}, mask)
-        taps.append(Tap(f"{name}.weight", x.detach(), get_gradient_edge(y)))
+        weight, x = f"{name}.weight", fused.inputs(n, x)
+        operand = taps.operands.get(weight, tensors["weight"].detach())
+        y = function(layer, x, n, tensors | {"weight": operand}, mask)
+        taps.append(Tap(layer, fused, weight, x.detach(), get_gradient_edge(y)))
         return y
 
 
@@ -187,10 +217,10 @@ def _unsupported_option(layer: nn.Module) -> str:
 
 
 def as_images(x: Tensor) -> Tensor:
-    """Reshape inputs (N, B, c, h, w) to images (B, N c, h, w); images stay unchanged."""
+    """Convert images (N, B, c, h, w) or (B, N c, h, w) to (B, N c, h, w), channels last; keep other tensors."""
     if x.ndim == 5:
-        n, b, *rest = x.shape
-        return x.transpose(0, 1).reshape(b, n * rest[0], *rest[1:]).contiguous(memory_format=torch.channels_last)
+        x = x.permute(1, 3, 4, 0, 2).flatten(3).permute(0, 3, 1, 2)  # one copy
+        return x.contiguous(memory_format=torch.channels_last)
     return x
 
 
@@ -255,9 +285,21 @@ def _linear(layer: nn.Linear, x: Tensor, n: int, tensors: Tensors, mask: Tensor 
     return x @ weight if "bias" not in tensors else torch.baddbmm(tensors["bias"][:, None].to(x.dtype), x, weight)
 
 
+def _dense_step(layer: nn.Linear, weights: Tensor, x: Tensor, dy: Tensor, lr: float, operand: Tensor | None) -> None:
+    weights.baddbmm_(dy.mT.to(weights.dtype), x.to(weights.dtype), alpha=-lr)
+
+
+DENSE = FusedStep(as_vectors, _dense_step)
+
+
+def _pooled(pool: Callable[[Tensor], Tensor], n: int, x: Tensor) -> Tensor:
+    """Pool images in either layout: neither samples nor channels are mixed."""
+    return pool(x.flatten(0, 1)).unflatten(0, (n, -1)) if x.ndim == 5 else pool(x)
+
+
 @stacked_layer(nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d)
 def _pool2d(layer: nn.Module, x: Tensor, n: int, tensors: Tensors, mask: Tensor | None) -> Tensor:
-    return layer(as_images(x))
+    return _pooled(layer, n, x)
 
 
 @stacked_layer(nn.Flatten)
@@ -269,14 +311,16 @@ def _mean(n: int, x: Tensor, axes: Any = None, keepdim: bool = False, **kwargs: 
     axes = kwargs.get("dim", axes)
     if not isinstance(axes, tuple | list) or sorted(axes) not in ([2, 3], [-2, -1]) or x.ndim == 3:
         raise Unsupported(f"it takes a mean over the axes {axes}, not over height and width")
-    return as_images(x).mean((2, 3), keepdim=True) if keepdim else as_vectors(n, as_images(x).mean((2, 3)))
+    if x.ndim == 5:
+        return x.mean((3, 4), keepdim=keepdim)
+    return x.mean((2, 3), keepdim=True) if keepdim else as_vectors(n, x.mean((2, 3)))
 
 
 def _elementwise(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Wrap an entry-wise function; the wrapper ignores its first argument, the number of clients."""
 
     def apply(n: int, *args: Any, **kwargs: Any) -> Tensor:
-        if {a.ndim for a in args if isinstance(a, Tensor)} == {4, 5}:  # the network's input and images
+        if {a.ndim for a in args if isinstance(a, Tensor)} == {4, 5}:  # images in both layouts
             args = tuple(as_images(a) if isinstance(a, Tensor) else a for a in args)
         return function(*args, **kwargs)
 
@@ -300,9 +344,9 @@ FUNCTIONS: dict[Callable[..., Any], Callable[..., Tensor]] = {
     torch.add: _elementwise(torch.add),
     operator.mul: _elementwise(operator.mul),
     torch.flatten: _flatten,
-    F.max_pool2d: lambda n, x, *args, **kwargs: F.max_pool2d(as_images(x), *args, **kwargs),
-    F.avg_pool2d: lambda n, x, *args, **kwargs: F.avg_pool2d(as_images(x), *args, **kwargs),
-    F.adaptive_avg_pool2d: lambda n, x, size: F.adaptive_avg_pool2d(as_images(x), size),
+    F.max_pool2d: lambda n, x, *args, **kwargs: _pooled(lambda t: F.max_pool2d(t, *args, **kwargs), n, x),
+    F.avg_pool2d: lambda n, x, *args, **kwargs: _pooled(lambda t: F.avg_pool2d(t, *args, **kwargs), n, x),
+    F.adaptive_avg_pool2d: lambda n, x, size: _pooled(lambda t: F.adaptive_avg_pool2d(t, size), n, x),
 }
 METHODS: dict[str, Callable[..., Tensor]] = {
     "mean": _mean,

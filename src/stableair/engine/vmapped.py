@@ -1,11 +1,13 @@
 """The forward pass of any module for many clients at once, by `torch.vmap`: for modules that cannot be stacked."""
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from stableair.engine.privates import without_vmap_fallback
-from stableair.engine.stacked import Tap, Tensors
+from stableair.engine.stacked import FusedStep, Taps, Tensors
 
 
 class Vmapped:
@@ -18,6 +20,8 @@ class Vmapped:
             gets batches without padding.
     """
 
+    fused: Mapping[str, FusedStep] = {}
+    has_kernels = False
     has_user_layers = False
     code = ""  # the module is not traced
 
@@ -27,9 +31,8 @@ class Vmapped:
         self.has_convolutions = any(isinstance(m, nn.Conv2d) for m in module.modules())
 
     def __call__(
-        self, parameters: Tensors, buffers: Tensors, x: Tensor, mask: Tensor | None = None,
-        taps: list[Tap] | None = None,
-    ) -> Tensor:  # fmt: skip
+        self, parameters: Tensors, buffers: Tensors, x: Tensor, mask: Tensor | None = None, taps: Taps | None = None
+    ) -> Tensor:
         """Compute the logits for the inputs x: (N, B, ...) -> (N, B, classes).
 
         Buffers are updated in place. `taps` stays empty: every weight gets a gradient.

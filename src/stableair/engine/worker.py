@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from stableair.contracts import Upload
-from stableair.engine.stacked import Stacked, Tap, Tensors
+from stableair.engine.stacked import Stacked, Taps, Tensors
 from stableair.engine.stacked_rule import StackedRule
 from stableair.engine.vmapped import Vmapped
 from stableair.training.augmentation import crop_flip
@@ -108,6 +108,7 @@ class Worker:
         self.entries = sum(p[0].numel() for p in self.p.values())
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self.exact_batches = False  # whether batches must have no padding
+        self.has_kernels = False  # whether a step launches our kernels
 
     def __call__(self, state: ModelState, plan: Schedule, clients: list[int]) -> Upload:
         sizes, steps = plan.active, torch.tensor(plan.steps, device=self.device)
@@ -170,7 +171,10 @@ class Worker:
 
     def _capture(self, state: ModelState, plan: Schedule, sizes: list[int]) -> None:
         """Warm up on a separate stream, then capture the missing graphs; the next `load_state` undoes their steps."""
-        for m in sorted(set(sizes) - self.graphs.keys(), reverse=True):  # the largest allocates for all
+        missing = sorted(set(sizes) - self.graphs.keys(), reverse=True)
+        if self.has_kernels and missing:
+            self._compile()
+        for m in missing:  # the largest allocates for all
             self.load_state(state)
             self.load_batches(plan, 0)
             side = torch.cuda.Stream()
@@ -184,6 +188,12 @@ class Worker:
             with torch.cuda.graph(graph, pool=next(iter(self.graphs.values())).pool() if self.graphs else None):
                 self.step(m)
             self.graphs[m] = graph
+
+    def _compile(self) -> None:
+        """Compile the kernels of a step for one client: the kernels do not depend on the number of clients."""
+        from stableair.engine.kernels import compile_in_parallel
+
+        compile_in_parallel(lambda: self.step(1))
 
 
 def _graph_size(m: int, n: int) -> int:
@@ -210,10 +220,28 @@ class StackedWorker(Worker):
         self.rule = None if work.rule == PLAIN_SGD else StackedRule(work.rule, self.learning)
         if program.has_convolutions:
             self.entries = SMALL  # convolutions use all threads
+        self.has_kernels = program.has_kernels
+        self.operands = {} if self.rule else self._kernel_weights()
+
+    def _kernel_weights(self) -> Tensors:
+        """Store weights with kernel steps in the kernels' layout; return their copies in the products' precision."""
+        operands = {}
+        for layer, fused in self.program.fused.items():
+            if fused.by_kernels:
+                name = f"{layer}.weight"
+                p = self.p[name]
+                if p.ndim == 5:  # of a convolution: (N, O, C, K, K), in memory (N, O, K, K, C)
+                    n, o, c, *kernel = p.shape
+                    self.p[name] = p.new_empty(n, o, *kernel, c).movedim(-1, 2)
+                if self.dtype != p.dtype:
+                    operands[name] = torch.empty_like(self.p[name], dtype=self.dtype)
+        return operands
 
     @torch.no_grad()
     def load_state(self, state: ModelState) -> None:
         super().load_state(state)
+        for name, operand in self.operands.items():
+            operand.copy_(self.p[name])
         for name, copies in self.fixed.items():
             copies.copy_(self.work.module.get_buffer(name).expand_as(copies))
         if self.rule:
@@ -243,7 +271,7 @@ class StackedWorker(Worker):
     ) -> Tensor:
         """Take one local step on the stacks of the clients in these rows, in place; return the clients' losses (N,)."""
         p = {name: t.requires_grad_(name in self.learning) for name, t in p.items()}
-        taps: list[Tap] = []
+        taps = Taps({name: t[rows] for name, t in self.operands.items()})
         y = self.work.data.train.y[index]
         loss = self._loss(p, buffers, x, y, weight, None if self.rule else taps)  # a rule needs the gradients
         learned = [p[name] for name in self.learning]
@@ -259,13 +287,12 @@ class StackedWorker(Worker):
             moving = [(t, slope) for t, slope in zip(learned, slopes, strict=True) if slope is not None]
             torch._foreach_add_([t for t, _ in moving], [slope for _, slope in moving], alpha=-self.lr)
             for tap, dy in zip(taps, outputs, strict=True):
-                if dy is not None:  # one product: storing the gradient takes longer than computing it
-                    weights = p[tap.weight]
-                    weights.baddbmm_(dy.mT.to(weights.dtype), tap.x.to(weights.dtype), alpha=-self.lr)
+                if dy is not None:
+                    tap.step(p[tap.weight], dy, self.lr, taps.operands.get(tap.weight))
         return loss.detach()
 
     def _loss(
-        self, parameters: Tensors, buffers: Tensors, x: Tensor, y: Tensor, weight: Tensor, taps: list[Tap] | None
+        self, parameters: Tensors, buffers: Tensors, x: Tensor, y: Tensor, weight: Tensor, taps: Taps | None
     ) -> Tensor:
         """Compute each client's mean loss over its batch: (N,)."""
         mask = (weight > 0).to(weight.dtype) if self.masked else None
