@@ -361,13 +361,25 @@ def passed_object(name: str, digest: str) -> Any:
 OBJECT_ENTRY = Entry(OBJECT, passed_object, {})
 
 
+_WITH_DIGEST = re.compile(rf"{OBJECT}\(name='?([^',]*)'?, digest='?([0-9a-f]*)'?\)")
+
+
 def without_digests(text: str) -> str:
     """Replace each Python object in a spec by its name, for labels.
 
     >>> without_digests("object(name='net.Net', digest='3f')")
     'net.Net'
     """
-    return re.sub(rf"{OBJECT}\(name='?([^',]*)'?, digest='?[0-9a-f]*'?\)", r"\1", text)
+    return _WITH_DIGEST.sub(r"\1", text)
+
+
+def with_short_digests(text: str) -> str:
+    """Replace each Python object in a spec by its name and the start of its digest, for labels that would be equal.
+
+    >>> with_short_digests("object(name='net.Net', digest='3f9a01')")
+    'net.Net (3f9a)'
+    """
+    return _WITH_DIGEST.sub(lambda found: f"{found[1]} ({found[2][:4]})", text)
 
 
 # ----------------------------------------------------------------------------------------------------------- the parser

@@ -119,10 +119,13 @@ def trial_module(module: nn.Module, norm_bias: float = 0.0) -> nn.Module:
     return other.to(device)
 
 
-def distances(upload: Upload, reference: Upload) -> list[float]:
+PARTS = {"update": "updates", "stats": "norm statistics", "loss": "losses"}  # of an upload
+
+
+def distances(upload: Upload, reference: Upload) -> dict[str, float]:
     """Compute the relative distances of the updates, norm statistics and losses of two uploads."""
-    pairs = [(getattr(upload, name), getattr(reference, name)) for name in ("update", "stats", "loss")]
-    return [((a.double() - b.double()).norm() / (b.double().norm() + 1e-30)).item() for a, b in pairs if b.numel()]
+    pairs = {part: (getattr(upload, name).double(), getattr(reference, name).double()) for name, part in PARTS.items()}
+    return {part: ((a - b).norm() / (b.norm() + 1e-30)).item() for part, (a, b) in pairs.items() if b.numel()}
 
 
 def checked_program(make: Callable[[nn.Module], Program], work: LocalTraining) -> Program:
@@ -159,14 +162,14 @@ def _check(make: Callable[[nn.Module], Program], work: LocalTraining, missing: i
                 continue
             raise Unsupported(f"the module fails in a trial: {first_line(error)}") from error
         try:
-            distance = max(distances(trial.by_program(make(trial.work.module)), expected))
+            distance = max(distances(trial.by_program(make(trial.work.module)), expected).values())
         except Unsupported:
             raise
         except Exception as error:  # raised by the module's code on tensors of another shape
             raise Unsupported(f"it fails: {first_line(error).partition('. ')[0]}") from error
         if distance <= EXACT:
             return
-        rounding = max(distances(trial.by_permuted_module(), expected))
+        rounding = max(distances(trial.by_permuted_module(), expected).values())
         if rounding > LARGEST_ROUNDING[dtype]:
             if dtype == torch.float64:
                 continue  # some layer computes in a lower precision
@@ -218,7 +221,17 @@ def check_kernels(work: LocalTraining, program: Stacked, by_kernels: Stacked, re
     for missing, steps in ((0, 1), (1, 2)):
         trial = Trial(work, torch.float32, missing, steps, NORM_BIAS)
         exact = trial.by_program(program)
-        rounding = max(distances(trial.by_program(program, precision), exact))
-        distance = max(distances(trial.by_program(by_kernels, precision, resnet), exact))
-        if not distance <= KERNEL_FACTOR * rounding + KERNEL_TOLERANCE:
-            raise Unsupported(f"its results differ by {distance:.2g}, and bf16 explains {rounding:.2g}")
+        rounding = distances(trial.by_program(program, precision), exact)
+        distance = distances(trial.by_program(by_kernels, precision, resnet), exact)
+        check_distances(distance, rounding)
+
+
+def check_distances(distance: dict[str, float], rounding: dict[str, float]) -> None:
+    """Check that the distances of kernels from the stacked program are rounding of bfloat16, each on its own scale.
+
+    Raises:
+        Unsupported: A distance is larger than the rounding explains.
+    """
+    for part, value in distance.items():
+        if not value <= KERNEL_FACTOR * rounding[part] + KERNEL_TOLERANCE:
+            raise Unsupported(f"its {part} differ by {value:.2g}, and bf16 explains {rounding[part]:.2g}")
