@@ -30,8 +30,8 @@ class Basis:
     time. So a basis with more samples per unit of time declares its `oversampling`, and sees the same interference.
 
     >>> basis = ofdm(n=64, prefix=16)
-    >>> basis.blocks(1000), basis.samples(8), basis.oversampling
-    (8, 640, 1)
+    >>> basis.blocks(1000), basis.samples(8), basis.symbol_time
+    (8, 640, 1.25)
     """
 
     n: int  # complex symbols per block
@@ -42,6 +42,11 @@ class Basis:
     taps: int = 1  # propagation paths per client, one sample apart
     oversampling: int = 1  # samples per unit of time; the interference is given per unit of time
     delay_limit: ClassVar[str] = "a block"  # what limits the delay, for the error message
+
+    @property
+    def symbol_time(self) -> float:
+        """Units of time per complex symbol, with the cyclic prefix."""
+        return self.hop / (self.n * self.oversampling)
 
     def blocks(self, entries: int) -> int:
         """Number of blocks that carry `entries` real entries; the last block is zero-padded."""

@@ -1,6 +1,7 @@
 """Transmit power rules: the link of each client, and the scale of the interference relative to the payloads.
 
-P is the mean power per entry. Rules with a power limit require the interference on the sum of the payloads.
+P is the mean power per real dimension of the transmitted signal. Rules with a power limit require the interference on
+the sum of the payloads.
 """
 
 import math
@@ -72,7 +73,8 @@ class Power:
         """Scale of the interference relative to the payloads: 1 / sqrt(p_k) if all are multiplied by sqrt(p_k).
 
         Args:
-            max_norm: Largest norm of a transmitted payload; 0 if nothing was sent.
+            max_norm: Largest norm of a transmitted payload; on a waveform sqrt(E / T) for its largest energy E, see
+                `Waveform`. 0 if nothing was sent.
             d: Entries of a payload.
 
         Returns:
@@ -110,14 +112,17 @@ class Limit(Power):
 
 @power("limit")
 def limit(P: float) -> Power:
-    """Power limit: one factor scales all payloads so that the largest has mean power P per entry.
+    """Power limit: one factor scales all payloads so that the largest is transmitted with mean power P.
 
     p_k = P d / max_n |u_n|^2 and g = (1/N) sum_n h_n u_n + z / (N sqrt(p_k)), z being the interference on the sum:
-    COTAF (Sery, Shlezinger, Cohen and Eldar, 2021, arXiv 2009.12787). Analog channels need noise_on=sum. A symbol of
-    the digital channel has the power 2 P.
+    COTAF (Sery, Shlezinger, Cohen and Eldar, 2021, arXiv 2009.12787). Analog channels need noise_on=sum.
+
+    On channel waveform, E_n / T replaces |u_n|^2: E_n is the energy of the modulated and precoded payload, and a
+    complex symbol takes T units of time, 1 + prefix / n for OFDM and 1 for pulses and Hadamard codes. The largest
+    signal has the energy P d T, because the prefix has power, too. A symbol of the digital channel has the power 2 P.
 
     Args:
-        P: Power of the largest payload, per real entry.
+        P: Mean power of the largest signal per real dimension, which is per entry without a prefix.
 
     Returns:
         The rule.
@@ -269,7 +274,8 @@ def inversion(
 
     g = (1/|A|) sum_A u_n + s_k z / (|A| sqrt(rho)) with A the active clients, s_k^2 = max_A |u_n|^2 / d, z the
     interference on the sum and rho = P / E[1/h^2; h^2 >= threshold], so that a client's power is P at most, on average
-    over its fading: broadband analog aggregation (Zhu, Wang and Huang, 2020, arXiv 1812.11494).
+    over its fading: broadband analog aggregation (Zhu, Wang and Huang, 2020, arXiv 1812.11494). On channel waveform,
+    E_n / T replaces |u_n|^2, as for `limit`.
 
     A client with imperfect knowledge of h uses h_hat = csi h + sqrt(1 - csi^2) e, with e of h's law and both of
     uniform phase: the active clients, the division and rho follow from h_hat. Two entries form a complex symbol
@@ -281,7 +287,7 @@ def inversion(
     2 rho / |h_hat_n|^2.
 
     Args:
-        P: Largest mean power of a client per real entry.
+        P: Largest mean power of a client per real dimension.
         threshold: Least h_hat^2 of a client that transmits.
         csi: Correlation of the estimate with the channel, from 0 to 1.
         phase: Largest phase error, or its standard deviation, in radians.
