@@ -271,7 +271,7 @@ class Modulation(Protocol):
 
     @property
     def oversampling(self) -> int:
-        """Samples per unit of time. The scale of the interference is given for one sample per unit of time."""
+        """Samples per unit of time. The interference, delays and carrier offsets are given per unit of time."""
 
     @property
     def symbol_time(self) -> float:

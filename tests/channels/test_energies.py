@@ -31,7 +31,7 @@ def payloads(d=D):
     [
         "flat()", "flat(noise_on=sum)", "waveform(basis=pulse)", "waveform(basis='pulse(rolloff=0.5, samples=7)')",
         "waveform(basis='hadamard(n=16)')", "waveform(basis='ofdm(n=16, prefix=0)')",
-        "waveform(basis=pulse, timing=2, cfo=1e-3, phase=1)", "waveform(basis='hadamard(n=16)', antennas=3)",
+        "waveform(basis=pulse, timing=0.5, cfo=1e-3, phase=1)", "waveform(basis='hadamard(n=16)', antennas=3)",
     ],
 )  # fmt: skip
 def test_orthonormal_waveforms_have_the_energy_of_the_payload(spec):

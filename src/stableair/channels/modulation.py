@@ -26,8 +26,9 @@ MAX_TAPS = 1 << 10  # paths of a client; each is drawn and added separately
 class Basis:
     """Base class of the bases: a subclass overrides `modulate` and `demodulate`.
 
-    A unit of time is the interval of one complex symbol that is sent alone. The noise sets the interference per unit of
-    time. So a basis with more samples per unit of time declares its `oversampling`, and sees the same interference.
+    A unit of time is the interval of one complex symbol that is sent alone. Interference, delays and carrier offsets
+    are given per unit of time. So a basis with more samples per unit of time declares its `oversampling`, and has the
+    same interference, delays and offsets.
 
     >>> basis = ofdm(n=64, prefix=16)
     >>> basis.blocks(1000), basis.samples(8), basis.symbol_time
@@ -40,7 +41,7 @@ class Basis:
     max_delay: int  # largest delay of a client, in samples
     uses: float  # complex channel uses per block
     taps: int = 1  # propagation paths per client, one sample apart
-    oversampling: int = 1  # samples per unit of time; the interference is given per unit of time
+    oversampling: int = 1  # samples per unit of time; interference, delays and offsets are given per unit of time
     delay_limit: ClassVar[str] = "a block"  # what limits the delay, for the error message
 
     @property

@@ -292,7 +292,8 @@ def inversion(
         csi: Correlation of the estimate with the channel, from 0 to 1.
         phase: Largest phase error, or its standard deviation, in radians.
         phase_law: "uniform" or "gaussian".
-        cfo: Largest carrier frequency offset, in cycles per complex symbol.
+        cfo: Largest carrier frequency offset, in cycles per complex symbol. Channel waveform refuses it: it has
+            carrier offsets per unit of time.
 
     Returns:
         The rule.

@@ -97,8 +97,8 @@ class Waveform:
         divisor: Divisor of the sum; None for the number of senders.
         noise_on: "mean" adds the interference to the mean, as in Eq. (3); "sum" adds it to the sum.
         basis: Modulation.
-        timing: Largest delay of a client, in samples.
-        cfo: Largest carrier frequency offset, in cycles per sample.
+        timing: Largest delay of a client, in units of time; a whole number of samples.
+        cfo: Largest carrier frequency offset, in cycles per unit of time.
         phase: Largest phase error, in radians.
         antennas: Antennas that the server combines blindly; 0 for one antenna and clients that know their phase.
 
@@ -116,7 +116,7 @@ class Waveform:
     divisor: float | None = None
     noise_on: str = "mean"
     basis: Modulation = field(default_factory=ofdm)
-    timing: int = 0
+    timing: float = 0.0
     cfo: float = 0.0
     phase: float = 0.0
     antennas: int = 0
@@ -131,9 +131,15 @@ class Waveform:
             text = "with antennas no client knows its channel, which this power rule needs: choose power=limit or none"
             raise InputError(text, code="unsupported-power", setting="power")
         if "cfo" in self.power.rotations:
-            text = "channel waveform has carrier offsets: leave out cfo of the power rule and set waveform(cfo=...)"
+            text = "channel waveform has carrier offsets: leave out cfo of the power rule, and set waveform(cfo=...) in"
+            text += f" cycles per unit of time; with this basis a complex symbol takes {self.basis.symbol_time:g}"
             raise InputError(text, code="unsupported-power", setting="power")
         object.__setattr__(self, "power", fit_power(self.power, self.fading, self.noise_on))
+
+    @property
+    def max_delay(self) -> int:
+        """Largest delay of a client, in samples."""
+        return round(self.timing * self.basis.oversampling)
 
     def _noise_law(self) -> NoiseLaw:
         """The noise; it must define complex samples."""
@@ -167,8 +173,8 @@ class Waveform:
         transmissions, noise_scale = self._transmissions(n, clients, seed, k)
         senders = torch.tensor(list(transmissions), dtype=torch.int64)
         gains, energies = zip(*transmissions.values(), strict=True) if transmissions else ((), ())
-        delays = (generator(seed, "timing", k).uniform(n) * (self.timing + 1)).long()
-        offsets = self.cfo * (2 * generator(seed, "cfo", k).uniform(n) - 1)
+        delays = (generator(seed, "timing", k).uniform(n) * (self.max_delay + 1)).long()
+        offsets = self.cfo / self.basis.oversampling * (2 * generator(seed, "cfo", k).uniform(n) - 1)
         responses = torch.ones(n, 1, dtype=torch.complex128)
         if (taps := self.basis.taps) > 1:
             parts = generator(seed, "echoes", k).normal(n, taps, 2) / math.sqrt(2 * taps)
@@ -210,7 +216,7 @@ class Waveform:
     def _accumulate(self, uploads: Iterable[Upload], draw: WaveformDraw) -> Accumulated:
         """Add the signals of all clients; the matched filters' output is `faded` (d,)."""
         d, device = len(draw.xi), draw.xi.device
-        samples = self.basis.samples(self.basis.blocks(d)) + self.timing + self.basis.taps - 1
+        samples = self.basis.samples(self.basis.blocks(d)) + self.max_delay + self.basis.taps - 1
         received = torch.zeros(samples, dtype=torch.complex128, device=device)
         links = dict(zip(draw.clients.tolist(), draw.links, strict=True))
 
@@ -351,10 +357,21 @@ def _rotated(sent: Transmission, turn: complex) -> Transmission:
     return Transmission(sent.gain * turn, sent.energy)
 
 
+def _check_timing(timing: float, basis: Basis, spec: str) -> None:
+    """Check that the largest delay fits the basis and is a whole number of samples."""
+    most, step = basis.max_delay / basis.oversampling, 1 / basis.oversampling
+    if timing > most:
+        text = f"timing={timing:g} is beyond {basis.delay_limit}: with {spec} it is at most {most:g}"
+        raise InputError(text, code="out-of-range", name="timing", value=timing, high=most)
+    if not math.isclose(timing, round(timing / step) * step, abs_tol=1e-3 * step):
+        text = f"timing={timing:g} is not a whole number of samples: with {spec} a sample is {step:.4g}"
+        raise InputError(text, code="out-of-range", name="timing", value=timing, high=most)
+
+
 @channel("waveform", uses=("fading", "noise", "power", "pilots"), specs={"basis": bases})
 def waveform(
     basis: str = "ofdm()",
-    timing: int = 0,
+    timing: float = 0,
     cfo: float = 0,
     phase: float = 0,
     antennas: int = 0,
@@ -362,15 +379,16 @@ def waveform(
 ) -> ChannelFactory:
     """Waveform-level channel: modulation, delays, phase errors, carrier offsets and several antennas.
 
-    `Waveform` has the equations. In each round a client's delay is 0 to `timing` samples, its phase is uniform in
-    [-phase, phase] radians, and its carrier offset is up to `cfo` cycles per sample. With `antennas` its gain at
-    each antenna is the fading's amplitude with an independent uniform phase, and the server combines the antennas
-    without knowledge of the phases. Power rules need noise_on=sum.
+    `Waveform` has the equations. In each round a client's delay is a whole number of samples from 0 to `timing` units
+    of time, its phase is uniform in [-phase, phase] radians, and its carrier offset is up to `cfo` cycles per unit of
+    time. A unit of time is one sample of `ofdm` and `hadamard`, and one symbol of `pulse`, which has `samples` samples.
+    With `antennas` its gain at each antenna is the fading's amplitude with an independent uniform phase, and the server
+    combines the antennas without knowledge of the phases. Power rules need noise_on=sum.
 
     Args:
         basis: Spec of the basis.
-        timing: Largest delay of a client, in samples.
-        cfo: Largest carrier frequency offset, in cycles per sample.
+        timing: Largest delay of a client, in units of time; a whole number of samples.
+        cfo: Largest carrier frequency offset, in cycles per unit of time.
         phase: Largest phase error, in radians.
         antennas: Antennas that the server combines blindly; 0 for one antenna and clients that know their phase.
         noise_on: "mean" adds the interference to the mean, as in Eq. (3); "sum" adds it to the sum.
@@ -379,8 +397,8 @@ def waveform(
         A factory of the channel.
 
     Raises:
-        InputError: An argument is out of its range, the delay is too long for the basis ("out-of-range"), or antennas
-            are combined with phase errors or echoes ("conflicting-arguments").
+        InputError: An argument is out of its range, the delay is too long for the basis or not a whole number of
+            samples ("out-of-range"), or antennas are combined with phase errors or echoes ("conflicting-arguments").
 
     >>> from stableair.channels.fading import unit
     >>> from stableair.channels.noise import none
@@ -388,11 +406,8 @@ def waveform(
     80
     """
     modulation = make_part(bases, basis, Basis)
-    timing, antennas = integer("timing", timing, 0), integer("antennas", antennas, 0, 1 << 16)
-    if timing > modulation.max_delay:
-        most = modulation.max_delay
-        text = f"timing={timing} is beyond {modulation.delay_limit}: with {basis} it is at most {most} samples"
-        raise InputError(text, code="out-of-range", name="timing", value=timing, high=most)
+    timing, antennas = number("timing", timing, 0.0), integer("antennas", antennas, 0, 1 << 16)
+    _check_timing(timing, modulation, basis)
     phase = number("phase", phase, 0.0, math.pi)
     if antennas and (phase or modulation.taps > 1):
         text = "antennas requires phase=0 and a basis with taps=1: each client has one path of random phase"
