@@ -166,6 +166,13 @@ class Inversion(Power):
             text = "inversion needs one amplitude per client and round, not one for every block of entries"
             raise InputError(text, code="unsupported-fading")
         mean = mean_inverse_square(fading, self.threshold, self.csi)
+        if not mean:
+            smaller = 0.1 * mean_square(fading)
+            text = (
+                f"inversion: threshold={self.threshold:g} is larger than the power gain of every client with this "
+                f"fading, so that no client would transmit: choose a smaller threshold, such as {smaller:.2g}"
+            )
+            raise InputError(text, code="no-senders", name="threshold", value=self.threshold)
         if math.isinf(mean):
             text = (
                 f"inversion: threshold must be positive, such as 0.1: got {self.threshold:g}, and the estimate of a "
@@ -203,6 +210,18 @@ def estimate(h: Tensor, fading: Fading, csi: float, errors: Generator, phases: G
     """
     e = torch.polar(fading(len(h), errors), 2 * math.pi * phases.uniform(len(h)))
     return csi * h + math.sqrt(1 - csi * csi) * e
+
+
+def mean_square(fading: Fading) -> float:
+    """E h^2: in closed form if there is one, else the mean of 10^6 draws.
+
+    >>> from stableair.channels.fading import rayleigh
+    >>> mean_square(rayleigh(power=3))
+    3.0
+    """
+    if isinstance(fading, FadingLaw) and fading.mean_square is not None:
+        return fading.mean_square
+    return fading(DRAWS, generator(0, "mean square", 0)).square().mean().item()
 
 
 def mean_inverse_square(fading: Fading, threshold: float, csi: float = 1.0) -> float:
@@ -247,11 +266,12 @@ def constant_mean_inverse_square(a: float, b: float, threshold: float) -> float:
     >>> round(constant_mean_inverse_square(2.0, 1.0, threshold=0), 9)  # 1 / |a^2 - b^2|
     0.333333333
     """
-    smallest, largest = (a - b) ** 2, (a + b) ** 2
+    gap = abs(a - b) if abs(a - b) > 1e-12 * (a + b) else 0.0  # r can be 0 if a and b are equal up to rounding
+    smallest, largest = gap**2, (a + b) ** 2
     if threshold > largest:
         return 0.0
+    ratio = gap / (a + b)
     limit = math.sqrt((largest - threshold) / (threshold - smallest)) if threshold > smallest else math.inf
-    ratio = abs(a - b) / (a + b)
     return 2 / math.pi / largest * (math.atan(ratio * limit) / ratio if ratio else limit)
 
 
@@ -300,7 +320,7 @@ def inversion(
 
     Raises:
         InputError: An argument is out of its range ("out-of-range"). For a fading, `for_fading` raises
-            "unbounded-power" or "unsupported-fading".
+            "unbounded-power", "no-senders" or "unsupported-fading".
 
     >>> from stableair.channels.fading import unit
     >>> rule = inversion(P=1, threshold=0.5).for_fading(unit())

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from stableair.channels.modulation import Basis, ofdm
-from stableair.channels.power import DRAWS, Power
+from stableair.channels.power import Power, mean_square
 from stableair.channels.registries import basis as bases
 from stableair.channels.registries import channel, make_part
 from stableair.channels.superposition import (
@@ -25,7 +25,6 @@ from stableair.contracts import (
     Accumulated,
     ChannelFactory,
     Fading,
-    FadingLaw,
     Modulation,
     Noise,
     NoiseLaw,
@@ -295,10 +294,8 @@ class Waveform:
 
     @cached_property
     def mean_square(self) -> float:
-        """E h^2 of the fading: in closed form if there is one, else the average of a million draws."""
-        if isinstance(self.fading, FadingLaw) and self.fading.mean_square is not None:
-            return self.fading.mean_square
-        return self.fading(DRAWS, generator(0, "mean square", 0)).square().mean().item()
+        """E h^2 of the fading."""
+        return mean_square(self.fading)
 
     def _filtered_noise(self, entries: int, source: Generator, scale: float) -> Tensor:
         """Output of the matched filters for the noise times `scale`: (entries,) float32."""
