@@ -379,6 +379,12 @@ def test_a_custom_basis_must_return_a_basis(registries):
     assert (error.value.code, error.value.fields["actual"]) == ("wrong-type", "int")
 
 
+def test_a_power_rule_without_noise_on_the_sum_is_refused_with_the_name_of_the_channel(tiny):
+    for name in ("waveform", "flat"):
+        with pytest.raises(InputError, match=rf"such as channel='{name}\(noise_on=sum\)'"):
+            build(tiny.with_(channel=f"{name}()", power="limit(P=1)"))
+
+
 @pytest.mark.parametrize(
     ("settings", "code"),
     [

@@ -133,7 +133,7 @@ class Waveform:
             text = "channel waveform has carrier offsets: leave out cfo of the power rule, and set waveform(cfo=...) in"
             text += f" cycles per unit of time; with this basis a complex symbol takes {self.basis.symbol_time:g}"
             raise InputError(text, code="unsupported-power", setting="power")
-        object.__setattr__(self, "power", fit_power(self.power, self.fading, self.noise_on))
+        object.__setattr__(self, "power", fit_power(self.power, self.fading, self.noise_on, "waveform"))
 
     @property
     def max_delay(self) -> int:
