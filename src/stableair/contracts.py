@@ -185,7 +185,7 @@ class Accumulated(NamedTuple):
     clean: Tensor  # (d,), sum of the payloads; likewise
     stats: Tensor  # (b,), sum of the moments of the norm buffers
     loss: Tensor  # (), sum of the training losses
-    max_norm: float  # largest norm of a payload
+    max_norm: float  # largest norm of a payload; a waveform: of a modulated payload, see `Waveform`
     senders: int  # number of clients that were received
     dtype: torch.dtype  # dtype of the payloads
     energies: tuple[float, ...] = ()  # per sender, sum_t |x_t|^2 of its signal, before the scaling of all payloads
@@ -233,7 +233,7 @@ class PowerRule(Protocol):
         """Scale of the interference relative to the payloads, 1 / sqrt(p_k).
 
         Args:
-            max_norm: Largest norm of a payload in the round.
+            max_norm: Largest norm of a payload in the round; on a waveform of a modulated payload, see `Waveform`.
             d: Number of entries of a payload.
 
         Returns:
@@ -271,7 +271,11 @@ class Modulation(Protocol):
 
     @property
     def oversampling(self) -> int:
-        """Samples per unit of time. The scale of the interference is given for one sample per unit of time."""
+        """Samples per unit of time. The interference, delays and carrier offsets are given per unit of time."""
+
+    @property
+    def symbol_time(self) -> float:
+        """Units of time per complex symbol."""
 
     def blocks(self, entries: int) -> int:
         """Number of blocks that carry `entries` real entries."""

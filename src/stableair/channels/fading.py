@@ -8,8 +8,9 @@ default, so that Eq. (3) is the clients' mean in expectation. A fading with memo
 import math
 from dataclasses import replace
 
+import numpy as np
 import torch
-from scipy.special import exp1, gammaincc, gammaincinv, gammaln, i0e, i1e
+from scipy.special import exp1, gamma, gammaincc, gammaincinv, gammaln, i0e, i1e, xlogy
 from torch import Tensor
 
 from stableair.channels.registries import fading, make_nested
@@ -91,7 +92,17 @@ def rician(K: float, mean: float = 1) -> Fading:
         in_phase, quadrature = source.normal(n, 2).unbind(-1)
         return scale * torch.hypot(in_phase + direct, quadrature)
 
-    return FadingLaw(draw, mean_square=2 * (K + 1) * scale * scale)
+    def mean_inverse_square(t: float) -> float:
+        """h^2 / 2 c^2 has the gamma law of shape 1 + j, with j of the Poisson law of mean K."""
+        if t <= 0:
+            return math.inf
+        j = np.arange(max(0, int(K - 12 * math.sqrt(K)) - 40), int(K + 12 * math.sqrt(K)) + 40)
+        weights = np.exp(xlogy(j, K) - K - gammaln(j + 1))
+        x, above = t / (2 * scale * scale), np.maximum(j, 1)
+        means = np.where(j > 0, gammaincc(above, x) / above, exp1(x))
+        return float(weights @ means / weights.sum()) / (2 * scale * scale)
+
+    return FadingLaw(draw, mean_inverse_square, complex_gaussian=K == 0, mean_square=2 * (K + 1) * scale * scale)
 
 
 @fading("nakagami")
@@ -125,9 +136,24 @@ def nakagami(m: float, mean: float = 1) -> Fading:
         return scale * torch.from_numpy(gammaincinv(m, source.uniform(n).cpu().numpy())).sqrt().to(source.device)
 
     def mean_inverse_square(t: float) -> float:
-        return float(gammaincc(m - 1, t / scale / scale)) / (m - 1) / scale / scale
+        return gamma_mean_inverse(m, t / scale / scale) / scale / scale
 
-    return FadingLaw(draw, mean_inverse_square if m > 1 else None, mean_square=m * scale * scale)
+    return FadingLaw(draw, mean_inverse_square, complex_gaussian=m == 1, mean_square=m * scale * scale)
+
+
+def gamma_mean_inverse(m: float, x: float) -> float:
+    """E[1/X; X >= x] for X of the gamma law of shape m: Gamma(m - 1, x) / Gamma(m).
+
+    >>> round(gamma_mean_inverse(2, 0.5), 6), round(gamma_mean_inverse(1, 0.5), 6)  # exp(-x) and E_1(x)
+    (0.606531, 0.559774)
+    """
+    if m <= 1 and x <= 0:
+        return math.inf
+    if abs(m - 1) < 1e-8:
+        return float(exp1(x))
+    if m > 1:
+        return float(gammaincc(m - 1, x)) / (m - 1)
+    return max(0.0, float(x ** (m - 1) * math.exp(-x) / gamma(m) - gammaincc(m, x)) / (1 - m))  # recurrence in m
 
 
 @fading("unit")

@@ -67,7 +67,7 @@ class Flat:
     reduction: Reduction = field(default_factory=WholeVector)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "power", fit_power(self.power, self.fading, self.noise_on))
+        object.__setattr__(self, "power", fit_power(self.power, self.fading, self.noise_on, "flat"))
 
     def with_reduction(self, reduction: Reduction) -> "Flat":
         """Return the same channel, with the sums distributed over processes.
@@ -143,7 +143,7 @@ class Flat:
         """
         d = len(draw.xi)
         total = self.reduce(self.accumulate(uploads, draw), d)
-        symbols = (d + self.pilots) / 2  # two real entries per complex symbol
+        symbols = (d + 1) // 2 + (self.pilots + 1) // 2  # a zero completes an odd number of entries
         return finish(
             total,
             draw.xi,

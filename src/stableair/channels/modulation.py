@@ -26,12 +26,13 @@ MAX_TAPS = 1 << 10  # paths of a client; each path is drawn and added separately
 class Basis:
     """Base class of the bases: a subclass overrides `modulate` and `demodulate`.
 
-    A unit of time is the duration of one complex symbol. The noise sets the interference per unit of time. A basis with
-    several samples per unit of time declares this number as its `oversampling`, and then has the same interference.
+    A unit of time is the duration of one complex symbol that is transmitted alone. Interference, delays and carrier
+    offsets are given per unit of time. A basis with several samples per unit of time declares this number as its
+    `oversampling`, and then has the same interference, delays and offsets.
 
     >>> basis = ofdm(n=64, prefix=16)
-    >>> basis.blocks(1000), basis.samples(8), basis.oversampling
-    (8, 640, 1)
+    >>> basis.blocks(1000), basis.samples(8), basis.symbol_time
+    (8, 640, 1.25)
     """
 
     n: int  # complex symbols per block
@@ -40,8 +41,13 @@ class Basis:
     max_delay: int  # largest delay of a client, in samples
     uses: float  # complex channel uses per block
     taps: int = 1  # propagation paths per client, one sample apart
-    oversampling: int = 1  # samples per unit of time; the interference is given per unit of time
+    oversampling: int = 1  # samples per unit of time; interference, delays and offsets are given per unit of time
     delay_limit: ClassVar[str] = "a block"  # the limit of the delay in words, for error messages
+
+    @property
+    def symbol_time(self) -> float:
+        """Units of time per complex symbol, with the cyclic prefix."""
+        return self.hop / (self.n * self.oversampling)
 
     def blocks(self, entries: int) -> int:
         """Number of blocks that carry `entries` real entries; the last block is zero-padded."""

@@ -1,6 +1,7 @@
 """Transmit power rules: the link of each client, and the scale of the interference relative to the payloads.
 
-P is the mean power per entry. Rules with a power limit require the interference on the sum of the payloads.
+P is the mean power per real dimension of the transmitted signal. Rules with a power limit require the interference on
+the sum of the payloads.
 """
 
 import math
@@ -74,7 +75,8 @@ class Power:
         """Scale of the interference relative to the payloads: 1 / sqrt(p_k) if the clients multiply by sqrt(p_k).
 
         Args:
-            max_norm: Largest norm of a transmitted payload; 0 if nothing was sent.
+            max_norm: Largest norm of a transmitted payload; on a waveform sqrt(E / T) for its largest energy E, see
+                `Waveform`. 0 if nothing was sent.
             d: Entries of a payload.
 
         Returns:
@@ -112,15 +114,19 @@ class Limit(Power):
 
 @power("limit")
 def limit(P: float) -> Power:
-    """Power limit: one factor scales all payloads so that the largest has mean power P per entry.
+    """Power limit: one factor scales all payloads so that the largest is transmitted with mean power P.
 
         p_k = P d / max_n |u_n|^2,    g = (1/N) sum_n h_n u_n + z / (N sqrt(p_k))
 
     z is the interference on the sum. This is COTAF (Sery, Shlezinger, Cohen and Eldar, 2021, arXiv 2009.12787). Analog
     channels need noise_on=sum. A symbol of the digital channel has the power 2 P.
 
+    On channel waveform, E_n / T replaces |u_n|^2. E_n is the energy of the modulated and precoded payload, and T is the
+    units of time per complex symbol: 1 + prefix / n for OFDM, 1 for pulses and Hadamard codes. The largest signal then
+    has the energy P d T, because the prefix is transmitted with the same power.
+
     Args:
-        P: Power of the largest payload, per real entry.
+        P: Mean power of the largest signal per real dimension, which is per entry without a prefix.
 
     Returns:
         The rule.
@@ -164,6 +170,13 @@ class Inversion(Power):
             text = "inversion needs one amplitude per client and round, not one per block of entries"
             raise InputError(text, code="unsupported-fading")
         mean = mean_inverse_square(fading, self.threshold, self.csi)
+        if not mean:
+            smaller = 0.1 * mean_square(fading)
+            text = (
+                f"inversion: threshold={self.threshold:g} is larger than the power gain of every client with this "
+                f"fading, so that no client would transmit: choose a smaller threshold, such as {smaller:.2g}"
+            )
+            raise InputError(text, code="no-senders", name="threshold", value=self.threshold)
         if math.isinf(mean):
             text = (
                 f"inversion: threshold must be positive, such as 0.1: got {self.threshold:g}; with this fading, "
@@ -201,6 +214,18 @@ def estimate(h: Tensor, fading: Fading, csi: float, errors: Generator, phases: G
     """
     e = torch.polar(fading(len(h), errors), 2 * math.pi * phases.uniform(len(h)))
     return csi * h + math.sqrt(1 - csi * csi) * e
+
+
+def mean_square(fading: Fading) -> float:
+    """E h^2: in closed form if there is one, else the mean of 10^6 draws.
+
+    >>> from stableair.channels.fading import rayleigh
+    >>> mean_square(rayleigh(power=3))
+    3.0
+    """
+    if isinstance(fading, FadingLaw) and fading.mean_square is not None:
+        return fading.mean_square
+    return fading(DRAWS, generator(0, "mean square", 0)).square().mean().item()
 
 
 def mean_inverse_square(fading: Fading, threshold: float, csi: float = 1.0) -> float:
@@ -245,11 +270,12 @@ def constant_mean_inverse_square(a: float, b: float, threshold: float) -> float:
     >>> round(constant_mean_inverse_square(2.0, 1.0, threshold=0), 9)  # 1 / |a^2 - b^2|
     0.333333333
     """
-    smallest, largest = (a - b) ** 2, (a + b) ** 2
+    gap = abs(a - b) if abs(a - b) > 1e-12 * (a + b) else 0.0  # r can be 0 if a and b are equal up to rounding
+    smallest, largest = gap**2, (a + b) ** 2
     if threshold > largest:
         return 0.0
+    ratio = gap / (a + b)
     limit = math.sqrt((largest - threshold) / (threshold - smallest)) if threshold > smallest else math.inf
-    ratio = abs(a - b) / (a + b)
     return 2 / math.pi / largest * (math.atan(ratio * limit) / ratio if ratio else limit)
 
 
@@ -275,7 +301,7 @@ def inversion(
 
     A is the set of active clients, and z is the interference on the sum. This choice of rho limits the power of each
     client, averaged over its fading, to P. The rule is broadband analog aggregation (Zhu, Wang and Huang, 2020, arXiv
-    1812.11494).
+    1812.11494). On channel waveform, E_n / T replaces |u_n|^2, as for `limit`.
 
     A client with imperfect channel knowledge uses h_hat = csi h + sqrt(1 - csi^2) e in place of h. e has the law of h,
     and both have uniform phases. The active clients, the division and rho then follow from h_hat.
@@ -290,19 +316,20 @@ def inversion(
     Analog channels need noise_on=sum. A symbol of the digital channel has the power 2 rho / |h_hat_n|^2.
 
     Args:
-        P: Largest mean power of a client per real entry.
+        P: Largest mean power of a client per real dimension.
         threshold: Smallest h_hat^2 of a client that transmits.
         csi: Correlation of the estimate with the channel, from 0 to 1.
         phase: Largest uniform phase error, or standard deviation of the Gaussian phase error, in radians.
         phase_law: "uniform" or "gaussian".
-        cfo: Largest carrier frequency offset, in cycles per complex symbol.
+        cfo: Largest carrier frequency offset, in cycles per complex symbol. Channel waveform refuses it: it has
+            carrier offsets per unit of time.
 
     Returns:
         The rule.
 
     Raises:
         InputError: An argument is out of its range ("out-of-range"). For a fading, `for_fading` raises
-            "unbounded-power" or "unsupported-fading".
+            "unbounded-power", "no-senders" or "unsupported-fading".
 
     >>> from stableair.channels.fading import unit
     >>> rule = inversion(P=1, threshold=0.5).for_fading(unit())

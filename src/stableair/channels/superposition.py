@@ -219,15 +219,15 @@ def scaled_energies(energies: tuple[float, ...], scale: float) -> tuple[float, .
     return tuple(energy / scale / scale if scale else 0.0 for energy in energies)
 
 
-def fit_power(power: PowerRule, fading: Fading, noise_on: str) -> PowerRule:
-    """Return the power rule for this fading.
+def fit_power(power: PowerRule, fading: Fading, noise_on: str, channel: str) -> PowerRule:
+    """Return the power rule for this fading. The name of the channel appears in the error message.
 
     Raises:
         InputError: The rule needs the interference on the sum ("noise-not-on-sum"), or does not support this fading.
     """
     if power.needs_noise_on_sum and noise_on != "sum":
         text = "this power rule needs the interference on the sum of the payloads: add noise_on=sum to the channel"
-        raise InputError(f"{text}, such as channel='flat(noise_on=sum)'", code="noise-not-on-sum")
+        raise InputError(f"{text}, such as channel='{channel}(noise_on=sum)'", code="noise-not-on-sum")
     return power.for_fading(fading)
 
 
