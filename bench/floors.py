@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from stableair.builder import network
 from stableair.experiment import Experiment
-from stableair.spec import given
+from stableair.spec import passed_objects
 from stableair.workloads import OBJECTS, WORKLOADS
 
 WEIGHT_BYTES, ENTRY_BYTES = 14, 6
@@ -40,7 +40,7 @@ def step_costs(experiment: Experiment) -> tuple[int, int]:
     return experiment.clients * counter.get_total_flops(), experiment.clients * each
 
 
-@given(OBJECTS)
+@passed_objects(OBJECTS)
 def table(names: list[str], clients: int, tflops: float, terabytes: float) -> str:
     """Return the costs of the workloads as a Markdown table."""
     rates = f"TFLOP per step | ms at {tflops:g} TFLOP/s | GB per step | ms at {terabytes:g} TB/s"

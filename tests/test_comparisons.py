@@ -97,7 +97,7 @@ def test_uses_seconds_and_divergence():
     ]
     text = str(comparison([*runs, *ended]))
     assert "0.00 ± 0.00, 2 diverged" in text
-    assert "a run that diverged counts as 0" in text
+    assert "the accuracy of a run that diverged is 0" in text
 
 
 def test_compare_computes_reports_and_is_not_computed_again(tmp_path, monkeypatch):
@@ -143,7 +143,7 @@ def test_runs_with_fewer_rounds_are_left_out(caplog):
     behind = [replace(run, rounds=[row | {"round": k} for k in range(2) for row in run.rounds]) for run in runs]
     behind[0] = runs[0]  # mac(C=1), seed 0
     found = comparison(behind)
-    assert "1 run left out: 1 round, where others have 2" in caplog.text
+    assert "1 run left out: 1 round, while the longest run has 2" in caplog.text
     (lines,) = found.lines.values()
     assert {line.receiver: len(line.runs) for line in lines} == {"mac(C=1)": 5, "clip(C=1)": 6, "none()": 6}
     with pytest.raises(sa.InputError) as error:
@@ -194,7 +194,7 @@ def test_the_command_computes_and_reads(command, tmp_path):
     assert (code, errors) == (2, "error: recorded runs are compared as they are: leave out seeds\n")
     code, _, errors = command("compare", "nothing")
     assert code == 2
-    assert "'nothing' is neither a preset, a plan's file, a folder of runs nor key=value" in errors
+    assert "'nothing' is neither a preset, the file of a plan, a folder of runs nor key=value" in errors
     code, _, errors = command("compare", *words, "receiver=mac(C=1),none()", "partition=iid(),shards(2)", "--out", "d")
     assert (code, errors.count("\n")) == (2, 1)
     assert "partition is iid() and shards(" in errors

@@ -60,7 +60,7 @@ TEXTS = {
         lambda: StoppingRule(patience=1, monitor="loss").is_met(RUN.rounds),
         "metric 'loss' was not recorded; did you mean 'test/loss'? allowed: test/accuracy, test/loss",
     ),
-    "device": (lambda: builder.device("tpu"), "device 'tpu' is not there; "),
+    "device": (lambda: builder.device("tpu"), "device 'tpu' is not available; "),
     "too few samples": (
         lambda: builder.build(sa.Experiment(data="synthetic(samples=20)", clients=300, device="cpu")),
         "clients must be at most the number of training samples, ",

@@ -5,7 +5,7 @@ import torch
 
 from stableair import bench
 from stableair.builder import build
-from stableair.spec import given
+from stableair.spec import passed_objects
 from stableair.workloads import OBJECTS, WORKLOADS, grouped_cnn
 
 SMALL = {"data": "synthetic(samples=8, classes=3, shape=(3, 8, 8))", "clients": 2, "local_epochs": 1, "device": "cpu"}
@@ -13,7 +13,7 @@ SMALL = {"data": "synthetic(samples=8, classes=3, shape=(3, 8, 8))", "clients": 
 
 @pytest.mark.parametrize("name", ["resnet18", "resnet18-group", "resnet34", "plugin"])
 def test_a_workload_can_be_built_in_a_reduced_form(name):
-    with given(OBJECTS):
+    with passed_objects(OBJECTS):
         sim = build(WORKLOADS[name].with_(**SMALL))
     kinds = {type(layer) for layer in sim.train.work.module.modules()}
     assert (torch.nn.GroupNorm in kinds) == (name in ("resnet18-group", "plugin"))

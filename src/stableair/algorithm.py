@@ -40,7 +40,7 @@ CLIPPED = "receiver/clipped"  # recorded as clip/fraction, in place of the share
 class Simulation:
     """The parts of Algorithm 1, as pure functions: the same simulation always gives the same rounds.
 
-    `sa.build` makes it from an experiment. To change a part, use `dataclasses.replace`.
+    `sa.build` creates it from an experiment. To change a part, use `dataclasses.replace`.
 
     >>> import stableair as sa
     >>> sim = sa.build(sa.Experiment(data="synthetic()", clients=5, receiver="mac(C=1)"))
@@ -49,8 +49,8 @@ class Simulation:
     """
 
     n: int  # number of clients
-    seed: int  # of all random streams
-    start: State  # the model w_0, and the memories before the first round
+    seed: int  # seed of all random streams
+    start: State  # state before the first round: the model w_0, and the memories of the components
     layout: Layout  # blocks of the model's parameters
     train: Train  # (model, k, clients) -> uploads: the local training
     channel: Channel  # uploads -> received sum: Eq. (3)
@@ -58,12 +58,12 @@ class Simulation:
     server: ServerRule  # (model, repaired sum) -> model: Eq. (4)
     evaluate: Callable[[ModelState, ModelState | None], Metrics]  # (model, averaged model) -> metrics
     participants: Callable[[int], Tensor]  # k -> (m,), the clients of round k in the order of summation
-    average: Average | None = None  # of the model over the rounds, for the evaluation
-    labels: np.ndarray | None = None  # (n, classes), samples of each class at each client: for the record
-    files: dict[str, str] = field(default_factory=dict)  # data files and their SHA-256: for the record
-    snr_blocks: Layout = NOTHING  # blocks whose SNR is recorded beside that of the whole vector
-    server_share: Schedule = full_rate  # factor of g in the server's step of round k, where the server's lr follows
-    bandwidth: float = 1e6  # of the uplink, in Hz
+    average: Average | None = None  # average of the model over the rounds, for the evaluation
+    labels: np.ndarray | None = None  # (n, classes), number of samples of each class at each client; recorded
+    files: dict[str, str] = field(default_factory=dict)  # data files and their SHA-256; recorded
+    snr_blocks: Layout = NOTHING  # blocks whose SNR is recorded in addition to that of the whole vector
+    server_share: Schedule = full_rate  # k -> factor of g in the server's step; 1 unless the server follows lr_decay
+    bandwidth: float = 1e6  # bandwidth of the uplink, in Hz
     symbol_energy: float = 1.0  # energy of a symbol of modulus 1, in J
 
 
@@ -132,10 +132,10 @@ def receive(rule: Rule, received: Received, memory: Memory, k: int, blocks: Layo
     """
     reception = Reception(received.g, blocks, received.pilot, k)
     with unchanged("receiver", reception, memory):
-        g, new_memory, metrics = _three("receiver", rule.apply(reception, map_tensors(lambda t: t, memory)))
+        g, new_memory, metrics = _checked_triple("receiver", rule.apply(reception, map_tensors(lambda t: t, memory)))
     g = check_shape("receiver", g, len(received.g)).to(received.g.dtype)
     new_memory = check_structure("receiver", check_memory("receiver", new_memory), memory)
-    named = _named("receiver", metrics)
+    named = _prefixed("receiver", metrics)
     if CLIPPED in named:
         named["clip/fraction"] = named.pop(CLIPPED)
     return g, new_memory, named
@@ -154,13 +154,13 @@ def serve(rule: ServerRule, w: Tensor, g: Tensor, memory: Memory) -> tuple[Tenso
         The new model (d,), the new memory, and the `server/...` metrics.
     """
     with unchanged("server", w, g, memory):
-        new, new_memory, metrics = _three("server", rule.apply(w, g, map_tensors(lambda t: t, memory)))
+        new, new_memory, metrics = _checked_triple("server", rule.apply(w, g, map_tensors(lambda t: t, memory)))
     new = check_shape("server", new, len(w)).to(w.dtype)
     new_memory = check_structure("server", check_memory("server", new_memory), memory)
-    return new, new_memory, _named("server", metrics)
+    return new, new_memory, _prefixed("server", metrics)
 
 
-def _three(kind: str, result: object) -> tuple[Tensor, Memory, Metrics]:
+def _checked_triple(kind: str, result: object) -> tuple[Tensor, Memory, Metrics]:
     """Check that a rule's `apply` returned three values, and return them."""
     if not isinstance(result, tuple) or len(result) != 3:
         text = f"apply of the {kind} must return a tensor, its memory and its metrics: got {type(result).__name__}"
@@ -168,27 +168,28 @@ def _three(kind: str, result: object) -> tuple[Tensor, Memory, Metrics]:
     return result
 
 
-def _named(kind: str, metrics: Metrics) -> Metrics:
-    """Name the metrics of a component as they are recorded: `receiver/C`."""
+def _prefixed(kind: str, metrics: Metrics) -> Metrics:
+    """Prefix the names of a component's metrics, as they are recorded: `receiver/C`."""
     try:
         return {f"{kind}/{name}": None if value is None else float(value) for name, value in metrics.items()}
     except (AttributeError, TypeError, ValueError) as error:
-        text = f"the metrics of the {kind} must be numbers by name: {error}"
+        text = f"the metrics of the {kind} must be a dict of numbers: {error}"
         raise InputError(text, code="wrong-type", setting=kind) from error
 
 
 def observe(received: Received, g: Tensor | None, blocks: Layout = NOTHING) -> Metrics:
     """Compute the metrics of a round's transmission.
 
-    The SNR is the paper's, 20 log10(norm(clean) / norm(xi)) in dB; None without noise.
+    The SNR is the paper's, 20 log10(norm(clean) / norm(xi)) in dB. It is None if the signal or the interference is
+    zero, or if the interference is infinite.
 
     Args:
         received: The reception of the round.
         g: The receiver's output (d,); None without senders.
-        blocks: Blocks whose SNR is recorded too.
+        blocks: Blocks whose SNR is also computed.
 
     Returns:
-        The metrics by their names.
+        The metrics by name.
     """
     signal = received.clean.norm().item()
     noise = received.noise.double().norm().item()  # squares of impulses overflow float32
@@ -204,7 +205,7 @@ def observe(received: Received, g: Tensor | None, blocks: Layout = NOTHING) -> M
 def used(resources: Resources, total: Memory, sim: Simulation) -> tuple[Memory, Metrics]:
     """Add up the energies of the clients, and compute the metrics of a round's resources.
 
-    A client that does not transmit needs no energy: it lowers the mean over all n clients.
+    The mean energy is the mean over all n clients; a client that does not transmit has the energy 0.
 
     Args:
         resources: The resources of the round.
@@ -250,7 +251,7 @@ def _check_clients(energies: object, n: int) -> None:
 
 
 def _amount(value: object) -> float:
-    """Check an amount of a resource that a channel reports."""
+    """Check the amount of a resource that a channel returned."""
     if not isinstance(value, Real) or not float(value) >= 0:
         text = f"the resources of the channel must be numbers of at least 0: got {short_repr(value)}"
         raise InputError(text, code="wrong-type", setting="channel", expected="number", actual=type(value).__name__)
@@ -268,7 +269,7 @@ def snr(clean: Tensor, noise: Tensor, blocks: Layout) -> Metrics:
         blocks: Layout of the blocks.
 
     Returns:
-        The SNR of each block by its name; None without signal or without noise.
+        The SNR of each block by its name; None under the same conditions as in `observe`.
     """
     if not blocks.names:
         return {}

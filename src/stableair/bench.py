@@ -32,7 +32,7 @@ from stableair.results.callbacks import Callback
 from stableair.results.environment import commit
 from stableair.results.outputs import check_no_run_file
 from stableair.runner import run
-from stableair.spec import given
+from stableair.spec import passed_objects
 from stableair.training import reference as local
 from stableair.vector import ModelState
 from stableair.workloads import OBJECTS, WORKLOADS
@@ -77,7 +77,7 @@ def modes(sim: Simulation) -> Iterator[EngineChoice]:
         yield EngineChoice("processes", "fp32", min(n, 10), "")
 
 
-@given(OBJECTS)
+@passed_objects(OBJECTS)
 def measure(experiment: Experiment, rounds: int, report: Report, only: Sequence[str] = ("",)) -> list[Row]:
     """Compare the engine modes in their first steps on one experiment, then time them.
 
@@ -85,7 +85,7 @@ def measure(experiment: Experiment, rounds: int, report: Report, only: Sequence[
         experiment: The experiment.
         rounds: Number of timed rounds, after one warm-up round.
         report: Called with a line for each timed mode.
-        only: Beginnings of the names of the modes to time. The reference always runs for the comparison.
+        only: Prefixes of the names of the modes to time. The reference always runs, for the comparison.
 
     Returns:
         The timings; modes that cannot compute the model are left out.
@@ -135,7 +135,7 @@ def _shorten(sim: Simulation) -> Simulation:
 
 
 def _round_uploads(sim: Simulation) -> list[Tensor]:
-    """Updates, norm buffers and losses of a round, in the order of the clients."""
+    """Return the updates, norm buffers and losses of a round, in the order of the clients."""
     sent = (upload[:4] for upload in sim.train(sim.start.model, 0, torch.arange(sim.n)))  # without the norm
     clients, *rest = map(torch.cat, zip(*sent, strict=True))
     return [column[clients.argsort().to(column.device)] for column in rest]
@@ -189,7 +189,7 @@ class _Clock(Callback):
 
 
 class _PeakMemory:
-    """Peak memory since this object was made: of the GPU, or of this process on Linux."""
+    """Peak memory since this object was created: of the GPU, or of this process on Linux."""
 
     def __init__(self, sim: Simulation):
         self.cuda = sim.start.model.w.is_cuda
@@ -298,7 +298,7 @@ def scaling(counts: Sequence[int], models: Mapping[str, tuple[int, ...]], rounds
 
 
 def _provenance() -> str:
-    """The date, the commit, the device and the version of torch."""
+    """Return the date, the commit, the device and the version of torch."""
     return f"{datetime.now(UTC):%Y-%m-%d}, commit {commit() or 'unknown'}, {_device_name()}, torch {torch.__version__}"
 
 
@@ -314,7 +314,7 @@ def _read_lines(path: str) -> list[str]:
 
 
 def check_record(path: Path) -> None:
-    """Refuse a file that cannot be written, before the benchmark runs."""
+    """Refuse a file for the records that cannot be written, before the benchmark runs."""
     check_no_run_file(path)
     try:
         exists = path.exists()

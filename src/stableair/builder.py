@@ -43,10 +43,10 @@ VALIDATION = 0.2  # share of the training data that evaluate="validation" holds 
 
 
 def device(name: str) -> torch.device:
-    """Return the device of a name; "auto" is a GPU if there is one.
+    """Return the torch device of a name; "auto" is a GPU if there is one.
 
     Raises:
-        InputError: There is no such device (`unknown-device`).
+        InputError: The device is not available (`unknown-device`).
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -55,14 +55,14 @@ def device(name: str) -> torch.device:
         torch.zeros(1, device=chosen, dtype=torch.float64).item()
     except (RuntimeError, AssertionError, TypeError, NotImplementedError):
         devices = ["auto", "cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
-        text = f"device {name!r} is not there; {suggest(name, devices)}"
+        text = f"device {name!r} is not available; {suggest(name, devices)}"
         raise InputError(text, code="unknown-device", name="device", value=name, allowed=devices) from None
     return chosen
 
 
 @contextmanager
 def attribute_plugin_errors(experiment: Experiment) -> Iterator[None]:
-    """Add the file and line of a user-defined component to an error that it raises or that its output causes."""
+    """Add the file and line of a user-defined component to an error that the component or its output causes."""
     try:
         yield
     except StableairError as error:
@@ -74,9 +74,9 @@ def attribute_plugin_errors(experiment: Experiment) -> Iterator[None]:
     except Exception as error:
         if location := traceback_location(error):
             raise InputError(location, code="component-failed") from error
-        if locations := _user_locations(experiment, COMPONENT_SETTINGS):  # our code cannot process its output
+        if locations := _user_locations(experiment, COMPONENT_SETTINGS):  # stableair cannot process its output
             reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            text = f"{locations}: the output of this component does not fit: {reason}"
+            text = f"{locations}: stableair cannot process the output of this component: {reason}"
             raise InputError(text, code="component-failed") from error
         raise
 
@@ -99,7 +99,7 @@ def _check_data(data: Any, splits: Iterable[str]) -> None:
         split = getattr(data, name)
         if not isinstance(split, Split) or not _is_labelled(split, data.train.x, data.classes):
             wanted = f"x (m, ...) of one shape and dtype, and y (m,) int64 in 0 ... {data.classes - 1}"
-            text = f"the data set's {name} split must be {wanted}"
+            text = f"the data set's {name} split must hold {wanted}"
             raise InputError(text, code="invalid-data", setting="data")
     try:
         fits = data.inputs(data.train.x[:1]).shape == data.train.x[:1].shape
@@ -111,25 +111,25 @@ def _check_data(data: Any, splits: Iterable[str]) -> None:
 
 
 def _default_model(data: Dataset) -> Call:
-    """Parse the model that a data set names.
+    """Parse the default model of a data set.
 
     Raises:
-        InputError: It names none (`no-default-model`), or not a model (`invalid-data`).
+        InputError: The data set has no default model (`no-default-model`), or its spec is invalid (`invalid-data`).
     """
     if data.model is None:
         kind = "token ids" if holds_tokens(data.train.x) else "samples"
-        text = f"the data set names no model for its {kind} of shape {tuple(data.train.x.shape[1:])}"
-        advice = "name one: model=...; integers that are measurements must be given as floats"
+        text = f"the data set has no default model for its {kind} of shape {tuple(data.train.x.shape[1:])}"
+        advice = "set model=...; pass integers that are measurements as floats"
         raise InputError(text, code="no-default-model", advice=advice)
     try:
         return model.one(data.model)
     except StableairError as error:
-        text = f"the model that the data set names: {error}"
+        text = f"the data set's default model: {error}"
         raise InputError(text, code="invalid-data", setting="data") from None
 
 
 def _is_labelled(split: Split, like: Any, classes: int) -> bool:
-    """Whether each sample has a label below `classes`, and a writer where there are any."""
+    """Whether a split has samples of the shape and kind of `like`, valid labels, and valid writers if it has any."""
     x, y, writer = split
     if not isinstance(x, torch.Tensor) or x.ndim < 2 or x.is_complex() or not len(x):
         return False
@@ -142,7 +142,7 @@ def _is_labelled(split: Split, like: Any, classes: int) -> bool:
 
 
 def _trial_samples(data: Dataset) -> torch.Tensor:
-    """Return two samples for the check of a model; of token ids, the second has the largest id of both splits."""
+    """Return two samples for the check of a model; of token ids, the second one has the largest id of both splits."""
     x = data.train.x
     if not holds_tokens(x):
         return x[:2]
@@ -167,10 +167,10 @@ def _check_model(module: Any, data: Dataset) -> None:
     wanted = len(x), data.classes
     if not isinstance(out, torch.Tensor) or tuple(out.shape) != wanted:
         output = tuple(out.shape) if isinstance(out, torch.Tensor) else type(out).__name__
-        text = f"the model must give a tensor of shape {wanted}, a logit for each class: got {output}"
+        text = f"the model must return a tensor of shape {wanted}, one logit per class: got {output}"
         raise InputError(text, code="invalid-model", setting="model")
     if not out.is_floating_point():
-        text = f"the model must give real numbers, such as float32: got {out.dtype}"
+        text = f"the model must return real numbers, such as float32: got {out.dtype}"
         raise InputError(text, code="invalid-model", setting="model")
     if not any(p.requires_grad for p in module.parameters()):
         text = "the model has no parameter with requires_grad=True"
@@ -230,7 +230,7 @@ def _build(e: Experiment) -> Simulation:
     )
     participation = e.call("participation")()
     draw_participants = participants(participation, work.sizes, e.seed)
-    draw_participants(0)  # a rule that asks for too many clients is refused before anything is computed
+    draw_participants(0)  # refuse a rule that needs too many clients before anything is computed
     side = receiving_side(e, layout, work.norms, divisor(participation, e.clients))
     calibration = calibration_sample(samples, e.seed).to(target)
     tests = client_tests(data, samples).to(target) if e.evaluate_clients else None
@@ -251,7 +251,7 @@ def _build(e: Experiment) -> Simulation:
 
 
 def _data_of_clients(e: Experiment) -> tuple[Dataset, list[np.ndarray]]:
-    """The data set, and the numbers of each client's training samples."""
+    """Return the data set, and the indices of each client's training samples."""
     data = e.call("data")()
     _check_data(data, ("train",) if e.evaluate == "validation" else ("train", "test"))
     if e.evaluate == "validation":
@@ -266,7 +266,7 @@ def label_counts(experiment: Experiment) -> np.ndarray:
         experiment: The experiment.
 
     Returns:
-        Numbers of samples, (clients, classes).
+        Number of samples of each class at each client, (clients, classes).
     """
     with attribute_plugin_errors(experiment):
         data, parts = _data_of_clients(experiment)
@@ -304,7 +304,7 @@ class ReceivingSide(NamedTuple):
 
 
 def receiving_side(e: Experiment, layout: Layout, norms: Layout, divisor: float | None = None) -> ReceivingSide:
-    """Make the parts of an experiment after the local training: channel, receiver, server rule and their settings.
+    """Build the parts of an experiment after the local training: channel, receiver, server rule and their settings.
 
     Args:
         e: The experiment.
@@ -317,7 +317,7 @@ def receiving_side(e: Experiment, layout: Layout, norms: Layout, divisor: float 
     """
     receiver = assemble(e.calls("receiver"), layout, e.blocks)
     step = e.call("server")
-    if _has_clients_lr(step):
+    if _uses_clients_lr(step):
         step = step.with_("lr", e.lr if e.payload == "gradient" else 1.0)
     return ReceivingSide(
         _channel(e, receiver.pilots, norms, divisor),
@@ -367,21 +367,21 @@ def _check_channel(e: Experiment) -> None:
 
 
 def _server_share(e: Experiment) -> Schedule:
-    """Return the factor of g in the server's step: a server without a learning rate follows the clients' schedule.
+    """Return the factor of g in the server's step: a server rule whose `lr` is not set follows the clients' schedule.
 
-    With payload "gradient", w_k - w_{k,n} is eta_k times the payload; so the server multiplies by the same eta_k.
+    With payload "gradient", w_k - w_{k,n} is eta_k times the payload, so the server multiplies by the same eta_k.
     """
-    follows = _has_clients_lr(e.call("server")) and e.payload == "gradient"
+    follows = _uses_clients_lr(e.call("server")) and e.payload == "gradient"
     share: Schedule = e.call("lr_decay")() if follows else full_rate
     return share
 
 
-def _has_clients_lr(server: Call) -> bool:
-    """Whether a server rule has a learning rate that is not set."""
+def _uses_clients_lr(server: Call) -> bool:
+    """Whether a server rule uses the clients' learning rate: it has an argument `lr`, which is not set."""
     return "lr" in server.parameters and server.full().arguments["lr"] is None
 
 
 def start_state(model: ModelState, side: ReceivingSide) -> State:
-    """Make the state before the first round: a model, and the initial memories of the receiver and the server."""
+    """Return the state before the first round: a model, and the initial memories of the receiver and the server."""
     receiver, server = side.receiver.init(model.w), side.server.init(model.w)
     return State(model, check_memory("receiver", receiver), check_memory("server", server))

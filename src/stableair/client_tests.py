@@ -1,7 +1,8 @@
 """The test set of each client, and statistics of the clients' test accuracies.
 
-If no writer's training samples are at two clients, and every client has test samples of its writers, a client's test
-set is these samples. Otherwise it is the whole test split, weighted by the client's mix of classes.
+A client's test set contains the test samples of its writers. This requires that the training samples of each writer are
+at exactly one client, and that every client has such test samples. Otherwise, a client's test set is the whole test
+split, weighted by the client's mix of classes.
 """
 
 from collections.abc import Sequence
@@ -23,11 +24,11 @@ class ClientTests(NamedTuple):
     mix: Tensor  # (n, groups) float64, the weight of each group at each client; a row adds up to 1
 
     def to(self, device: torch.device) -> "ClientTests":
-        """The same on another device."""
+        """Copy the test sets to a device."""
         return ClientTests(self.group.to(device), self.mix.to(device))
 
     def accuracies(self, correct: Tensor) -> Tensor:
-        """The accuracy of each client: (m,) bool -> (n,) float64."""
+        """Compute the accuracy of each client: (m,) bool -> (n,) float64."""
         groups = self.mix.shape[1]
         right = torch.bincount(self.group, weights=correct.double(), minlength=groups)
         return self.mix @ (right / torch.bincount(self.group, minlength=groups).clamp(min=1))
@@ -44,7 +45,7 @@ class ClientTests(NamedTuple):
 
 
 def client_tests(data: Dataset, parts: Sequence[Tensor]) -> ClientTests:
-    """The test sets of clients whose training samples have these indices.
+    """Build the test sets of clients from the indices of their training samples.
 
     Raises:
         InputError: A client has none of the classes in the test split (`no-client-test`).
@@ -53,7 +54,7 @@ def client_tests(data: Dataset, parts: Sequence[Tensor]) -> ClientTests:
 
 
 def _by_writer(data: Dataset, parts: Sequence[Tensor]) -> ClientTests | None:
-    """Each client's test set is the test samples of its writers; None if that is not one for every client."""
+    """Build test sets from the test samples of each client's writers; None if the writers do not allow it."""
     if data.train.writer is None or data.test.writer is None:
         return None
     writers, group = data.test.writer.cpu().unique(return_inverse=True)
@@ -66,12 +67,13 @@ def _by_writer(data: Dataset, parts: Sequence[Tensor]) -> ClientTests | None:
 
 
 def _by_class(data: Dataset, parts: Sequence[Tensor]) -> ClientTests:
-    """Each client's test set is the test split, weighted by the client's mix of the classes that occur in it."""
+    """Build test sets from the whole test split, weighted by each client's mix of the classes that occur in it."""
     train, test = data.train.y.cpu(), data.test.y.cpu()
     counts = torch.stack([train[part].bincount(minlength=data.classes) for part in parts])
     counts = counts * (test.bincount(minlength=data.classes) > 0)
     if empty := (counts.sum(1) == 0).nonzero().flatten().tolist():
-        text = f"evaluate_clients: the test split has no sample of the classes of client {empty[0]}; set it to false"
+        problem = f"the test split has no sample of the classes of client {empty[0]}"
+        text = f"evaluate_clients: {problem}; set evaluate_clients=false"
         raise InputError(text, code="no-client-test", name="evaluate_clients", client=empty[0])
     return ClientTests(test, _normalised(counts))
 

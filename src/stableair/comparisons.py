@@ -34,7 +34,7 @@ from stableair.results.statistics import (
     mean_and_std,
 )
 from stableair.results.table import write_table
-from stableair.spec import given
+from stableair.spec import passed_objects
 from stableair.sweeps.plans import Plan, expand_plan, read_plan, replace_objects
 from stableair.sweeps.processes import sweep
 from stableair.validation import as_path, pluralize, suggest
@@ -47,7 +47,7 @@ ALL_CHANNELS = "all channels"
 class Line(NamedTuple):
     """The runs of one receiver over one channel: a row of the table."""
 
-    receiver: str  # or the other settings that distinguish the lines
+    receiver: str  # the receiver, or the settings that distinguish the lines
     runs: list[Run]  # one per seed
     accuracies: list[float]  # `Run.settled` of each run: the mean over the last rounds, 0 for a diverged run
 
@@ -79,7 +79,7 @@ class Line(NamedTuple):
 
     @property
     def mixed_components(self) -> list[str]:
-        """The components for which the runs contain results of several versions, or of an earlier version."""
+        """The components whose results come from several versions, or from an earlier version."""
         return mixed_components(self.runs)
 
 
@@ -97,7 +97,7 @@ class Comparison(NamedTuple):
 
     lines: dict[str, list[Line]]  # the rows of each channel's table, highest accuracy first
     pairs: dict[str, list[PairedDifference]]  # all pairs of rows that share a seed, largest difference first
-    budget: Budget | None = None  # the resource that is equal for all rows; None if the rounds are
+    budget: Budget | None = None  # the resource of which all rows have the same amount; None: equal rounds
 
     def pair(self, channel: str, one: str, other: str) -> PairedDifference | None:
         """Return the difference between two receivers over a channel.
@@ -185,9 +185,8 @@ class Comparison(NamedTuple):
         known = [*names, *self.lines]
         for name in labels:
             if name not in known:
-                raise InputError(
-                    f"label {name!r}: {suggest(name, known)}", code="unknown-label", name=name, allowed=known
-                )
+                text = f"label {name!r} is not a receiver or a channel; {suggest(name, known)}"
+                raise InputError(text, code="unknown-label", name=name, allowed=known)
         texts = {name: labels.get(name, name) for name in known}
         if repeated := [text for text, n in Counter(texts.values()).items() if n > 1]:
             raise InputError(f"label {repeated[0]!r} is given twice", code="duplicate-label", name=repeated[0])
@@ -269,7 +268,7 @@ class Comparison(NamedTuple):
         if any(pair.p is None and pair.seeds >= MIN_SEEDS for pair in pairs):
             notes.append("no p for a difference that is the same for every seed")
         if any(line.diverged for line in lines):
-            notes.append("a run that diverged counts as 0")
+            notes.append("the accuracy of a run that diverged is 0")
         if mixed := dict.fromkeys(name for line in lines for name in line.mixed_components):
             notes.append(f"{MIXED}: includes results of an earlier version of the {', '.join(mixed)}")
         return notes
@@ -310,7 +309,7 @@ def _latex_cell(line: Line) -> str:
 
 
 def _without_empty_columns(rows: list[list[str]]) -> list[list[str]]:
-    """The rows without the columns that have a head only."""
+    """Return the rows without the columns in which only the head has a text."""
     columns = [column for column in zip(*rows, strict=True) if any(column[1:])]
     return [list(row) for row in zip(*columns, strict=True)]
 
@@ -347,14 +346,14 @@ def compare(
 
     Args:
         plan: As for `sweep`, such as `{"receiver": ["mac(C=1)", "none()"], "noise.tau": [0.1, 0.5], "rounds": 30}`.
-            A value may be a Python object, such as `{"receiver": ["mac(C=1)", my_receiver]}`. Or finished runs and
-            folders of runs: these are compared, and nothing is computed.
+            A value may be a Python object, such as `{"receiver": ["mac(C=1)", my_receiver]}`. Alternatively finished
+            runs, or folders of runs; then nothing is computed.
         folder: Folder of the runs; finished runs in it are not computed again.
         seeds: Number of seeds of each experiment of a plan; default: the number in the plan, or else five.
         equal: Resource of which every run gets the same budget: "symbols", "airtime", "energy", "energy_max" or "bits".
             Each run is cut after its last round within the budget. None: the runs have equal numbers of rounds.
         budget: The budget. None: the smallest total of the compared runs. With a budget and without `stop`, the runs of
-            a plan stop when they have used it.
+            a plan stop when they have used the budget.
         parallel: Number of processes on this machine.
         plugin_changed: What to do with recorded rounds of a plug-in that has changed since: "refuse" raises an error,
             "keep" uses them and records both versions, "recompute" restarts such runs.
@@ -393,7 +392,7 @@ def compare(
     experiments = comparison_plan(specs, seeds, equal)
     if equal and budget is not None and not options.get("stop"):
         options["stop"] = stop_condition(equal, budget)
-    with given(in_plan):
+    with passed_objects(in_plan):
         runs = sweep(
             experiments, folder, parallel=parallel, plugin_changed=plugin_changed, callbacks=callbacks, **objects,
             **options,
@@ -473,12 +472,12 @@ def comparison(
 
 
 def _of_equal_length(runs: list[Run]) -> list[Run]:
-    """The runs with as many rounds as the longest, and the shorter ones that diverged or stopped early."""
+    """Return the runs with the largest number of rounds, and shorter runs that diverged or stopped early."""
     unfinished = [run for run in runs if run.diverged is None and not run.stopped]
     rounds = max((len(run) for run in runs if run.diverged is None), default=0)
     if shorter := [len(run) for run in unfinished if len(run) < rounds]:
         lengths = " and ".join(pluralize(n, "round") for n in sorted(set(shorter)))
-        log.warning("%s left out: %s, where others have %d", pluralize(len(shorter), "run"), lengths, rounds)
+        log.warning("%s left out: %s, while the longest run has %d", pluralize(len(shorter), "run"), lengths, rounds)
     return [run for run in runs if run not in unfinished or len(run) == rounds]
 
 
@@ -487,7 +486,7 @@ def _by_channel(runs: list[Run], one_table: bool = False) -> dict[str, dict[str,
 
     Args:
         runs: The runs.
-        one_table: Whether the lines are the combinations of receiver and channel, in one table.
+        one_table: Whether one table holds a line for each combination of receiver and channel.
 
     Raises:
         InputError: The runs cannot be paired (code "not-paired").

@@ -17,15 +17,15 @@ OPTIONS: dict[type, tuple[str, ...]] = {Rule: ("pilots",), ServerRule: (), Local
 
 
 def as_rule(
-    setting: str, component: Any, rule_class: type[AnyRule], lift: Callable[[Callable[..., Any]], AnyRule]
+    setting: str, component: Any, rule_class: type[AnyRule], from_function: Callable[[Callable[..., Any]], AnyRule]
 ) -> AnyRule:
     """Convert a component to a rule.
 
     Args:
         setting: The experiment's setting of the component, for the error.
-        component: A rule of this class; an object with the `METHODS` of one, and perhaps its `OPTIONS`; or a function.
+        component: A rule of this class; an object with its `METHODS`, and optionally its `OPTIONS`; or a function.
         rule_class: `Rule`, `ServerRule` or `LocalRule`.
-        lift: Converts a plain function to a rule.
+        from_function: Converts a plain function to a rule.
 
     Raises:
         InputError: The component has another type.
@@ -38,6 +38,6 @@ def as_rule(
         text = f"the {setting} must be a function or a {rule_class.__name__}: got {short_repr(component)}"
         raise InputError(text, code="wrong-type", setting=setting)
     if not has_methods:
-        return lift(component)
+        return from_function(component)
     options = {name: getattr(component, name) for name in OPTIONS[rule_class] if hasattr(component, name)}
     return rule_class(*methods, **options)

@@ -61,7 +61,7 @@ class Dataset(NamedTuple):
         Args:
             x: Stored samples, (m, ...). Token ids are returned unchanged.
             dtype: Dtype of normalised inputs.
-            scaling: Result of `scaling(x.device)`, so that nothing is copied to the device; None computes it.
+            scaling: Result of `scaling(x.device)`, to avoid a copy to the device in each call; None computes it.
 
         Returns:
             The inputs, of the shape of x.
@@ -77,7 +77,7 @@ class Dataset(NamedTuple):
 
 
 def holds_tokens(x: Tensor) -> bool:
-    """Whether stored samples are token ids: integers that a model looks up, and that are not normalised.
+    """Whether stored samples are token ids: integers that a model embeds, and that are not normalised.
 
     Args:
         x: Stored samples, (m, ...).
@@ -174,8 +174,8 @@ Gain = complex | Callable[[int, torch.device], Tensor]
 class Transmission(NamedTuple):
     """The link of a client that transmits in a round."""
 
-    gain: Gain  # of the payload, from the client to the server
-    energy: float = 1.0  # of the transmitted signal, per energy of the payload; before the scaling of all payloads
+    gain: Gain  # effective gain of the payload
+    energy: float = 1.0  # energy of the signal per energy of the payload; before the common scaling of all payloads
 
 
 class Accumulated(NamedTuple):
@@ -185,7 +185,7 @@ class Accumulated(NamedTuple):
     clean: Tensor  # (d,), sum of the payloads; likewise
     stats: Tensor  # (b,), sum of the moments of the norm buffers
     loss: Tensor  # (), sum of the training losses
-    max_norm: float  # largest norm of a payload
+    max_norm: float  # largest norm of a payload; a waveform: of a modulated payload, see `Waveform`
     senders: int  # number of clients that were received
     dtype: torch.dtype  # dtype of the payloads
     energies: Mapping[int, float] = {}  # by client, sum_t |x_t|^2 before the scaling of all payloads
@@ -207,7 +207,7 @@ class PowerRule(Protocol):
     """Transmit power: the links of the clients, and a common factor sqrt(p_k) of all payloads.
 
     The server divides by this factor, which scales the interference.
-    `stableair.channels.power.Power` implements it and changes nothing: derive from it.
+    Derive from `stableair.channels.power.Power`, which implements the protocol and changes nothing.
     """
 
     needs_noise_on_sum: bool  # whether the interference must be on the sum of the payloads, not on their mean
@@ -221,7 +221,7 @@ class PowerRule(Protocol):
         """Whether a client's transmission depends on its fading."""
 
     def for_fading(self, fading: Fading) -> "PowerRule":
-        """Return the rule for clients with this fading; raises an InputError if the rule does not support it."""
+        """Return the rule for clients with this fading; raise an InputError if the rule does not support it."""
 
     def transmissions(self, h: Tensor, clients: Tensor, seed: int, k: int) -> dict[int, Transmission]:
         """Links of the `clients` (m,) that transmit in round k, given the amplitudes h (n,) of all n clients."""
@@ -233,7 +233,7 @@ class PowerRule(Protocol):
         """Scale of the interference relative to the payloads, 1 / sqrt(p_k).
 
         Args:
-            max_norm: Largest norm of a payload in the round.
+            max_norm: Largest norm of a payload in the round; on a waveform of a modulated payload, see `Waveform`.
             d: Number of entries of a payload.
 
         Returns:
@@ -246,7 +246,7 @@ class Modulation(Protocol):
 
         c_i = u_2i + j u_2i+1,    x_t = sum_i c_i phi_i(t),    y_i = sum_t conj(phi_i(t)) r_t
 
-    `stableair.channels.modulation.Basis` implements all but `modulate` and `demodulate`: derive from it.
+    Derive from `stableair.channels.modulation.Basis`, which implements everything except `modulate` and `demodulate`.
     """
 
     @property
@@ -271,7 +271,11 @@ class Modulation(Protocol):
 
     @property
     def oversampling(self) -> int:
-        """Samples per unit of time. The scale of the interference is given for one sample per unit of time."""
+        """Samples per unit of time. The interference, delays and carrier offsets are given per unit of time."""
+
+    @property
+    def symbol_time(self) -> float:
+        """Units of time per complex symbol."""
 
     def blocks(self, entries: int) -> int:
         """Number of blocks that carry `entries` real entries."""
@@ -302,7 +306,7 @@ class Quantizer:
     """Encoder of a digital client's update."""
 
     quantize: Callable[[Tensor, Generator], Message]  # u (d,), source -> message
-    dtype: torch.dtype  # of the levels
+    dtype: torch.dtype  # dtype of the levels
 
 
 @dataclass(frozen=True)
@@ -310,9 +314,9 @@ class Aggregator:
     """Aggregation of individual updates, by entries or by client weights; the default is the mean."""
 
     per_entry: Callable[[Tensor], Tensor] | None = None  # (N, s) -> (s,), on a slice of the vector
-    weights: Callable[[Tensor], Tensor] | None = None  # squared distances (N, N) float64 -> (N,) float64, of sum 1
+    weights: Callable[[Tensor], Tensor] | None = None  # squared distances (N, N) float64 -> (N,) float64 of sum 1
     min_clients: int = 1  # smallest number of clients
-    reason: str = ""  # reason for min_clients, for messages
+    reason: str = ""  # explanation of min_clients for error messages
 
     @property
     def keeps_updates(self) -> bool:
@@ -325,7 +329,7 @@ class FlatDraw(NamedTuple):
 
     k: int  # zero-based index of the round
     clients: Tensor  # (m,) int64, the participants
-    h: Tensor  # (m,) float64, on the host: their amplitudes
+    h: Tensor  # (m,) float64, amplitudes of the participants, on the host
     xi: Tensor  # (d,), the interference
     pilot: Tensor | None = None  # (p,), noise-only symbols, if the receiver needs them
     transmissions: dict[int, Transmission] | None = None  # link of each transmitting client; None: the gain is h
@@ -370,7 +374,7 @@ class Channel(Protocol):
         """Apply a draw to the uploads. If no client is received, the result has senders=0."""
 
 
-# Makes a channel from the parts that it declares to use (fading, noise, power, pilots), and from norms and divisor.
+# Creates a channel from the settings that it declares (fading, noise, power, pilots), `norms` and `divisor`.
 ChannelFactory = Callable[..., Channel]
 
 
@@ -401,14 +405,14 @@ class ReducibleChannel(Channel, Protocol):
 # ------------------------------------------------------------------------------------------------ receivers and servers
 
 
-# State that a component keeps between rounds: (), or a tree of tensors, numbers, text, None, tuples, lists and dicts.
+# State of a component between rounds: (), or a tree of tensors, numbers, text, None, tuples, lists and dicts.
 Memory = Any
 
 
 def no_memory(like: Tensor) -> Memory:
     """Return the memory of a component that keeps no state.
 
-    It is not a lambda because a lambda cannot be sent to another process.
+    It is a named function because a lambda cannot be sent to another process.
 
     Args:
         like: A vector of the model's length, dtype and device.
@@ -453,7 +457,7 @@ class Rule:
         blocks: The blocks that are bound to this rule; None for the blocks of the reception.
         parts: The rules of a chain, in order; None for a single rule.
 
-    >>> def average_of_rounds(received, memory):  # of the sums of all rounds, each with half the weight of the next one
+    >>> def average_of_rounds(received, memory):  # exponential moving average with factor 1/2
     ...     memory = (memory + received.g) / 2
     ...     return memory, memory, {"norm": memory.norm()}
     >>> Rule(average_of_rounds, init=torch.zeros_like)(torch.tensor([2.0, 6.0])).tolist()
@@ -510,8 +514,8 @@ class LocalRule:
         step: (w (d,), gradient (d,), Memory, lr) -> (w (d,), Memory), one local step. It changes none of its arguments
             in place. To run in a fast engine, it must not branch on the values of tensors, and the memory must hold
             only tensors.
-        init: The parameters w_k with which the round starts (d,) -> the memory before the first local step.
-        entrywise: Whether an entry of the new parameters and memory depends on the same entry of the arguments alone.
+        init: The parameters w_k at the start of the round (d,) -> the memory before the first local step.
+        entrywise: Whether an entry of the new parameters and memory depends only on the same entry of the arguments.
             Then an engine may apply the rule to one parameter tensor after the other, as flat vectors.
 
     >>> def signed_step(w, gradient, memory, lr):
@@ -559,5 +563,5 @@ class Round(NamedTuple):
     """One finished round."""
 
     k: int  # zero-based index
-    state: State  # after the round
-    metrics: Metrics  # by their names
+    state: State  # state after the round
+    metrics: Metrics  # metrics by name

@@ -3,9 +3,10 @@
     torchrun --standalone --nproc-per-node 4 -m stableair run ... --resume
 
 Results do not depend on the number of ranks, bit for bit. The clients of a round are distributed in chunks, in their
-order of summation. After each wave of chunks the ranks exchange their payloads in slices: each rank gets its slice of
-every client's payload and sums it client by client, as a single process does with whole vectors. At the end the ranks
-assemble the slices. A plain all-reduce would send less data but changes the last bits of the sum.
+order of summation: in each wave, every rank trains one chunk. After a wave the ranks exchange their payloads in slices:
+each rank gets its slice of every client's payload and sums it client by client, as a single process does with whole
+vectors. At the end of the round the ranks assemble the slices. A plain all-reduce would send less data but changes the
+last bits of the sum.
 """
 
 import logging
@@ -37,11 +38,11 @@ log = logging.getLogger("stableair")
 
 T = TypeVar("T")
 
-CONNECT_TIMEOUT = 20.0  # seconds until rank 0 must listen on its address
-JOIN_TIMEOUT = timedelta(minutes=1)  # until all ranks have joined
-COLLECTIVE_TIMEOUT = timedelta(hours=6)  # for a rank that is still training; a dead rank is noticed at once
-SHARED_ERRORS = StableairError, OSError  # errors that are sent to the other ranks as they are
-_joins = count()  # how often this process has joined a process group
+CONNECT_TIMEOUT = 20.0  # seconds within which rank 0 must listen on its address
+JOIN_TIMEOUT = timedelta(minutes=1)  # within which all ranks must join
+COLLECTIVE_TIMEOUT = timedelta(hours=6)  # the longest training of a chunk; the exit of a rank is detected at once
+SHARED_ERRORS = StableairError, OSError  # errors that are sent unchanged to the other ranks
+_joins = count()  # numbers the process groups that this process has joined
 
 
 class SingleProcess:
@@ -56,14 +57,14 @@ class SingleProcess:
     run_on_every_rank = broadcast_from_main
 
     def all_gather_objects(self, value: T) -> list[T]:
-        """A list with this value only: there is no other rank."""
+        """Return a list of this value: there is no other rank."""
         return [value]
 
     def check_agreement(self, settings: Mapping[str, Any]) -> None:
         """Check nothing: there is no other rank."""
 
     def shard(self, sim: Simulation) -> Simulation:
-        """The simulation, unchanged."""
+        """Return the simulation unchanged."""
         return sim
 
     def log_traffic(self, rounds: int) -> None:
@@ -102,7 +103,7 @@ class ProcessGroup:
         return outcome[0]
 
     def run_on_every_rank(self, function: Callable[[], T]) -> T:
-        """Call the function on every rank and return this rank's result; an error on one rank is raised on all."""
+        """Call the function on every rank and return this rank's result; raise the error of any rank on all ranks."""
         try:
             result, error = function(), None
         except (*SHARED_ERRORS, MemoryError, RuntimeError) as caught:
@@ -141,7 +142,7 @@ class ProcessGroup:
         return values
 
     def shard(self, sim: Simulation) -> Simulation:
-        """The simulation with this rank's share of the clients; only rank 0 evaluates."""
+        """Return the simulation with this rank's share of the clients; only rank 0 evaluates."""
         channel, in_slices = sim.channel, isinstance(sim.channel, ReducibleChannel)
         if isinstance(channel, ReducibleChannel):
             channel = channel.with_reduction(self)
@@ -155,17 +156,17 @@ class ProcessGroup:
             log.info("each of %d ranks sent %s MB per round", self.size, f"{self.sent / rounds / 1e6:,.3g}")
 
     def slice(self, d: int, rank: int | None = None) -> slice:
-        """The slice of a vector of length d that a rank sums; default: this rank."""
+        """Return the slice of a vector of length d that a rank sums; default: this rank."""
         length = self.slice_length(d)
         start = min(d, (self.rank if rank is None else rank) * length)
         return slice(start, min(d, start + length))
 
     def slice_length(self, d: int) -> int:
-        """Entries of the longest slice: an even number, so that no complex symbol is divided."""
+        """Return the length of the longest slice: an even number, so that both entries of a symbol are in one slice."""
         return 2 * -(-d // (2 * self.size))
 
     def assemble(self, *parts: Tensor, d: int) -> tuple[Tensor, ...]:
-        """Vectors of length d, of which every rank holds its slice."""
+        """Assemble vectors of length d from the slices of all ranks."""
         rows = torch.stack(parts)
         padded = rows.new_zeros(len(rows), self.slice_length(d))
         padded[:, : rows.shape[1]] = rows
@@ -180,7 +181,7 @@ class ProcessGroup:
         return gathered.to(rows.device)
 
     def exchange_slices(self, rows: Tensor) -> Tensor:
-        """This rank's slice of every rank's rows: (m, d) -> (ranks, m, length of the slice)."""
+        """Return this rank's slice of every rank's rows: (m, d) -> (ranks, m, length of the slice)."""
         m, d = rows.shape
         outgoing = rows.new_zeros(self.size, m, self.slice_length(d), device=self.device)
         for rank in range(self.size):
@@ -218,7 +219,7 @@ class ShardedTrainer:
             yield self._exchange(wave, self._train(state, k, local))
 
     def _train(self, state: ModelState, k: int, clients: Tensor) -> Upload | Exception:
-        """The upload of this rank's clients, or the error that stopped their training."""
+        """Return the upload of this rank's clients, or the error that stopped their training."""
         try:
             uploads = list(self.inner(state, k, clients)) if len(clients) else []
             for upload in uploads:
@@ -236,7 +237,7 @@ class ShardedTrainer:
         return Upload(*(torch.cat(parts) for parts in zip(*(u[:4] for u in uploads), strict=True)))
 
     def _exchange(self, wave: tuple[Tensor, ...], local: Upload | Exception) -> Upload:
-        """The uploads of all clients of a wave, in order; an error on one rank is raised on all."""
+        """Return the uploads of all clients of a wave, in order; raise the error of any rank on all ranks."""
         for error in self.group.all_gather_objects(local if isinstance(local, Exception) else None):
             if error is not None:
                 raise error
@@ -254,7 +255,7 @@ class ShardedTrainer:
 
 @contextmanager
 def join_process_group(settings: Mapping[str, Any]) -> Iterator[SingleProcess | ProcessGroup]:
-    """Join the other processes of torchrun, if there are any.
+    """Join the process group of torchrun; outside torchrun there is a single process.
 
     Args:
         settings: Values that must be the same on every rank, such as the settings of the experiment.
@@ -310,7 +311,7 @@ def _join() -> ProcessGroup:
 
 
 def _shared_error(error: BaseException) -> StableairError:
-    """An error as the other ranks raise it; errors of stableair keep their class."""
+    """Convert an error for the other ranks; errors of stableair keep their class."""
     if isinstance(error, StableairError):
         return error
     kind = InputError if isinstance(error, OSError) else ResourceError
@@ -328,11 +329,11 @@ def _collective(operation: Callable[..., Any], *args: Any, **options: Any) -> No
 
 def _wait_for_main(host: str, port: int) -> None:
     """Wait until rank 0 listens; torch itself would retry for minutes and log each attempt."""
-    end = time.monotonic() + CONNECT_TIMEOUT
+    deadline = time.monotonic() + CONNECT_TIMEOUT
     while True:
         try:
             return socket.create_connection((host, port), timeout=CONNECT_TIMEOUT).close()
         except (OSError, OverflowError) as error:
-            if time.monotonic() > end:
+            if time.monotonic() > deadline:
                 raise TimeoutError(f"rank 0 does not answer at {host}:{port} ({error})") from None
         time.sleep(0.1)

@@ -160,5 +160,5 @@ class MissingExtraError(StableairError, ImportError):
 
 
 def first_line(error: Exception) -> str:
-    """The first line of an error's message, for messages of one line; its class if it has no message."""
+    """Return the first line of an error's message, for messages of one line; its class if it has no message."""
     return (str(error).strip().partition("\n")[0] or type(error).__name__).rstrip(".")

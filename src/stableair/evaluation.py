@@ -3,10 +3,10 @@
 The clients measure the running means and variances of batch norm before the interference moves the weights. So the same
 weights can be evaluated in three ways, without effect on the training: with the `clients`' statistics, as averaged over
 the side link; with statistics `recalibrated` for the new weights on a sample of the clients' training data; and with
-the statistics of the test `batch` itself.
+the statistics of each test `batch`.
 
-On a GPU the host waits for the device once, at the end: the small steps of a recalibration are queued while the test
-data are being computed.
+On a GPU the host waits for the device only once, at the end. It queues the small steps of a recalibration while the
+device still computes on the test data.
 """
 
 from collections.abc import Iterator, Sequence
@@ -68,11 +68,11 @@ class Evaluate:
     module: nn.Module
     data: Dataset
     name: str = "test"
-    norm_stats: str = "clients"  # treatment of the metrics "accuracy" and "loss"
+    norm_stats: str = "clients"  # treatment for the metrics "accuracy" and "loss"
     calibration: Tensor | None = None  # (m,) int64, training samples; None: evaluate `clients` only
-    clients: ClientTests | None = None  # for the accuracies of the single clients
+    clients: ClientTests | None = None  # test sets of the clients; None: no accuracy per client
     batch: int = 1000
-    precision: str = "fp32"  # of matrix products on a GPU
+    precision: str = "fp32"  # precision of matrix products on a GPU
 
     @cached_property
     def norms(self) -> Layout:
@@ -87,7 +87,7 @@ class Evaluate:
 
     @property
     def named(self) -> str:
-        """Treatment of the metrics "accuracy" and "loss"."""
+        """Treatment for the metrics "accuracy" and "loss"."""
         return self.norm_stats if self.norm_stats in self.treatments else "clients"
 
     def at(self, precision: str) -> "Evaluate":
@@ -123,7 +123,7 @@ class Evaluate:
         state = self._recalibrated(state, scaling) if recalibrated else state._replace(stats=state.stats.clone())
         attach(self.module, state, norms=self.norms)
         self.module.eval()
-        seed_generators(0)  # for models that draw in their evaluation, too
+        seed_generators(0)  # for models that draw random numbers in evaluation mode, too
         if treatment == "batch":
             _train(norm_layers(self.module), 0.0)
         test = self.data.test
@@ -162,11 +162,11 @@ class Evaluate:
 
 
 def model_average(keep: float) -> Average:
-    """Make the exponential moving average of the model over the rounds, which only the evaluation uses.
+    """Return the exponential moving average of the model over the rounds; only the evaluation uses it.
 
         a_k = keep a_{k-1} + (1 - keep) w_{k+1},    a_0 = w_1
 
-    The norm buffers are averaged alike. A round without senders repeats the previous model.
+    The norm buffers are averaged in the same way. A round without senders repeats the previous model.
 
     Args:
         keep: Factor of the last average, in [0, 1).
@@ -184,7 +184,7 @@ def model_average(keep: float) -> Average:
 
 
 def _train(layers: list[_BatchNorm], momentum: float) -> None:
-    """Let norm layers use batch statistics, and update the running statistics with `momentum`."""
+    """Make norm layers use batch statistics, and update their running statistics with `momentum`."""
     for layer in layers:
         layer.momentum = momentum
         layer.train()

@@ -16,7 +16,7 @@ from stableair.training.reference import Reference
 
 log = logging.getLogger("stableair")
 
-Engine = dict[str, Any]  # how a run is computed: engine, precision, chunk, why, ranks
+Engine = dict[str, Any]  # record of how a run is computed: engine, precision, chunk, why, ranks
 TIMED_STEPS = 3  # local steps from which the duration of a slow run is projected
 CHUNKS_OVER_RANKS = 4  # the clients are split into this many chunks; independent of the number of ranks
 
@@ -24,10 +24,10 @@ CHUNKS_OVER_RANKS = 4  # the clients are split into this many chunks; independen
 def with_engine(
     sim: Simulation, experiment: Experiment, environment: dict[str, Any], ranks: SingleProcess | ProcessGroup
 ) -> tuple[Simulation, Engine]:
-    """Give a simulation the engine of its experiment.
+    """Replace the reference trainer of a simulation by the engine of its experiment.
 
-    A resumed run keeps the engine of its last rounds, so that it has the bits of an uninterrupted run. If that engine
-    cannot compute the model here, for example because Triton is missing, another engine continues the run.
+    A resumed run keeps the engine of its last rounds, so that it is bit-identical to an uninterrupted run. If that
+    engine cannot compute the model here, for example because Triton is missing, another engine continues the run.
 
     Args:
         sim: The simulation, with the reference trainer.
@@ -61,7 +61,7 @@ def with_engine(
 def _with_reference(
     sim: Simulation, experiment: Experiment, ranks: SingleProcess | ProcessGroup
 ) -> tuple[Simulation, Engine]:
-    """The simulation with the reference engine, as the experiment requests.
+    """Return the simulation with the reference engine, as the experiment requests.
 
     Raises:
         InputError: The experiment sets another precision (`unsupported-precision`).
@@ -79,7 +79,7 @@ def _with_reference(
 
 
 def _recorded_choice(sim: Simulation, experiment: Experiment, environment: dict[str, Any]) -> EngineChoice | None:
-    """The engine of an environment; None if it has none, or if the settings or the kind of device rule it out."""
+    """Return the engine of an environment; None if it records none, or if the settings or the device exclude it."""
     if not {"engine", "precision", "chunk"} <= environment.keys():
         return None
     engine, precision = environment["engine"], environment["precision"]
@@ -93,14 +93,14 @@ def _recorded_choice(sim: Simulation, experiment: Experiment, environment: dict[
 
 
 def _for_ranks(choice: EngineChoice, sim: Simulation, ranks: SingleProcess | ProcessGroup) -> EngineChoice:
-    """The choice for a rank: an engine that trains one client after the other becomes the reference engine."""
+    """Return the choice for a rank: every engine that trains one client after the other becomes the reference."""
     if ranks.size == 1 or choice.engine not in ("reference", "processes"):  # the chunk does not change their bits
         return choice
     return EngineChoice("reference", choice.precision, _equal_chunks(sim, ranks.size), "the ranks share the clients")
 
 
 def _try(sim: Simulation, choice: EngineChoice) -> tuple[Simulation, str]:
-    """Use an engine: the simulation, and the reason why the engine cannot compute it, or ""."""
+    """Try an engine: return the simulation, and the reason why the engine cannot compute it, or ""."""
     try:
         return accelerate(sim, choice), ""
     except InputError as error:
@@ -108,10 +108,11 @@ def _try(sim: Simulation, choice: EngineChoice) -> tuple[Simulation, str]:
 
 
 def projection(sim: Simulation, rounds: int, engine: Engine) -> dict[str, float]:
-    """The projected duration of a run on the reference loop, from the first local steps of one client.
+    """Project the duration of a run with the reference engine from the first local steps of one client.
 
     Returns:
-        {"projected_seconds": ...}; empty for every other engine, whose first round takes little time.
+        {"projected_seconds": ...}; empty for every other engine, whose first round takes little time, and if no client
+        takes part in round 0.
     """
     if engine["engine"] != "reference" or not isinstance(sim.train, Reference):
         return {}
@@ -129,7 +130,7 @@ def projection(sim: Simulation, rounds: int, engine: Engine) -> dict[str, float]
 
 
 def _equal_chunks(sim: Simulation, ranks: int) -> int:
-    """Number of clients that a rank trains together, chosen so that all ranks have about the same work."""
+    """Return the number of clients per chunk that gives all ranks about the same work."""
     most = getattr(sim.train, "chunk", sim.n)
     share = -(-sim.n // ranks)
     return -(-share // -(-share // most))

@@ -15,20 +15,20 @@ def write_whole(
 ) -> Path:
     """Replace a file as a whole: a reader sees the old content or the new content, never a part.
 
-    The new content is written to a temporary file beside the old one, flushed to the disk and renamed. If anything
+    The new content is written to a temporary file in the same folder, flushed to the disk and renamed. If anything
     fails, the old file stays and the temporary file is removed.
 
     Args:
         path: The file.
         content: The new content, or a function that writes it into an open file.
-        dir_fd: Descriptor of the folder of the file, to write there even if the path leads elsewhere by now.
+        dir_fd: Descriptor of the folder of the file, to write there even if the path has been replaced.
     """
     path = Path(path)
     temporary = path.with_name(f".{path.name[:50]}.{secrets.token_hex(4)}.tmp")
     source, target = (temporary, path) if dir_fd is None else (Path(temporary.name), Path(path.name))
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
     with attach_filename(path):
-        descriptor = os.open(source, flags, 0o666, dir_fd=dir_fd)  # the umask decides who may read it
+        descriptor = os.open(source, flags, 0o666, dir_fd=dir_fd)  # the umask restricts the permissions
         try:
             with open(descriptor, "wb") as file:
                 if callable(content):
@@ -50,7 +50,7 @@ def remove_leftovers(folder: Path, older: float = 0.0) -> None:
 
     Args:
         folder: The folder.
-        older: Least age of the files, in seconds.
+        older: Minimum age of the files, in seconds.
     """
     for path in folder.glob(".*.tmp"):
         with suppress(OSError):
@@ -60,7 +60,7 @@ def remove_leftovers(folder: Path, older: float = 0.0) -> None:
 
 @contextmanager
 def attach_filename(path: Path) -> Iterator[None]:
-    """Name this file in an error of the system, such as a full disk."""
+    """Add the name of this file to an error of the operating system, such as a full disk."""
     try:
         yield
     except OSError as error:

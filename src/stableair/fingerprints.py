@@ -1,7 +1,7 @@
 """Digests of Python objects: their values, and the code of their functions and classes.
 
-Equal objects have equal digests in every process. The code of this package and of installed packages counts by its name
-only. An object whose content cannot be read has another digest in every process.
+Equal objects have equal digests in every process. Of code in this package and in installed packages, the digest covers
+only the name. An object whose content cannot be read has a different digest in every process.
 """
 
 import functools
@@ -55,7 +55,7 @@ def qualified_name(value: Any) -> str:
 
 
 def _digest(value: Any, outer: frozenset[int]) -> str:
-    """The digest of an object; an object within itself counts by its type."""
+    """Compute the digest of an object; of an object within itself, only the type is used."""
     result = hashlib.sha256(f"{type(value).__module__}.{type(value).__qualname__}".encode())
     if id(value) not in outer:
         for part in _parts(value):
@@ -65,7 +65,7 @@ def _digest(value: Any, outer: frozenset[int]) -> str:
 
 
 def _parts(value: Any) -> Iterator[Any]:
-    """What an object consists of: bytes, or objects."""
+    """Yield the parts of an object: bytes, or further objects."""
     if isinstance(value, PLAIN):
         yield repr(value).encode(errors="surrogatepass")
     elif isinstance(value, Tensor):
@@ -80,7 +80,7 @@ def _parts(value: Any) -> Iterator[Any]:
         yield from sorted(value, key=repr)
     elif isinstance(value, list | tuple):
         yield from value
-    elif isinstance(value, ModuleType | BuiltinFunctionType) or hasattr(value, "__objclass__"):  # written in C
+    elif isinstance(value, ModuleType | BuiltinFunctionType) or hasattr(value, "__objclass__"):  # implemented in C
         yield getattr(value, "__qualname__", value.__name__).encode()
     elif isinstance(value, FunctionType | type):
         yield from _code_parts(value)
@@ -120,7 +120,7 @@ def _object_parts(value: Any) -> Iterator[Any]:
 
 
 def _code_parts(value: Any) -> Iterator[Any]:
-    """The code of a function or a class, and what it refers to."""
+    """Yield the code of a function or a class, and the objects that it refers to."""
     yield qualified_name(value).encode()
     is_function, is_script = isinstance(value, FunctionType), _is_script(value)
     if not is_script and _is_users(value):
@@ -145,13 +145,13 @@ def _is_script(code: Any) -> bool:
 
 
 def _is_users(code: Any) -> bool:
-    """Whether a function or class is the user's, neither of this package nor installed."""
+    """Whether a function or class belongs to the user: it is neither in this package nor installed."""
     file = getattr(sys.modules[code.__module__], "__file__", None) or ""
     return is_local(Path(file))
 
 
 def _is_defined(name: str, value: Any) -> bool:
-    """Whether an attribute of a class is one that its body defines."""
+    """Whether the body of a class defines this attribute."""
     return not (name.startswith("__") and name.endswith("__")) or inspect.isfunction(value)
 
 
@@ -161,7 +161,7 @@ def _closure(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _bytecode(code: CodeType) -> Iterator[Any]:
-    """The instructions of a function and of the functions in it, without their places in a file."""
+    """Yield the instructions of a function and of the functions in it, without file names and line numbers."""
     yield code.co_code
     yield [*code.co_names, *code.co_varnames, *code.co_freevars]
     for constant in code.co_consts:
@@ -169,6 +169,6 @@ def _bytecode(code: CodeType) -> Iterator[Any]:
 
 
 def _names(code: CodeType) -> set[str]:
-    """The names that a function and the functions in it use."""
+    """Return the names that a function and the functions in it use."""
     inner = [_names(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
     return set(code.co_names).union(*inner)

@@ -59,7 +59,7 @@ def isolated_steps(
                     except StopIteration:
                         return
                 yield result
-                del result  # before the next one is computed
+                del result  # free it before the next one is computed
         finally:
             if isinstance(results, Generator):
                 results.close()

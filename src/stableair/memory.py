@@ -1,4 +1,4 @@
-"""Memories: trees of tensors that components keep between rounds. Components do not change their arguments."""
+"""Memories: trees of tensors that components keep between rounds; checks that components change nothing in place."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -14,11 +14,11 @@ from stableair.errors import InputError
 from stableair.validation import short_repr
 
 LEAVES = bool, int, float, str, type(None)
-MAX_BITS = 2000  # of an integer in a memory
+MAX_BITS = 2000  # limit of an integer in a memory
 
 
 def map_tensors(change: Callable[[Tensor], Tensor], memory: Memory) -> Memory:
-    """The same tree in fresh containers, with every tensor replaced by change(tensor).
+    """Return the tree in new containers, with every tensor replaced by change(tensor).
 
     >>> map_tensors(lambda t: 2 * t, {"v": torch.ones(2), "rounds": 3})
     {'v': tensor([2., 2.]), 'rounds': 3}
@@ -55,7 +55,7 @@ def check_memory(kind: str, memory: Memory, path: str = "memory") -> Memory:
     Args:
         kind: The component, for the error: "receiver".
         memory: A tree of dense tensors, numbers, text, None, tuples, lists and dicts.
-        path: Where the tree is, for the error: "memory[0]['mean']".
+        path: Position of the tree, for the error: "memory[0]['mean']".
 
     Raises:
         InputError: The memory holds a value that a checkpoint cannot hold (`bad-memory`; fields kind, path, type).
@@ -77,7 +77,7 @@ def check_memory(kind: str, memory: Memory, path: str = "memory") -> Memory:
 
 
 def _can_be_pickled(leaf: Any) -> bool:
-    """Whether torch.load(weights_only=True) reads a leaf: it knows neither huge integers nor text beyond UTF-8."""
+    """Whether torch.load(weights_only=True) can read a leaf: not a huge integer, nor text that is not valid UTF-8."""
     if isinstance(leaf, str):
         return not any("\ud800" <= letter <= "\udfff" for letter in leaf)
     return type(leaf) is not int or leaf.bit_length() < MAX_BITS
@@ -90,7 +90,7 @@ def _bad_memory(kind: str, path: str, memory: Memory, problem: str) -> InputErro
 
 
 def check_structure(kind: str, memory: Memory, before: Memory) -> Memory:
-    """Return a memory that has the structure of the one before: otherwise its checkpoint could not be resumed.
+    """Return a memory; it must have the structure of the one before, since a checkpoint could not be resumed otherwise.
 
     Raises:
         InputError: The memory has another structure (`memory-structure`).
@@ -102,7 +102,7 @@ def check_structure(kind: str, memory: Memory, before: Memory) -> Memory:
 
 
 def same_structure(memory: Memory, like: Memory) -> bool:
-    """Whether a memory has the keys, lengths and tensor shapes of another one; None may become anything."""
+    """Whether a memory has the keys, lengths and tensor shapes of another one; None may become any structure."""
     if like is None:
         return True
     if isinstance(like, dict):
@@ -126,13 +126,13 @@ def non_finite_parts(state: State, infinite_memories: bool = False) -> set[str]:
 
     The energies are not a part: no later model depends on them.
 
-    Parameters and norm buffers must be finite: no client can train from others. In a memory, infinity can be correct: a
-    limit that is not set yet, or the largest entry of a received sum, which may be infinite. NaN is never correct: the
-    result of every computation with it is NaN again.
+    Parameters and norm buffers must be finite: clients cannot train a model with other values. In a memory, infinity
+    can be correct: for example a limit that is not set yet, or the largest entry of a received sum. NaN is never
+    correct: every computation with it gives NaN again.
 
     Args:
         state: The state after a round.
-        infinite_memories: Whether the tensors of memories may be infinite. Python numbers always may.
+        infinite_memories: Whether the tensors of memories may be infinite. Python numbers may always be infinite.
     """
     memories = {name: memory for name, memory in state._asdict().items() if name not in ("model", "energies")}
     parts = {name for name, memory in memories.items() if not _is_finite(memory, infinite_memories)}
@@ -151,7 +151,7 @@ def _is_finite(memory: Memory, infinity: bool = False) -> bool:
 
 
 def _describe(memory: Memory) -> str:
-    """The outer structure of a memory in a few words."""
+    """Describe the outer structure of a memory in a few words."""
     if isinstance(memory, Tensor):
         return f"tensor{tuple(memory.shape)}"
     if isinstance(memory, dict):
@@ -165,22 +165,23 @@ def _describe(memory: Memory) -> str:
 def unchanged(kind: str, *arguments: Any, setting: str = "") -> Iterator[None]:
     """Refuse a component that changes a tensor of its arguments in place.
 
-    A kept `Round.state`, the checkpoint that a thread is writing, and the metrics of the round share these tensors.
-    Writes that bypass torch (`g.numpy()[:] = 0`, `g.data.zero_()`) move no version counter and are not detected.
+    A `Round.state` that the caller keeps, the checkpoint that a thread is writing, and the metrics of the round share
+    these tensors. Writes that bypass torch (`g.numpy()[:] = 0`, `g.data.zero_()`) do not change the version counter and
+    are not detected.
 
     Args:
         kind: The component, for the error message.
         arguments: Trees of tensors.
-        setting: The setting that names the component; by default its kind.
+        setting: The setting of the component; by default its kind.
 
     Raises:
-        InputError: The version counter of a tensor moved.
+        InputError: The version counter of a tensor has changed (`changed-in-place`).
     """
     watched = [t for t in tensors(arguments) if not t.is_inference()]
     before = [t._version for t in watched]
     yield
     if [t._version for t in watched] != before:
-        text = f"the {kind} changes its input or its memory in place; return a new tensor, such as torch.clamp's"
+        text = f"the {kind} changes its input or its memory in place; return a new tensor, as torch.clamp does"
         raise InputError(text, code="changed-in-place", setting=setting or kind)
 
 

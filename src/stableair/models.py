@@ -1,6 +1,6 @@
 """Models: each factory returns a function (shape of an input, number of classes) -> module.
 
-A module maps a batch of inputs to logits: (m, c, h, w) -> (m, classes).
+The module maps a batch of inputs to logits: (m, c, h, w) -> (m, classes).
 """
 
 from collections.abc import Callable
@@ -144,7 +144,7 @@ def resnet34(norm: Literal["batch", "group"] = "batch", init: Literal["torch", "
 
 
 NORMS: dict[str, Callable[[int], nn.Module]] = {
-    "batch": nn.BatchNorm2d,  # running means and variances are sent over the side link
+    "batch": nn.BatchNorm2d,  # the clients send its running means and variances over the side link
     "group": lambda channels: nn.GroupNorm(32, channels),  # no buffers, and no coupling between samples
 }
 
@@ -153,10 +153,10 @@ INITS = "torch", "he"  # torch's default, or He's normal law by the fan-out of e
 
 
 def _resnet(name: str, depths: tuple[int, ...], norm: str, init: str) -> Model:
-    make, he = NORMS[choice("norm", norm, NORMS)], choice("init", init, INITS) == "he"
+    make_norm, he = NORMS[choice("norm", norm, NORMS)], choice("init", init, INITS) == "he"
 
     def build(shape: tuple[int, ...], classes: int) -> nn.Module:
-        module = ResNet(_image(name, shape, least=8)[0], depths, classes, make)
+        module = ResNet(_image(name, shape, least=8)[0], depths, classes, make_norm)
         for layer in module.modules():
             if he and isinstance(layer, nn.Conv2d):
                 nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")

@@ -31,8 +31,8 @@ def clip_grad_mac_(
 
     Call it between `loss.backward()` and `optimizer.step()`. An infinite entry is clipped like any other; if most
     entries are infinite, so is the median. A NaN makes all entries that share its median NaN, and these entries are
-    counted as clipped. Only `error_if_nonfinite`, C="auto" and gradients on several devices synchronise with the
-    device.
+    counted as clipped. Only `error_if_nonfinite`, C="auto" and gradients on several devices make the host wait for
+    the device.
 
     Args:
         parameters: One tensor or several, of any shapes, dtypes and devices. Tensors without a gradient are skipped.

@@ -1,4 +1,4 @@
-"""Python objects in place of specs: a network, a data set, a receiver or a server that is given to a run."""
+"""Python objects in place of specs: a network, a data set, a receiver or a server that is passed to a run."""
 
 import copy
 import inspect
@@ -10,35 +10,36 @@ from torch import nn
 from stableair.contracts import Dataset, Rule, ServerRule
 from stableair.errors import InputError
 from stableair.fingerprints import fingerprint, qualified_name
-from stableair.spec import OBJECT, Given, format_call
+from stableair.spec import OBJECT, PassedObject, format_call
 from stableair.validation import short_repr
 
 OBJECT_SETTINGS = "data", "model", "receiver", "server"  # the settings that may be Python objects
 MAX_NAME = 200  # characters of a recorded name
 
 
-def as_settings(**objects: Any) -> tuple[dict[str, str], dict[str, Given]]:
-    """Return the specs of some Python objects, and the objects by digest.
+def as_settings(**objects: Any) -> tuple[dict[str, str], dict[str, PassedObject]]:
+    """Convert Python objects to specs.
 
     Args:
         **objects: An object or a spec for each setting; None leaves out the setting.
 
     Returns:
-        The settings, each a spec such as object(name='net.Net', digest='...'); and the objects, for `spec.given`.
+        The settings, each a spec such as object(name='net.Net', digest='...'); and the objects by digest, for
+        `spec.passed_objects`.
 
     Raises:
         InputError: An object cannot be used for its setting (`wrong-type`).
     """
     settings: dict[str, str] = {}
-    given: dict[str, Given] = {}
+    passed: dict[str, PassedObject] = {}
     for setting, value in objects.items():
         if value is None or isinstance(value, str):
             settings |= {} if value is None else {setting: value}
             continue
         component, digest = _component(setting, value), fingerprint(value)
-        given[digest] = Given(component, _location(value))
+        passed[digest] = PassedObject(component, _location(value))
         settings[setting] = format_call(OBJECT, {"name": _name(value), "digest": digest})
-    return settings, given
+    return settings, passed
 
 
 def is_object(value: Any) -> bool:
@@ -47,22 +48,22 @@ def is_object(value: Any) -> bool:
 
 
 def _component(setting: str, value: Any) -> Any:
-    """The object that a registered factory of the setting would return."""
+    """Convert a Python object to the value that a registered factory of the setting would return."""
     if setting == "data" and not isinstance(value, Dataset):
-        advice = "make one with sa.Dataset.from_arrays, from_torch or from_csv"
+        advice = "create one with sa.Dataset.from_arrays, from_torch or from_csv"
         raise InputError(f"data must be a Dataset: got {short_repr(value)}", code="wrong-type", advice=advice)
     if setting != "model":
         return value
     if isinstance(value, nn.Module):
         return lambda shape, classes: copy.deepcopy(value).cpu()
     if not callable(value):
-        text = f"the model must be a torch.nn.Module or a function that makes one: got {short_repr(value)}"
+        text = f"the model must be a torch.nn.Module or a function that returns one: got {short_repr(value)}"
         raise InputError(text, code="wrong-type", setting="model")
     return lambda shape, classes: _built(value, shape, classes)
 
 
 def _built(factory: Callable[..., Any], shape: tuple[int, ...], classes: int) -> Any:
-    """The module of a factory: it is called without arguments if it needs none, else with the shape and classes."""
+    """Call a user's factory of a module: without arguments if it needs none, else with the shape and the classes."""
     made = factory() if _needs_no_argument(factory) else factory(shape, classes)
     return made(shape, classes) if callable(made) and not isinstance(made, nn.Module) else made
 
@@ -76,14 +77,14 @@ def _needs_no_argument(factory: Callable[..., Any]) -> bool:
 
 
 def _name(value: Any) -> str:
-    """The name under which an object is recorded; a data set from a file has the name of the file."""
+    """Return the name under which an object is recorded; a data set from a file has the name of the file."""
     if isinstance(value, Dataset):
         return value.files[0][0][-MAX_NAME:] if value.files else "Dataset"
     return qualified_name(value.apply if isinstance(value, Rule | ServerRule) else value)[-MAX_NAME:]
 
 
 def _location(value: Any) -> tuple[str, int] | None:
-    """The file and line of the code of an object."""
+    """Return the file and line of the code of an object; None if it has no Python code."""
     is_network = isinstance(value, nn.Module) or (isinstance(value, type) and issubclass(value, nn.Module))
     function = value.forward if is_network else getattr(value, "apply", value)
     code = getattr(inspect.unwrap(function) if callable(function) else None, "__code__", None)

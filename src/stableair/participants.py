@@ -58,16 +58,16 @@ def sample(m: int) -> Participation:
 class bernoulli:
     """Each client takes part with probability q, independently of the others.
 
-    The sum is divided by the number of participants, or with expected=True by the expected number N q. The server then
-    receives
+    The sum is divided by the number of senders, or with expected=True by the expected number of participants, N q. With
+    expected=True the server receives
 
         (1 / N q) sum_n b_n u_n,    b_n = 1 with probability q, else 0
 
-    Its expectation over all rounds, including rounds without participants, is the mean of all u_n.
+    Its expectation, which includes rounds without participants, is the mean of all u_n.
 
     Args:
         q: Probability that a client takes part, in (0, 1].
-        expected: Whether to divide the sum by N q instead of the number of participants.
+        expected: Whether to divide the sum by N q instead of the number of senders.
 
     >>> bernoulli(0.5)(5, generator(0, "participation", 0)).tolist()
     [1, 3, 4]
@@ -103,7 +103,7 @@ class dropout:
         of: Spec of the other participation rule.
 
     Raises:
-        InputError: `of` is dropout itself (`not-nestable`).
+        InputError: `of` is also a dropout (`not-nestable`).
 
     >>> dropout(0.5, of="sample(4)")(5, generator(0, "participation", 2)).tolist()
     [0, 3]
@@ -113,7 +113,7 @@ class dropout:
         self.p = fraction("p", p)
         self.of: Participation = participation.one(of)()
         if isinstance(self.of, dropout):
-            text = "of must not be dropout: for two dropouts p and q, set p + q - p q"
+            text = "of must not be dropout; two dropouts p and q are one dropout with probability p + q - p q"
             raise InputError(text, code="not-nestable", name="dropout")
 
     def __call__(self, n: int, source: Generator) -> Tensor:
@@ -134,10 +134,10 @@ def divisor(rule: Participation, n: int) -> float | None:
 
 
 def participants(rule: Participation, sizes: Sequence[int], seed: int) -> Callable[[int], Tensor]:
-    """Make the function that draws the participants of a round, in the order in which they train and are summed.
+    """Return the function that draws the participants of a round, in the order of training and summation.
 
-    Clients with the most samples come first, then by index. This order is fixed, so that sums are bit-identical for
-    every engine, chunk size and number of processes.
+    The clients are sorted by their number of samples, largest first, then by index. The order is fixed, so that sums
+    are bit-identical for every engine, chunk size and number of processes.
 
     Args:
         rule: Participation rule.
@@ -146,7 +146,7 @@ def participants(rule: Participation, sizes: Sequence[int], seed: int) -> Callab
 
     Returns:
         A function from the round k to its clients, (m,) int64 on the host. It raises an InputError if the rule does not
-        return some of the clients, each once.
+        return distinct clients.
     """
     n = len(sizes)
     position = {client: i for i, client in enumerate(sorted(range(n), key=lambda client: (-sizes[client], client)))}
@@ -160,7 +160,7 @@ def participants(rule: Participation, sizes: Sequence[int], seed: int) -> Callab
             raise InputError(text, code="wrong-shape", setting="participation", actual=actual)
         clients = drawn.tolist()
         if len(set(clients)) < len(clients) or not position.keys() >= set(clients):
-            allowed = f"some of the clients 0 to {n - 1}, each once"
+            allowed = f"distinct clients from 0 to {n - 1}"
             text = f"round {k}: the participation must return {allowed}: got {short_repr(clients)}"
             raise InputError(text, code="unknown-clients", setting="participation", k=k, clients=clients)
         return torch.tensor(sorted(clients, key=position.__getitem__), dtype=torch.int64)

@@ -32,7 +32,7 @@ from stableair.results.reading import read_run
 from stableair.results.recorder import RunMetadata, recorded
 from stableair.results.resume import NEW_RUN, ResumePoint, check_same_data, restored_state, resume_point
 from stableair.results.run import Run
-from stableair.spec import given
+from stableair.spec import passed_objects
 from stableair.training.reference import threads
 from stableair.validation import as_path, integer, typed
 
@@ -99,7 +99,7 @@ def run(
     control = RunControl.create(options, experiment.evaluate, folder)
     with observing(callbacks, options, folder) as observer:
         try:
-            with given(objects) as available, _advise_on_interrupt(None if resume else folder):
+            with passed_objects(objects) as available, _advise_on_interrupt(None if resume else folder):
                 result = _run(experiment, folder, resume, checkpoint_every, plugin_changed, control, observer)
             result = replace(result, objects=available)
         except RunBusyError:
@@ -118,7 +118,7 @@ def _run(
     """Run the experiment; the observer is called at its start and after each round."""
     with ExitStack() as stack, out_of_memory_as_error():
         ranks = stack.enter_context(join_process_group(_settings_of_rank(experiment, folder)))
-        lock: LockedFolder | None = None  # of rank 0, which writes
+        lock: LockedFolder | None = None  # only on rank 0, which writes the folder
 
         def open_folder() -> ResumePoint:
             nonlocal lock
@@ -218,7 +218,7 @@ def _collect(
 
 @contextmanager
 def _advise_on_interrupt(folder: Path | None) -> Iterator[None]:
-    """Add to the traceback of Ctrl-C how to continue the run in a folder."""
+    """Add a note to the traceback of Ctrl-C: how to continue the run in a folder."""
     try:
         yield
     except KeyboardInterrupt as interrupt:
@@ -229,7 +229,7 @@ def _advise_on_interrupt(folder: Path | None) -> Iterator[None]:
 
 @contextmanager
 def _advise_on_chunk(engine: Engine) -> Iterator[None]:
-    """Raise ResourceError with a smaller chunk where the memory of the GPU does not suffice."""
+    """Raise a ResourceError that suggests a smaller chunk if the GPU runs out of memory."""
     try:
         yield
     except torch.cuda.OutOfMemoryError:
@@ -238,20 +238,20 @@ def _advise_on_chunk(engine: Engine) -> Iterator[None]:
 
 
 def _attributed(rounds: Iterator[Round], experiment: Experiment) -> Iterator[Round]:
-    """The rounds; an error in a user's component is raised with its file and line."""
+    """Yield the rounds; raise an error in a user's component with its file and line."""
     with attribute_plugin_errors(experiment):
         yield from rounds
 
 
 @contextmanager
 def out_of_memory_as_error() -> Iterator[None]:
-    """Raise ResourceError where the memory of the machine does not suffice."""
+    """Raise a ResourceError if the machine runs out of memory."""
     text = "not enough memory for an experiment of this size"
     try:
         yield
     except MemoryError:
         raise ResourceError(text, code="out-of-memory") from None
-    except RuntimeError as error:  # on a CPU torch has no class for it
+    except RuntimeError as error:  # torch has no error class for this on a CPU
         if not re.search("allocate memory|out of memory|Storage size calculation", str(error)):
             raise
         raise ResourceError(text, code="out-of-memory") from None

@@ -1,4 +1,4 @@
-"""Schedules of a learning rate: its share s_k in step k, for the clients (`lr_decay`) and for the server."""
+"""Schedules of a learning rate: the share s_k of the learning rate in step k, for the clients and for the server."""
 
 import math
 from collections.abc import Callable
@@ -57,7 +57,7 @@ def inverse(over: int = 100, floor: float = 0.01) -> Schedule:
     """Learning rate that falls like 1 / k: s_k = max(floor, 1 / (1 + k / over)).
 
     Args:
-        over: Number of steps after which the share is 1/2; after twice as many it is 1/3.
+        over: Number of steps after which the share is 1/2; after 2 * over steps it is 1/3.
         floor: Smallest share, in (0, 1].
 
     Returns:
@@ -101,9 +101,9 @@ def _cosine_share(k: int, over: int, floor: float) -> float:
 
 
 def _checked(over: int, floor: float) -> tuple[int, float]:
-    """Check the arguments of a decay, and return them."""
+    """Check the arguments of a schedule, and return them."""
     over, least = integer("over", over, 1), number("floor", floor, high=1.0)
     if not least > 0:
-        text = f"floor must be above 0, so that the step never vanishes: got {least:g}"
+        text = f"floor must be above 0, so that the learning rate stays positive: got {least:g}"
         raise InputError(text, code="out-of-range", name="floor", value=least, low=0, high=1)
     return over, least

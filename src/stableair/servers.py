@@ -18,7 +18,7 @@ from stableair.validation import boolean, choice, float32, fraction, number, pos
 
 server = Registry("server", "servers")
 
-SMALLEST_EPS = 1e-16  # its root, for any alpha, is still a float32
+SMALLEST_EPS = 1e-16  # eps^(1/alpha) is above the smallest float32 for every alpha
 
 
 @server("sgd")
@@ -58,8 +58,8 @@ def sgd(
         return lambda w, g: w - step * g
 
     def apply(w: Tensor, g: Tensor, rounds: int) -> tuple[Tensor, int, Metrics]:
-        length = step * shares[decay](rounds)
-        return w - length * g, rounds + 1, {"lr": length}
+        rate = step * shares[decay](rounds)
+        return w - rate * g, rounds + 1, {"lr": rate}
 
     return ServerRule(apply, init=lambda like: 0)
 
@@ -120,7 +120,7 @@ def fedavgm(lr: float | None = None, beta: float = 0.9, nesterov: bool = False) 
 def _adota(
     lr: float, b1: float, alpha: float, eps: float, accumulate: Callable[[Tensor, Tensor], Tensor]
 ) -> ServerRuleLike:
-    """The common part of the two ADOTA rules: D = b1 D + (1 - b1) g, w - lr D / (v + eps)^(1/alpha).
+    """Return an ADOTA rule: D = b1 D + (1 - b1) g, w - lr D / (v + eps)^(1/alpha).
 
     `accumulate` computes the new v from the last v and |D|^alpha of this round: (d,), (d,) -> (d,).
     """
@@ -143,7 +143,7 @@ def adagrad_ota(lr: float = 0.01, b1: float = 0.9, alpha: float = 1.5, eps: floa
         D_k = b1 D_{k-1} + (1 - b1) g_k,    v_k = v_{k-1} + |D_k|^alpha,
         w_{k+1} = w_k - lr D_k / (v_k + eps)^(1/alpha)
 
-    The start is D = v = 0 (Wang et al., arXiv 2403.06528). With b1 = 0, alpha = 2 and eps -> 0 it is AdaGrad.
+    D and v start at 0 (Wang et al., arXiv 2403.06528). With b1 = 0, alpha = 2 and eps -> 0 it is AdaGrad.
 
     Args:
         lr: Learning rate, above 0.
@@ -170,7 +170,7 @@ def adam_ota(
         D_k = b1 D_{k-1} + (1 - b1) g_k,    v_k = b2 v_{k-1} + (1 - b2) |D_k|^alpha,
         w_{k+1} = w_k - lr D_k / (v_k + eps)^(1/alpha)
 
-    The start is D = v = 0, without a bias correction (Wang et al., arXiv 2403.06528). With b1 = 0, alpha = 2 and eps ->
+    D and v start at 0, without a bias correction (Wang et al., arXiv 2403.06528). With b1 = 0, alpha = 2 and eps ->
     0 it is RMSprop; with b2 = 0 too it is the sign, w - lr sign(g).
 
     Args:
@@ -207,7 +207,7 @@ def as_server_rule(rule: ServerRuleLike) -> ServerRule:
     -1.0
     """
 
-    def lift(function: Callable[[Tensor, Tensor], Tensor]) -> ServerRule:
+    def from_function(function: Callable[[Tensor, Tensor], Tensor]) -> ServerRule:
         return ServerRule(lambda w, g, memory: (function(w, g), memory, {}))
 
-    return as_rule("server", rule, ServerRule, lift)
+    return as_rule("server", rule, ServerRule, from_function)

@@ -16,16 +16,16 @@ from typing import Any, NamedTuple
 PACKAGE = Path(__file__).parent
 STANDARD_LIBRARY = Path(sysconfig.get_paths()["stdlib"])
 INSTALLED = {"site-packages", "dist-packages"}
-UNKNOWN = "unknown:"  # start of a version without source code
+UNKNOWN = "unknown:"  # prefix of the version of a component without source code
 
 
 class Source(NamedTuple):
-    """Where the code of a component is.
+    """Location and version of the code of a component.
 
     Args:
         file: The file of the plug-in or the script; a name such as "<stdin>" for an interactive session.
-        version: "sha256:..." of the code. Without source code "unknown:..." and a random number: it differs from the
-            version of every other registration, so that results cannot be reused from another process.
+        version: "sha256:..." of the code. Without source code: "unknown:..." with a random number. It then differs from
+            the version of every other registration, so that another process cannot reuse the results.
     """
 
     file: str
@@ -35,11 +35,11 @@ class Source(NamedTuple):
 def source_of(factory: Callable[..., Any]) -> Source | None:
     """Find the source of a component; None for a component of this package.
 
-    The version of a component in a module covers the module's file and the local modules that it imports, at the top or
-    in a function, by a statement or by `importlib.import_module("name")`. If a package loads its modules on demand (its
-    __init__.py defines `__getattr__`), all of its modules are covered. Modules whose name is computed, and files that
-    are read or executed in another way, are not covered. The version of a component in a script or notebook covers the
-    code of the component.
+    For a component in a module, the version covers the module's file and the local modules that it imports: at the top
+    or in a function, with a statement or with `importlib.import_module("name")`. If a package loads its modules on
+    demand (its __init__.py defines `__getattr__`), the version covers all of its modules. It does not cover modules
+    whose name is computed, and files that are read or executed in another way. For a component in a script or a
+    notebook, the version covers the code of the component only.
     """
     function = inspect.unwrap(factory)
     while isinstance(function, functools.partial):
@@ -61,12 +61,12 @@ def source_of(factory: Callable[..., Any]) -> Source | None:
 
 
 def _version(texts: dict[str, str]) -> str:
-    """The hash of some texts by name."""
+    """Compute the hash of texts and their names."""
     return f"sha256:{hashlib.sha256(repr(sorted(texts.items())).encode(errors='surrogatepass')).hexdigest()}"
 
 
 def _local_files(file: Path, package: str) -> dict[str, str]:
-    """The hash of a Python file and of the local modules that it imports, directly or not, by file name."""
+    """Compute the hashes of a Python file and of the local modules that it imports, directly or indirectly."""
     hashes: dict[Path, str] = {}
     pending = [(file, package)]
     while pending:
@@ -87,9 +87,9 @@ def _local_files(file: Path, package: str) -> dict[str, str]:
 
 @functools.lru_cache(1000)
 def _read(path: Path, changed: int, size: int) -> tuple[str, tuple[tuple[int, str], ...], bool]:
-    """The hash of a file, its imports as (number of leading dots, name), and whether it defines `__getattr__`.
+    """Read the hash of a file, its imports as (number of leading dots, name), and whether it defines `__getattr__`.
 
-    `changed` and `size` key the cache.
+    The modification time `changed` and the `size` are keys of the cache.
     """
     content = path.read_bytes()
     tree = ast.parse(content)
@@ -106,7 +106,7 @@ def _read(path: Path, changed: int, size: int) -> tuple[str, tuple[tuple[int, st
 
 
 def _imported_by_call(call: ast.Call) -> str:
-    """The name in `importlib.import_module("name")` or `__import__("name")`; "" for any other call."""
+    """Return the name in `importlib.import_module("name")` or `__import__("name")`; "" for any other call."""
     function = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
     argument = call.args[0] if call.args else None
     if function not in ("import_module", "__import__") or not isinstance(argument, ast.Constant):
@@ -123,7 +123,7 @@ def _defines_getattr(statement: ast.stmt) -> bool:
 
 
 def _module_names(imports: tuple[tuple[int, str], ...], package: str) -> Iterator[str]:
-    """The modules that imports may load: for a.b.c the names a, a.b and a.b.c."""
+    """Yield the modules that imports may load: for a.b.c the names a, a.b and a.b.c."""
     for level, name in imports:
         try:
             parts = resolve_name("." * level + name, package or None).split(".")
@@ -133,7 +133,7 @@ def _module_names(imports: tuple[tuple[int, str], ...], package: str) -> Iterato
 
 
 def _module_file(name: str) -> tuple[Path | None, bool]:
-    """The file of a module, and whether it is a package; the module is not imported."""
+    """Find the file of a module, and whether it is a package; the module is not imported."""
     if name in sys.modules:
         module = sys.modules[name]
         file = getattr(module, "__file__", None)
@@ -144,7 +144,7 @@ def _module_file(name: str) -> tuple[Path | None, bool]:
 
 
 def _module_spec(name: str) -> ModuleSpec | None:
-    """The spec of a module; neither the module nor its parents are imported."""
+    """Find the import spec of a module; neither the module nor its parents are imported."""
     parent = name.rpartition(".")[0]
     if not parent:
         return PathFinder.find_spec(name)
@@ -157,7 +157,7 @@ def _module_spec(name: str) -> ModuleSpec | None:
 
 
 def is_local(file: Path) -> bool:
-    """Whether a module is the user's: neither of this package, nor installed, nor of the standard library."""
+    """Whether a module belongs to the user: not to this package, an installed package or the standard library."""
     path = file.absolute()
     is_known = path.is_relative_to(PACKAGE) or path.is_relative_to(STANDARD_LIBRARY) or INSTALLED & set(path.parts)
     return path.suffix == ".py" and path.is_file() and not is_known

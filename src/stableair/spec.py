@@ -27,7 +27,7 @@ from stableair.validation import as_path, short_repr, suggest, type_name
 
 MAX_LENGTH = 500  # characters of a spec
 REGISTRIES: dict[str, "Registry"] = {}
-PLUGINS: list[str] = []  # the loaded plug-in files
+PLUGINS: list[str] = []  # paths of the loaded plug-in files
 Factory = TypeVar("Factory", bound=Callable[..., Any])
 
 
@@ -79,13 +79,13 @@ class Entry:
         return self.declared.get("specs", {})
 
     def complete(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Return the arguments; nested specs include their default arguments."""
+        """Return the arguments, with the default arguments of nested specs added."""
         nested = {k: v for k, v in arguments.items() if k in self.specs and isinstance(v, str)}
         return arguments | {k: str(self.specs[k].one(text).full()) for k, text in nested.items()}
 
     @property
     def user_location(self) -> tuple[str, int] | None:
-        """The file and line of a factory that is not part of this package."""
+        """The file and line of a factory outside this package; None for a factory of this package."""
         code = getattr(inspect.unwrap(self.factory), "__code__", None)
         if code is None or Path(code.co_filename).is_relative_to(Path(__file__).parent):
             return None
@@ -143,10 +143,10 @@ class Call:
 
     @property
     def user_location(self) -> tuple[str, int] | None:
-        """The file and line of a component that is not part of this package."""
+        """The file and line of a component outside this package; None for a component of this package."""
         if self.is_object:
-            given = GIVEN.get().get(self.arguments["digest"])
-            return given.location if given else None
+            passed = PASSED_OBJECTS.get().get(self.arguments["digest"])
+            return passed.location if passed else None
         return self.entry.user_location
 
     @property
@@ -212,7 +212,7 @@ class Registry:
         REGISTRIES[plural] = self
 
     def entry(self, name: str) -> Entry:
-        """Return the component of a name, or the entry of Python objects that are passed to a run."""
+        """Return the component of a name; "object" stands for the Python objects that are passed to a run."""
         return OBJECT_ENTRY if name == OBJECT else self.entries[name]
 
     def __call__(self, name: str, **declared: Any) -> Callable[[Factory], Factory]:
@@ -291,7 +291,8 @@ class Registry:
                     message, code="unknown-argument", component=entry.name, name=keyword.arg, allowed=known
                 )
             if keyword.arg in names:
-                message = f"{self.kind} {text!r}: an argument is given twice; the signature is {entry.signature}"
+                problem = f"argument {keyword.arg!r} is given twice"
+                message = f"{self.kind} {text!r}: {problem}; the signature is {entry.signature}"
                 raise InputError(message, code="duplicate-argument", component=entry.name, name=keyword.arg)
             names.add(keyword.arg)
 
@@ -304,7 +305,7 @@ class Registry:
                 raise InputError(message, code="unquoted-spec", component=entry.name, name=name)
 
     def _bind(self, entry: Entry, positional: list[Any], named: dict[str, Any], text: str) -> dict[str, Any]:
-        """Return the arguments by name, including **kwargs."""
+        """Return the arguments by name, including the arguments in **kwargs."""
         try:
             bound = inspect.signature(entry.factory).bind(*positional, **named)
         except TypeError as error:
@@ -324,49 +325,61 @@ OBJECT = "object"
 
 
 @dataclass(frozen=True)
-class Given:
-    """A Python object that is given to a run as a component."""
+class PassedObject:
+    """A Python object that is passed to a run as a component."""
 
-    component: Any  # what a registered factory would return
+    component: Any  # as a registered factory would return it
     location: tuple[str, int] | None  # file and line of its code
 
 
-GIVEN: ContextVar[Mapping[str, Given]] = ContextVar("GIVEN", default={})  # noqa: B039 (never changed in place)
+PASSED_OBJECTS: ContextVar[Mapping[str, PassedObject]] = ContextVar("PASSED_OBJECTS", default={})  # noqa: B039 (never changed in place)
 
 
 @contextmanager
-def given(objects: Mapping[str, Given]) -> Iterator[Mapping[str, Given]]:
+def passed_objects(objects: Mapping[str, PassedObject]) -> Iterator[Mapping[str, PassedObject]]:
     """Make Python objects available by their digests within the block; yields all that are available there."""
-    available = {**GIVEN.get(), **objects}
-    token = GIVEN.set(available)
+    available = {**PASSED_OBJECTS.get(), **objects}
+    token = PASSED_OBJECTS.set(available)
     try:
         yield available
     finally:
-        GIVEN.reset(token)
+        PASSED_OBJECTS.reset(token)
 
 
-def given_object(name: str, digest: str) -> Any:
+def passed_object(name: str, digest: str) -> Any:
     """Return a Python object that was passed to `sa.run`.
 
     Raises:
         InputError: The object was not passed to this run (`object-needed`).
     """
-    if digest not in GIVEN.get():
+    if digest not in PASSED_OBJECTS.get():
         text = f"{name} is a Python object, and a spec contains only its name"
         raise InputError(text, code="object-needed", advice="pass the object itself, as to sa.run")
-    return GIVEN.get()[digest].component
+    return PASSED_OBJECTS.get()[digest].component
 
 
-OBJECT_ENTRY = Entry(OBJECT, given_object, {})
+OBJECT_ENTRY = Entry(OBJECT, passed_object, {})
+
+
+_WITH_DIGEST = re.compile(rf"{OBJECT}\(name='?([^',]*)'?, digest='?([0-9a-f]*)'?\)")
 
 
 def without_digests(text: str) -> str:
-    """Return a spec with the names of Python objects only, for labels.
+    """Replace each Python object in a spec by its name, for labels.
 
     >>> without_digests("object(name='net.Net', digest='3f')")
     'net.Net'
     """
-    return re.sub(rf"{OBJECT}\(name='?([^',]*)'?, digest='?[0-9a-f]*'?\)", r"\1", text)
+    return _WITH_DIGEST.sub(r"\1", text)
+
+
+def with_short_digests(text: str) -> str:
+    """Replace each Python object in a spec by its name and the start of its digest, for labels that would be equal.
+
+    >>> with_short_digests("object(name='net.Net', digest='3f9a01')")
+    'net.Net (3f9a)'
+    """
+    return _WITH_DIGEST.sub(lambda found: f"{found[1]} ({found[2][:4]})", text)
 
 
 # ----------------------------------------------------------------------------------------------------------- the parser
@@ -404,11 +417,11 @@ def format_call(name: str, arguments: dict[str, Any]) -> str:
     return f"{name}({', '.join(f'{key}={format_value(value)}' for key, value in arguments.items())})"
 
 
-WORDS = "inf", "nan", "true", "false", "none"  # in a spec without quotes these are no text
+WORDS = "inf", "nan", "true", "false", "none"  # a text that equals one of these words must be quoted in a spec
 
 
 def format_value(value: Any) -> str:
-    """Write a value as in a spec; numpy numbers are written as Python numbers."""
+    """Write a value in the syntax of a spec; numpy numbers are written as Python numbers."""
     if isinstance(value, Real) and not isinstance(value, bool):
         value = int(value) if isinstance(value, Integral) else float(value)
     if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
@@ -462,7 +475,7 @@ def load_plugin(path: str | Path) -> None:
 def traceback_location(error: BaseException, *files: str) -> str:
     """Return the file, line and text of an error raised in these files or in a user's component, else ""."""
     locations = [entry.user_location for registry in REGISTRIES.values() for entry in registry]
-    locations += [given.location for given in GIVEN.get().values()]
+    locations += [passed.location for passed in PASSED_OBJECTS.get().values()]
     user_files = {*(location[0] for location in locations if location), *PLUGINS, *files}
     frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     for file, line in reversed(frames):
@@ -477,7 +490,7 @@ def _parts(node: ast.expr) -> tuple[ast.expr, list[ast.expr], list[ast.keyword]]
 
 
 def _format_parameter(parameter: inspect.Parameter) -> str:
-    """A parameter with its type in words: `C: float | auto`."""
+    """Write a parameter with its type in words: `C: float | auto`."""
     kinds: dict[Any, str] = {parameter.VAR_KEYWORD: "**", parameter.VAR_POSITIONAL: "*"}
     stars = kinds.get(parameter.kind, "")
     annotation = "" if parameter.annotation is parameter.empty else f": {type_name(parameter.annotation)}"
@@ -486,7 +499,7 @@ def _format_parameter(parameter: inspect.Parameter) -> str:
 
 
 def _stages(kind: str, text: str) -> list[ast.expr]:
-    """The expressions between the `|` of a spec."""
+    """Parse the expressions between the `|` of a spec."""
     if len(text) > MAX_LENGTH:
         message = f"{kind} {text[:40]!r}...: a spec has at most {MAX_LENGTH} characters: got {len(text)}"
         raise InputError(message, code="spec-too-long", value=text)
@@ -521,5 +534,5 @@ def _value(kind: str, text: str, node: ast.expr) -> Any:
 
 
 def _refuse_code(kind: str, text: str, node: ast.AST) -> NoReturn:
-    message = f"{kind} {text!r}: {ast.unparse(node)!r} is code; only names, numbers and words are allowed"
+    message = f"{kind} {text!r}: {ast.unparse(node)!r} is code; only component names and literal arguments are allowed"
     raise InputError(message, code="code-in-spec", value=text)

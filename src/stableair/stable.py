@@ -67,7 +67,7 @@ def from_uniform(u: Tensor, v: Tensor, alpha: float, tau: float) -> Tensor:
     alpha, tau = check(alpha, tau)
     p = torch.minimum(u, 1 - u)
     theta = (0.5 - p).mul_(math.pi)
-    # Both powers in one exponential, in place, for speed.
+    # Compute both powers with one exponential, in place, for speed.
     power = (p * math.pi).sin_().log_().mul_(-1 / alpha)
     if alpha != 1:
         power += ((1 - alpha) * theta).cos_().div_(v.log().neg_()).log_().mul_((1 - alpha) / alpha)
@@ -163,7 +163,7 @@ def subordinator(u: Tensor, v: Tensor, alpha: float) -> Tensor:
     if a == 1:
         return torch.ones_like(u)
     theta = math.pi * u
-    sine = (math.pi * torch.minimum(u, 1 - u)).sin_()  # accurate near pi, where the impulses come from
+    sine = (math.pi * torch.minimum(u, 1 - u)).sin_()  # accurate near pi, which gives the impulses
     logarithm = (((1 - a) * theta).sin_() / -v.log()).log_().mul_((1 - a) / a)
     return logarithm.sub_(sine.log_().div_(a)).exp_().mul_((a * theta).sin_())
 
@@ -306,7 +306,7 @@ def quantile(p: Tensor, alpha: float, tau: float = 1.0) -> Tensor:
 
 
 def _standard(x: Tensor, alpha: float, tau: float) -> tuple["_Law", Tensor, float]:
-    """The law of scale 1, x / tau and tau."""
+    """Return the law of scale 1, x / tau, and tau."""
     alpha, tau = number("alpha", alpha, *ALPHA), positive("tau", tau)
     z = _real("x", x) / tau
     if z.isnan().any():
@@ -357,7 +357,7 @@ class _Law(NamedTuple):
         return torch.where(x < _TAIL, self._table(2, x), self._sum(x, 2) / self._sum(x, 1) / x)
 
     def start(self, tail: Tensor) -> Tensor:
-        """A first guess of the x with sf(x) = tail: the node below it, or the first term of the tail series."""
+        """First guess of the x with sf(x) = tail: the node below x, or the first term of the tail series."""
         if self.alpha == 2:
             return -torch.special.ndtri(tail) * math.sqrt(2)
         falling = self.tables[0, 0].to(tail.device)

@@ -38,7 +38,7 @@ def _xorshift(z: Tensor, by: int) -> Tensor:
 
 
 def _mix(z: Tensor, key: int | Tensor) -> Tensor:
-    """SplitMix64's two rounds with a key between them, in place."""
+    """Mix bits in place, with the two multiplications of SplitMix64 and a key between them."""
     z = _xorshift(z, 30).mul_(_MULTIPLY[0]).bitwise_xor_(key)
     return _xorshift(_xorshift(z, 27).mul_(_MULTIPLY[1]), 31)
 
@@ -91,8 +91,8 @@ class Generator:
     """Random numbers from a key, like a `torch.Generator` whose numbers do not depend on the device.
 
     The hash is SplitMix64 (Steele, Lea and Flood, 2014) of the position, with a second key word between its two
-    multiplications, so that streams whose counters overlap still differ. Successive calls use successive positions:
-    drawing n and then m numbers gives the same numbers as drawing n + m. `generator` makes the generator of a named
+    multiplications, so that streams with overlapping counters differ. Successive calls use successive positions:
+    drawing n and then m numbers gives the same numbers as drawing n + m. `generator` creates the generator of a named
     stream.
 
     Args:
@@ -118,7 +118,7 @@ class Generator:
         return self._named()[2][0]
 
     def at(self, k: int, stream: str | None = None) -> "Generator":
-        """Return the generator of round k, of the same stream or of another one with this seed, at its start.
+        """Return a new generator of round k, of the same stream or of another stream with this seed.
 
         Noise and fading with memory use it to recompute earlier rounds.
 
@@ -141,7 +141,7 @@ class Generator:
     def _named(self) -> Name:
         """Return the name of this generator, which must have a round."""
         if self.name is None or not self.name[2]:
-            text = "this generator belongs to no round: create it with generator(seed, stream, k)"
+            text = "this generator has no round: create it with generator(seed, stream, k)"
             raise InputError(text, code="unnamed-generator")
         return self.name
 
@@ -189,7 +189,7 @@ def generator(seed: int, stream: str, *index: int, device: torch.device | str = 
         The generator at the start of its stream.
 
     Raises:
-        InputError: An argument is not of its type (`invalid-stream`).
+        InputError: An argument has a wrong type (`invalid-stream`).
 
     >>> generator(0, "noise", 3).permutation(4).equal(generator(0, "noise", 3).permutation(4))
     True
@@ -210,7 +210,7 @@ def generator(seed: int, stream: str, *index: int, device: torch.device | str = 
 
 @typed
 def first_bits(sources: Sequence[Generator], n: int) -> Tensor:
-    """Compute `bits(n)` of N new generators together, on the host.
+    """Compute `bits(n)` of N new generators in one operation, on the host.
 
     Args:
         sources: New generators, at least one.
@@ -262,7 +262,7 @@ def uniform(shape: tuple[int, ...], source: Generator | torch.Generator | None, 
 
 @typed
 def in_pieces(fill: Callable[[Tensor, int, Generator], None], out: Tensor, each: int, source: Generator) -> Tensor:
-    """Fill a vector piece by piece, to save memory; on a CPU with one thread per core.
+    """Fill a vector piece by piece, to save memory; on a CPU, several threads fill pieces at once.
 
     The numbers do not depend on the size of the pieces. Threads over pieces scale better than the threads within each
     small operation.

@@ -1,7 +1,7 @@
 """Results of the paper and of the stable law: Lemma 1, Theorem 1, and the best threshold.
 
-Some formulas of the paper contain errors. There, form="printed" is the formula of the paper, and form="corrected" the
-formula that follows from its proof. docs/theory.md derives the corrected forms.
+Some formulas of the paper contain errors. For these, form="printed" selects the formula of the paper, and
+form="corrected" the formula that follows from its proof. docs/theory.md derives the corrected forms.
 """
 
 import math
@@ -22,7 +22,7 @@ from stableair.vector import check_shape
 
 FORMS = "printed", "corrected", "exact"
 MAX_STRATA = 10_000_000
-MAX_RELATIVE_ERROR = 0.1  # of the leading-order clipping probability; beyond it the exact one is used
+MAX_RELATIVE_ERROR = 0.1  # of the leading-order clipping probability; above it, the exact probability is used
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -172,7 +172,7 @@ def bound(
 
 @lru_cache(maxsize=32)
 def _strata(alpha: float, n: int) -> tuple[Tensor, Tensor]:
-    """Represent the law by n equally likely values; return the values and their scores: (n,), (n,)."""
+    """Return n equally likely values that represent the law, and their scores: (n,), (n,)."""
     x = stable.quantile((torch.arange(n, dtype=torch.float64) + 0.5) / n, alpha)
     return x, stable.score(x, alpha)
 

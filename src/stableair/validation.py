@@ -1,6 +1,6 @@
 """Checks of arguments.
 
-Each error names the argument, its value and what is allowed, in words and as fields of the exception: `name`, `value`,
+Each error has the argument, its value and the allowed values, in words and as fields of the exception: `name`, `value`,
 and `allowed` for a choice or `low` and `high` for a range.
 """
 
@@ -36,7 +36,7 @@ def choice(name: str, value: object, allowed: Iterable[str]) -> str:
     """Return `value`, which must be one of the `allowed` words.
 
     Raises:
-        InputError: It is not (`unknown-value`; fields name, value, allowed).
+        InputError: It is another value (`unknown-value`; fields name, value, allowed).
     """
     allowed = list(allowed)
     if not isinstance(value, str) or value not in allowed:
@@ -75,7 +75,7 @@ def integer(name: str, value: object, least: int | None = None, most: int = 2**6
     """Return `value` as an int, at least `least` and at most `most` in absolute value.
 
     Raises:
-        InputError: It is not a whole number (`wrong-type`) or too small or large (`out-of-range`).
+        InputError: It is not a whole number (`wrong-type`) or it is out of range (`out-of-range`).
     """
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise _wrong_type(name, value, "a whole number")
@@ -120,7 +120,7 @@ def boolean(name: str, value: object) -> bool:
     """Return `value`, which must be True or False; the error writes them as a spec does.
 
     Raises:
-        InputError: It is something else (`wrong-type`).
+        InputError: It has another type (`wrong-type`).
     """
     if not isinstance(value, bool):
         raise _wrong_type(name, value, "true or false")
@@ -168,16 +168,17 @@ def texts(name: str, values: Iterable[object]) -> list[str]:
 
 
 def as_path(name: str, value: object) -> Path:
-    """Return `value` as the path of a file or a folder; an empty text, Python's current folder, is refused."""
+    """Return `value` as a path; refuse an empty text, which Python would interpret as the current folder."""
     try:
         if not isinstance(value, str | Path) or not str(value).strip() or "\0" in str(value):
             raise _wrong_type(name, value, "the path of a file or a folder")
         path = Path(value)
         if len(os.fsencode(path)) > 4095 or any(len(os.fsencode(part)) > 255 for part in path.parts):
-            text = f"{name}: a path may have 4,095 bytes, and a name in it 255: got {short_repr(str(value))}"
+            limits = "a path has at most 4,095 bytes, and each name in it at most 255"
+            text = f"{name}: {limits}: got {short_repr(str(value))}"
             raise InputError(text, code="path-too-long", name=name, value=value)
     except UnicodeEncodeError:
-        text = f"{name}: no file can have the name {short_repr(value)}"
+        text = f"{name}: a file cannot have the name {short_repr(value)}"
         raise InputError(text, code="wrong-type", name=name, value=value) from None
     return path
 

@@ -16,8 +16,8 @@ from stableair.validation import choice
 class Layout(NamedTuple):
     """The blocks of a flat vector: block i is v[offsets[i]:offsets[i + 1]], of shape shapes[i]."""
 
-    names: tuple[str, ...]  # one per block
-    shapes: tuple[tuple[int, ...], ...]  # one per block
+    names: tuple[str, ...]  # name of each block
+    shapes: tuple[tuple[int, ...], ...]  # shape of each block
     offsets: tuple[int, ...]  # start of each block, and d at the end
 
     def split(self, v: Tensor) -> tuple[Tensor, ...]:
@@ -48,7 +48,7 @@ class Layout(NamedTuple):
 
 
 def make_layout(blocks: Iterable[tuple[str, tuple[int, ...]]]) -> Layout:
-    """Make the layout of a vector from the names and shapes of its blocks.
+    """Build the layout of a vector from the names and shapes of its blocks.
 
     Args:
         blocks: Name and shape of each block, in the order of the vector.
@@ -191,7 +191,7 @@ def moments(stats: Tensor, norms: Layout) -> Tensor:
     >>> moments(torch.tensor([3.0, 1.0]), norms).tolist()  # mean 3, variance 1
     [3.0, 10.0]
     """
-    stats = stats.double()  # a copy, or the tensor itself: then it must not change
+    stats = stats.double()  # not a copy if stats is already float64
     stats = stats.clone() if (pairs := _variances(norms)) else stats
     for mean, var in pairs:
         stats[..., var] += stats[..., mean].square()
@@ -236,7 +236,7 @@ def state(module: nn.Module) -> ModelState:
     [12, 4]
     """
     w = _flat(module.parameters())
-    return ModelState(w, _flat([w[:0], *_norm_buffers(module)]))  # a module without buffers has none on the same device
+    return ModelState(w, _flat([w[:0], *_norm_buffers(module)]))  # w[:0] sets the device if there are no buffers
 
 
 def _views(tensors: list[Tensor], v: Tensor) -> Iterable[tuple[Tensor, Tensor]]:
@@ -281,7 +281,7 @@ def attach(module: nn.Module, state: ModelState, grad: Tensor | None = None, nor
     Args:
         module: The module; it is changed in place.
         state: Parameters (d,) and norm buffers (b,).
-        grad: Gradient (d,); None leaves the gradients.
+        grad: Gradient (d,); None leaves the gradients unchanged.
         norms: Layout of the norm buffers; by default determined from their current values.
 
     >>> module, w = nn.Linear(1, 1), torch.tensor([2.0, 0.5])

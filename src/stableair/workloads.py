@@ -22,7 +22,7 @@ def grouped_cnn(shape: tuple[int, ...], classes: int) -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], classes))
 
 
-PLUGIN, OBJECTS = as_settings(model=grouped_cnn)  # the setting, and the function for `spec.given`
+PLUGIN, OBJECTS = as_settings(model=grouped_cnn)  # the setting, and the object for `spec.passed_objects`
 IMAGES = "synthetic(samples=5000, shape=(3, 32, 32))"
 SET_UPS: dict[str, dict[str, Any]] = {
     "digits": {},

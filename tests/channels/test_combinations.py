@@ -41,6 +41,7 @@ CODES = {
     "unsupported-fading",
     "unsupported-power",
     "unbounded-power",
+    "no-senders",
 }
 EVERY = list(product(*PARTS.values()))
 
@@ -48,7 +49,6 @@ EVERY = list(product(*PARTS.values()))
 @pytest.fixture(autouse=True)
 def few_draws(monkeypatch):
     monkeypatch.setattr("stableair.channels.power.DRAWS", 1000)
-    monkeypatch.setattr("stableair.channels.waveform.DRAWS", 1000)
 
 
 def assembled(specs):

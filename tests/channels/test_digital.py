@@ -176,7 +176,9 @@ def test_too_few_clients_are_one_line_before_the_training(spec, least):
 def test_a_round_with_too_few_of_the_clients_is_empty(spec, least, caplog):
     link, few = made(f"digital(aggregate='{spec}')"), torch.arange(least - 1)
     draw = link.draw(9, few, 5, 0, 3)
-    assert re.search(rf"round 3: the aggregator needs at least {least} clients .*, and {least - 1} sent", caplog.text)
+    assert re.search(
+        rf"round 3: the aggregator needs at least {least} clients .*, but only {least - 1} transmit", caplog.text
+    )
     upload = Upload(few, torch.ones(len(few), 5), torch.zeros(len(few), 0), torch.ones(len(few)))
     got = link.superpose([upload], draw)
     assert (got.senders, got.resources.symbols, got.g.tolist()) == (0, 0, [0.0] * 5)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import stableair as sa
+from helpers.channels import received
 from stableair.algorithm import simulate, used
 from stableair.builder import build
 from stableair.channels.registries import channel, fading, noise
@@ -35,7 +36,7 @@ def payloads(d=D):
     [
         "flat()", "flat(noise_on=sum)", "waveform(basis=pulse)", "waveform(basis='pulse(rolloff=0.5, samples=7)')",
         "waveform(basis='hadamard(n=16)')", "waveform(basis='ofdm(n=16, prefix=0)')",
-        "waveform(basis=pulse, timing=2, cfo=1e-3, phase=1)", "waveform(basis='hadamard(n=16)', antennas=3)",
+        "waveform(basis=pulse, timing=0.5, cfo=1e-3, phase=1)", "waveform(basis='hadamard(n=16)', antennas=3)",
     ],
 )  # fmt: skip
 def test_orthonormal_waveforms_have_the_energy_of_the_payload(spec):
@@ -92,6 +93,14 @@ def test_analog_symbols_do_not_depend_on_the_number_of_clients_and_digital_ones_
     one, four = payloads()[:1], payloads()
     assert resources("flat()", one).symbols == resources("flat()", four).symbols == D / 2
     assert resources("digital()", four).symbols == 4 * resources("digital()", one).symbols
+
+
+@pytest.mark.parametrize(("d", "pilots"), [(5, 0), (6, 0), (5, 7), (6, 7), (1, 1)])
+@pytest.mark.parametrize("spec", ["flat()", "waveform('hadamard(n=1)')"])
+def test_a_zero_completes_the_last_symbol_of_payloads_and_of_pilots(spec, d, pilots):
+    parts = {"fading": fading.one("unit()")(), "noise": noise.one("none()")()}
+    got, _ = received(channel.one(spec)()(pilots=pilots, **parts), payloads(d))
+    assert got.resources.symbols == (d + d % 2) / 2 + (pilots + pilots % 2) / 2
 
 
 def test_the_metrics_of_a_round_in_physical_units(tiny):

@@ -67,14 +67,38 @@ def test_the_energy_of_a_waveform_is_that_of_its_samples(basis, rule):
     got, draw = received(link, update)
     flat, _ = received(air("flat(noise_on=sum)", rule), update)
     payloads = squares(update[draw.clients])
-    n = link.basis.n
-    for row, client in enumerate(draw.clients.tolist()):
-        c = torch.view_as_complex(torch.nn.functional.pad(update[client].double(), (0, -30 % (2 * n))).view(-1, 2))
-        x = link.basis.modulate(link.basis.precode(c.view(-1, n), draw.links[row].impulse_response))
-        amplitude = flat.resources.energies[client] / payloads[row].item()
-        assert got.resources.energies[client] == pytest.approx(amplitude * x.abs().square().sum().item(), rel=1e-5)
+    modulated = torch.stack([x.abs().square().sum() for x in signals(link, draw, update)])
+    of_rule = (
+        torch.tensor(list(flat.resources.energies.values())) / payloads * (1 if rule == "none()" else payloads.max())
+    )
+    of_all = 1 if rule == "none()" else modulated.max() / (11 / 8 if "prefix" in basis else 1)  # see `limit`
+    assert list(got.resources.energies.values()) == pytest.approx((of_rule * modulated / of_all).tolist(), rel=1e-5)
     if "prefix" in basis and "taps" not in basis and rule == "none()":
         assert sum(got.resources.energies.values()) > 1.1 * payloads.sum()
+
+
+def signals(link, draw, update):
+    """The modulated and precoded payloads of the senders."""
+    n, d = link.basis.n, update.shape[1]
+    for row, client in enumerate(draw.clients.tolist()):
+        c = torch.view_as_complex(torch.nn.functional.pad(update[client].double(), (0, -d % (2 * n))).view(-1, 2))
+        yield link.basis.modulate(link.basis.precode(c.view(-1, n), draw.links[row].impulse_response))
+
+
+@pytest.mark.parametrize(
+    ("basis", "time"),
+    [
+        ("pulse(rolloff=0.5, samples=3)", 1), ("hadamard(n=64)", 1), ("ofdm(n=8, prefix=3)", 11 / 8),
+        *((f"ofdm(n=8, prefix=3, taps=4, equalise={equalise})", 11 / 8) for equalise in ("full", "phase", "off")),
+    ],
+)  # fmt: skip
+def test_no_signal_exceeds_the_power_of_the_limit(basis, time):
+    """P d units of energy in d / 2 complex symbols; a prefix takes time and has the power P, too."""
+    link, update = air(f"waveform('{basis}', noise_on=sum)", f"limit(P={P})"), torch.randn(6, 30)
+    for k in range(10):  # the impulse responses, and so the precoding, differ from round to round
+        energies = received(link, update, k)[0].resources.energies.values()
+        assert max(energies) == pytest.approx(P * 30 * time)
+        assert min(energies) > 0
 
 
 def test_the_prefix_takes_its_share():
@@ -181,12 +205,13 @@ def test_the_phases_of_inversion_and_of_the_waveform_are_independent():
 
 @pytest.mark.parametrize("noise_spec", ["sas(alpha=1.5, tau=0.1)", "bursts(length=3)"])
 @pytest.mark.parametrize("rule", [f"limit(P={P})", INVERSION])
-def test_a_power_rule_scales_the_interference_of_the_waveform(rule, noise_spec):
+@pytest.mark.parametrize(("basis", "time"), [("hadamard(n=2)", 1), ("ofdm(n=8, prefix=3, taps=3)", 11 / 8)])
+def test_a_power_rule_scales_the_interference_of_the_waveform(basis, time, rule, noise_spec):
     update = torch.randn(6, 30)
     parts = {"fading": fading.one("rayleigh(power=1)")(), "noise": noise.one(noise_spec)()}
-    link = channel.one("waveform('hadamard(n=2)', noise_on=sum)")()(power=power.one(rule)(), pilots=8, **parts)
+    link = channel.one(f"waveform('{basis}', noise_on=sum)")()(power=power.one(rule)(), pilots=8, **parts)
     got, draw = received(link, update)
-    largest = squares(update[draw.clients]).max().sqrt().item()
+    largest = max(x.norm().item() for x in signals(link, draw, update)) / time**0.5
     scale = largest / math.sqrt(30 * (P if "limit" in rule else RHO)) / got.divisor
     torch.testing.assert_close(got.noise, draw.xi * scale)
     torch.testing.assert_close(got.pilot, draw.pilot * scale)

@@ -1,12 +1,13 @@
 """Transmit power: limits, channel inversion, and imperfect knowledge of the channel."""
 
+import itertools
 import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from scipy import special, stats
+from scipy import integrate, special, stats
 
 from helpers.channels import SIGMAS, assert_mean, entry_gains, over, received, transmissions
 from stableair.algorithm import simulate
@@ -92,10 +93,48 @@ def test_the_power_of_inversion_is_exact_for_rayleigh_fading(t):
         assert drawn == pytest.approx(expected, abs=SIGMAS * (special.expn(2, t) / t / 1e6) ** 0.5 * 1.3)
 
 
-@pytest.mark.parametrize(("spec", "t"), [("nakagami(m=2, mean=2)", 0.8), ("unit()", 0.9), ("unit()", 1.1)])
+@pytest.mark.parametrize(
+    ("spec", "t"),
+    [
+        ("nakagami(m=2, mean=2)", 0.8), ("nakagami(m=0.5)", 0.3), ("nakagami(m=0.7, mean=3)", 0.8),
+        ("nakagami(m=1)", 0.2), ("rician(K=0)", 0.1), ("rician(K=3, mean=2)", 0.5), ("rician(K=1e6)", 0.7),
+        ("unit()", 0.9), ("unit()", 1.1),
+    ],
+)  # fmt: skip
 def test_other_closed_forms_agree_with_draws(spec, t):
     law = fading.one(spec)()
     assert mean_inverse_square(law, t) == pytest.approx(mean_inverse_square(law.draw, t), rel=5e-3)
+
+
+@pytest.mark.parametrize("t", [1e-9, 1e-4, 0.02, 0.5, 3.0])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "nakagami(m=0.5)", "nakagami(m=0.7, mean=3)", "nakagami(m=0.999)", "nakagami(m=1.5)",
+        "rician(K=0.3)", "rician(K=4, mean=3)", "rician(K=90)",
+    ],
+)  # fmt: skip
+def test_the_power_of_inversion_is_the_integral_of_the_density(spec, t):
+    """int f(h) / h^2 dh with scipy's density f, in u = log h: small thresholds, which draws rarely reach, included."""
+    name, arguments = spec[:-1].split("(")
+    shape, mean = (float(part.split("=")[1]) for part in [*arguments.split(", "), "mean=1"][:2])
+    unit_scale = stats.nakagami(shape) if name == "nakagami" else stats.rice(math.sqrt(2 * shape))
+    scale = mean / unit_scale.mean()
+    f = lambda u: unit_scale.pdf(math.exp(u) / scale) / scale * math.exp(-u)  # noqa: E731
+    low, high = math.log(t) / 2, math.log(40 * mean)
+    points = np.linspace(low, high, 60)
+    expected = sum(integrate.quad(f, a, b, epsabs=0)[0] for a, b in itertools.pairwise(points))
+    assert mean_inverse_square(fading.one(spec)(), t) == pytest.approx(expected, rel=1e-7, abs=1e-30)
+
+
+@pytest.mark.parametrize(
+    ("spec", "csi"),
+    [("nakagami(m=1)", 1), ("nakagami(m=1)", 0.6), ("nakagami(m=0.9999999999)", 1), ("rician(K=0)", 0.6)],
+)
+def test_other_names_of_rayleigh_fading_have_its_power(spec, csi):
+    for t in (1e-12, 1e-3, 0.4):
+        expected = mean_inverse_square(fading.one("rayleigh()")(), t)
+        assert mean_inverse_square(fading.one(spec)(), t, csi) == pytest.approx(expected, rel=1e-7)
 
 
 def test_an_estimate_of_another_law_than_the_channel_is_averaged_over():
@@ -117,6 +156,10 @@ def test_an_estimate_of_another_law_than_the_channel_is_averaged_over():
         ("inversion(P=1, threshold=0)", "block(rounds=2)"),
         ("inversion(P=1, threshold=0, csi=0.9)", "nakagami(m=2)"),  # csi h and the error can cancel
         ("inversion(P=1, threshold=0, csi=0.6)", "two_to_three()"),
+        ("inversion(P=1, threshold=0, csi=0.7071067811865475)", "unit()"),
+        ("inversion(P=1, threshold=0, csi=0.7071067811865476)", "unit()"),
+        ("inversion(P=1, threshold=0)", "nakagami(m=0.5)"),
+        ("inversion(P=1, threshold=0)", "rician(K=1e6)"),
     ],
 )
 def test_inversion_without_a_threshold_is_refused_if_its_power_is_unbounded(tiny, registries, rule, fades):
@@ -124,6 +167,20 @@ def test_inversion_without_a_threshold_is_refused_if_its_power_is_unbounded(tiny
     with pytest.raises(InputError) as error:
         build(tiny.with_(power=rule, fading=fades, channel="flat(noise_on=sum)"))
     assert error.value.code == "unbounded-power"
+
+
+@pytest.mark.parametrize("csi", [1, 0.9])
+@pytest.mark.parametrize(
+    ("fades", "smaller"), [("unit()", 0.1), ("rayleigh(power=0.01)", 0.001), ("two_to_three()", 0.63)]
+)
+def test_an_inversion_in_which_no_client_transmits_is_refused(tiny, registries, fades, smaller, csi):
+    fading("two_to_three")(lambda: two_to_three)
+    base = tiny.with_(fading=fades, channel="flat(noise_on=sum)")
+    with pytest.raises(InputError) as error:
+        build(base.with_(power=f"inversion(P=1, threshold=50, csi={csi})"))
+    assert (error.value.code, error.value.fields["name"]) == ("no-senders", "threshold")
+    assert str(error.value).endswith(f"choose a smaller threshold, such as {smaller}")
+    build(base.with_(power=f"inversion(P=1, threshold={smaller}, csi={csi})"))
 
 
 @pytest.mark.parametrize("method", ["gains", "noise"])

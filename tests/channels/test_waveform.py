@@ -13,7 +13,7 @@ from stableair.builder import build
 from stableair.channels import waveform as module
 from stableair.channels.modulation import root_raised_cosine
 from stableair.channels.registries import basis as bases
-from stableair.channels.registries import channel, fading, noise
+from stableair.channels.registries import channel, fading, noise, power
 from stableair.contracts import Upload
 from stableair.errors import InputError
 from stableair.streams import generator
@@ -158,7 +158,7 @@ def test_a_delay_within_the_prefix_only_rotates_the_subcarriers():
 
 
 def test_a_pulse_that_is_a_symbol_late_is_received_in_the_next_symbol():
-    air, update = on("pulse(samples=4)", ", timing=4"), torch.randn(1, 200)
+    air, update = on("pulse(samples=4)", ", timing=1"), torch.randn(1, 200)
     draw = air.draw(1, torch.arange(1), 200, 0, 0)
     late = draw._replace(links=[draw.links[0]._replace(delay=4)])
     got = received(air, update, late)
@@ -182,6 +182,32 @@ def test_a_carrier_offset_rotates_each_sample_further(monkeypatch):
     wheel = torch.polar(torch.ones(300).double(), 2 * math.pi * turn * torch.arange(300).double())
     turned = symbols(update[0], 1)[:, 0] * wheel
     torch.testing.assert_close(symbols(received(air, update, draw), 1)[:, 0], turned, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("cfo", [0.0, 0.01])
+@pytest.mark.parametrize("timing", [0, 1, 0.5])
+def test_offsets_and_delays_do_not_depend_on_the_sampling_rate(cfo, timing):
+    """They are those of one sample per symbol; a payload is received alike, up to the error of the sampled pulse."""
+    update, got, n = torch.randn(1, 400), [], 2000
+    offsets = [link.cfo for link in on("hadamard()", f", cfo={cfo}").draw(n, torch.arange(n), 2, 0, 0).links]
+    for samples in (4, 8, 32):
+        air = on(f"pulse(rolloff=1, span=16, samples={samples})", f", cfo={cfo}, timing={timing}")
+        links = air.draw(n, torch.arange(n), 2, 0, 0).links
+        assert [link.cfo * samples for link in links] == pytest.approx(offsets)
+        assert max(link.delay for link in links) == timing * samples
+        draw = air.draw(1, torch.arange(1), 400, 0, 0)
+        late = draw.links[0]._replace(delay=round(timing * samples))
+        got.append(received(air, update, draw._replace(links=[late])))
+    for other in got[1:]:
+        torch.testing.assert_close(other, got[0], rtol=0, atol=0.05)
+
+
+@pytest.mark.parametrize(("basis", "time"), [("pulse", 1), ("hadamard", 1), ("ofdm", 1.25)])
+def test_the_refusal_of_an_offset_per_symbol_gives_the_units(basis, time):
+    with pytest.raises(InputError) as error:
+        on(basis, ", noise_on=sum", power=power.one("inversion(P=1, threshold=1, cfo=0.1)")())
+    assert error.value.code == "unsupported-power"
+    assert str(error.value).endswith(f"per unit of time; with this basis a complex symbol takes {time:g}")
 
 
 @pytest.mark.parametrize("equalise", ["off", "phase", "full"])
@@ -326,7 +352,10 @@ def test_pilots_are_filtered_as_the_interference_is():
         ("waveform(basis='ofdm(taps=20)')", ("out-of-range", "taps")),
         ("waveform(timing=17)", ("out-of-range", "timing")),
         ("waveform(basis='ofdm(taps=4)', timing=14)", ("out-of-range", "timing")),
-        ("waveform(basis=pulse, timing=5)", ("out-of-range", "timing")),
+        ("waveform(basis=pulse, timing=2)", ("out-of-range", "timing")),
+        ("waveform(basis='pulse(samples=4)', timing=0.3)", ("out-of-range", "timing")),
+        ("waveform(timing=0.5)", ("out-of-range", "timing")),
+        ("waveform(timing=-1)", ("out-of-range", "timing")),
         ("waveform(basis='hadamard(n=12)')", ("not-a-power-of-two", "n")),
         ("waveform(basis='pulse(samples=1)')", ("out-of-range", "samples")),
         ("waveform(basis=3)", ("not-a-spec", None)),
@@ -348,6 +377,12 @@ def test_a_custom_basis_must_return_a_basis(registries):
     with pytest.raises(InputError) as error:
         channel.one("waveform(basis=mine)")()
     assert (error.value.code, error.value.fields["actual"]) == ("wrong-type", "int")
+
+
+def test_a_power_rule_without_noise_on_the_sum_is_refused_with_the_name_of_the_channel(tiny):
+    for name in ("waveform", "flat"):
+        with pytest.raises(InputError, match=rf"such as channel='{name}\(noise_on=sum\)'"):
+            build(tiny.with_(channel=f"{name}()", power="limit(P=1)"))
 
 
 @pytest.mark.parametrize(

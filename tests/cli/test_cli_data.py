@@ -30,7 +30,10 @@ def test_another_data_folder(command, tmp_path, data_folder, monkeypatch):
     small = "rounds=1", "clients=2", "model=logistic()", "norm_stats=clients"
     words = "run", "cifar10", *small, "--data-dir", "d", "--out", "r"
     code, _, errors = command(*words)
-    assert (code, errors) == (0, "warning: d/cifar10.safetensors is unchecked: there is no cifar10.json beside it\n")
+    assert (code, errors) == (
+        0,
+        "warning: d/cifar10.safetensors is unchecked: its description cifar10.json is missing\n",
+    )
     environment = json.loads((tmp_path / "r" / "environment.json").read_text())[0]
     written = json.loads((data_folder / "cifar10.json").read_text())["sha256"]
     assert environment["data"] == {"cifar10.safetensors": written}

@@ -76,7 +76,10 @@ def test_the_demo_tunes_on_validation_and_compares_on_test(command, monkeypatch,
 
 @pytest.mark.parametrize(
     ("words", "said"),
-    [(["--device", "x"], "device 'x' is not there"), (["--data-dir", "empty"], "cifar10.safetensors is not there")],
+    [
+        (["--device", "x"], "device 'x' is not available"),
+        (["--data-dir", "empty"], "cifar10.safetensors does not exist"),
+    ],
 )
 def test_missing_inputs_of_a_figure_are_found_before_its_search(command, tmp_path, words, said, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)  # nothing is fetched

@@ -7,7 +7,7 @@ FLOWERS = "length,width,species,gardener\n" + "".join(
 
 
 @pytest.fixture
-def own_files(tmp_path, monkeypatch):
+def sample_files(tmp_path, monkeypatch):
     """A folder with flowers.csv, a table of 20 rows, and tokens.npz, 30 sequences of 5 token ids."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "flowers.csv").write_text(FLOWERS)

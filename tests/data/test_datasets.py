@@ -10,7 +10,7 @@ from stableair.training.augmentation import crop_flip
 
 
 @pytest.mark.parametrize("spec", [spec for spec in EXAMPLES["data"] if spec != "remote()"])
-def test_every_data_set_has_two_splits_and_labels(spec, own_files):
+def test_every_data_set_has_two_splits_and_labels(spec, sample_files):
     data = dataset.one(spec)()
     for split in (data.train, data.test):
         assert len(split.x) == len(split.y) > 0

@@ -178,7 +178,7 @@ def test_offline_the_hubs_library_need_not_be_installed(data_folder, empty, monk
     empty.mkdir(exist_ok=True)
     (empty / "cifar10.safetensors").write_bytes((data_folder / "cifar10.safetensors").read_bytes())
     assert len(dataset.one("cifar10")().train.y) == 100
-    assert "unchecked: there is no cifar10.json" in caplog.text
+    assert "unchecked: its description cifar10.json is missing" in caplog.text
 
 
 @pytest.mark.parametrize("with_description", [True, False])

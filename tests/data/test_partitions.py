@@ -174,9 +174,12 @@ def test_partitioners_of_flower():
     ("text", "said"),
     [
         ("flwr(DirichletPartitionr, alpha=1)", "did you mean 'DirichletPartitioner'"),
-        ("flwr(DirichletPartitioner)", "missing 1 required positional argument: 'alpha'; it takes num_partitions"),
+        (
+            "flwr(DirichletPartitioner)",
+            "missing 1 required positional argument: 'alpha'; allowed arguments: num_partitions",
+        ),
         ("flwr(DirichletPartitioner, alpah=1)", "unexpected keyword argument 'alpah'"),
-        ("flwr(NaturalIdPartitioner, partition_by=writer)", "makes 50 parts: set clients=50"),
+        ("flwr(NaturalIdPartitioner, partition_by=writer)", "returns 50 parts; set clients=50"),
         ("flwr(NaturalIdPartitioner, partition_by=who)", "who"),
     ],
 )

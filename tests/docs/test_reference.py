@@ -32,7 +32,7 @@ def test_every_component_is_listed(tables):
 
 def test_every_argument_of_a_component_is_listed_with_its_description(tables):
     text = "\n".join(tables["components"])
-    assert "<br>`beta: float`: Concentration, above 0; the paper's is 0.3." in text
+    assert "<br>`beta: float`: Concentration, above 0; 0.3 in the paper." in text
     for field in COMPONENT_SETTINGS | NESTED_COMPONENTS:
         assert all(f"<br>`{typed}`: " in text for entry in registry(field) for typed in entry.typed_parameters.values())
 

@@ -114,7 +114,7 @@ def test_a_blocked_gradient_is_not_stacked():
 )  # fmt: skip
 def test_the_unsupported_layer_of_a_model_is_named(module, stacking, vmapping):
     sim = around(module)
-    with pytest.raises(InputError, match=f"engine fast cannot take this model: .*({stacking}).*{vmapping}") as error:
+    with pytest.raises(InputError, match=f"no fast engine supports this model: .*({stacking}).*{vmapping}") as error:
         choose(sim, "fast")
     assert error.value.code == "no-fast-engine"
     choice = choose(sim, "auto")

@@ -43,7 +43,7 @@ def sim():
         ("dropout", "torch's generator", ""),
         ("draws_from_python", "Python's random", ""),
         ("draws_from_numpy", "numpy.random", ""),
-        ("entropy_of_the_system", "other outputs for the same input", ""),
+        ("entropy_of_the_system", "different outputs for the same input", ""),
         ("warm_up_counter", "", "attribute calls"),
         ("counter_in_a_closure", "", "variable calls"),
         ("recording_hook", "", "variable seen"),
@@ -122,7 +122,7 @@ def test_a_program_that_is_traced_differently_each_time_is_refused(sim):
             type(self).calls += 1
             return self.fc(x.flatten(1)).relu() if type(self).calls % 2 else self.fc(x.flatten(1)).tanh()
 
-    with pytest.raises(Unsupported, match="different paths"):
+    with pytest.raises(Unsupported, match="a different path each time"):
         equivalence.checked_program(equivalence.Stacked, sim(Alternating()).train.work)
 
 

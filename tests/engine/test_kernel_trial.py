@@ -7,7 +7,7 @@ import torch
 
 from helpers.engine import built, reference
 from stableair.data.datasets import synthetic
-from stableair.engine.equivalence import KERNEL_FACTOR, KERNEL_TOLERANCE, OPEN, Trial, check_kernels, distances
+from stableair.engine.equivalence import NORM_BIAS, Trial, check_distances, check_kernels, distances
 from stableair.engine.stacked import Stacked, Unsupported
 from stableair.engine.vmapped import Vmapped
 
@@ -22,12 +22,21 @@ def work(spec):
 @pytest.mark.parametrize("spec", ["cnn(width=7)", "batch", "group", pytest.param("resnet34()", marks=pytest.mark.slow)])
 def test_a_right_program_is_within_the_tolerance_and_zeros_are_not(spec):
     """The right one rounds to bfloat16 in another order; a gradient of zero has the distance 1."""
-    trial = Trial(work(spec), torch.float32, 0, 1, OPEN)
+    trial = Trial(work(spec), torch.float32, 0, 1, NORM_BIAS)
     stacked = Stacked(trial.work.module)
     exact = trial.by_program(stacked)
-    rounding = max(distances(trial.by_program(stacked, "bf16"), exact))
-    limit = KERNEL_FACTOR * rounding + KERNEL_TOLERANCE
-    assert max(distances(trial.by_program(Vmapped(trial.work.module), "bf16"), exact)) < limit < 1
+    rounding = distances(trial.by_program(stacked, "bf16"), exact)
+    check_distances(distances(trial.by_program(Vmapped(trial.work.module), "bf16"), exact), rounding)
+    for part in rounding:
+        with pytest.raises(Unsupported, match=part):
+            check_distances(rounding | {part: 1.0}, rounding)
+
+
+def test_each_part_is_compared_with_its_own_rounding():
+    rounding = {"updates": 0.1, "losses": 0.001}
+    check_distances({"updates": 0.5, "losses": 0.005}, rounding)
+    with pytest.raises(Unsupported, match="losses"):
+        check_distances({"updates": 0.1, "losses": 0.05}, rounding)
 
 
 class Scaled(Stacked):

@@ -81,7 +81,7 @@ def test_invalid_arguments_are_refused(tiny):
         sa.run(tiny.with_(engine="reference", precision="bf16"))
     assert (error.value.code, error.value.fields["name"]) == ("unsupported-precision", "precision")
     with pytest.raises(
-        InputError, match="engine kernels cannot take this model: it has no convolution that our kernels compute"
+        InputError, match="engine kernels does not support this model: it has no convolution that our kernels compute"
     ):
         accelerate(sim, EngineChoice("kernels", "bf16", 5, ""))
     with pytest.raises(InputError) as error:

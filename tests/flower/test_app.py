@@ -63,9 +63,12 @@ def another(small, node, **changes):
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"version": "0.0.1"}, f"the server has stableair {sa.__version__}, this node 0.0.1"),
-        ({"model": "logistic()"}, "the server has model normed(), this node logistic()"),
-        ({"lr": 0.5, "seed": 1}, "the server has seed 0, this node 1; lr 0.03, this node 0.5"),
+        (
+            {"version": "0.0.1"},
+            f"the server has stableair {sa.__version__}, this node has 0.0.1; install the same version",
+        ),
+        ({"model": "logistic()"}, "the server has model normed(), this node has logistic()"),
+        ({"lr": 0.5, "seed": 1}, "the server has seed 0, this node has 1; lr 0.03, this node has 0.5"),
     ],
 )
 def test_a_node_with_another_model_or_version_is_left_out_and_logs_it(small, changes, why):
@@ -94,7 +97,7 @@ def test_if_all_nodes_have_another_experiment_the_run_ends_with_the_reason(small
     with pytest.raises(InputError) as error:
         OverTheAir(averaging(), small).start(ours(small, lr=0.5), num_rounds=1)
     assert error.value.code == "no-replies"
-    assert "the server has lr 0.03, this node 0.5" in str(error.value)
+    assert "the server has lr 0.03, this node has 0.5" in str(error.value)
 
 
 def test_the_error_of_a_node_without_a_number_has_the_fix(small):

@@ -22,7 +22,7 @@ FAULTS = {
     "nan": ({"change": set_to("0.weight", lambda w: w * np.float32(np.nan))}, "weights must be finite"),
     "inf in a buffer": ({"change": set_to("1.running_mean", lambda w: w + np.float32(np.inf))}, "norm buffers must be"),
     "shape (1,)": ({"change": set_to("0.bias", np.ones(1, np.float32))}, r"0.bias must have shape \(4,\): got \(1,\)"),
-    "no key": ({"change": lambda weights: weights.pop("2.bias")}, "there is no array 2.bias"),
+    "no key": ({"change": lambda weights: weights.pop("2.bias")}, "the array 2.bias is missing"),
     "another model": ({"change": set_to("9.weight", np.ones(2, np.float32))}, "the model has no array 9.weight"),
     "text": ({"change": set_to("0.bias", np.array(["a"] * 4))}, "must hold real numbers"),
     "number too large": ({"client": 7}, r"its client number must be 0 \.\.\. 3: got 7"),

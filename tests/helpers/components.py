@@ -83,7 +83,7 @@ EXAMPLES = {
     "powers": ["none()", "limit(P=1)", "inversion(P=1, threshold=0.1, csi=0.9, phase=0.1, cfo=0.001)"],
     "channels": [
         "flat(noise_on=sum)",
-        "waveform(basis='pulse(rolloff=0.5)', timing=2, cfo=0.001, phase=0.2)",
+        "waveform(basis='pulse(rolloff=0.5)', timing=0.5, cfo=0.001, phase=0.2)",
         "waveform(basis='ofdm(n=16, prefix=4, taps=3)', timing=2)",
         "waveform(basis=hadamard, antennas=4)",
         "digital(quantize='qsgd(s=4)', aggregate='krum(f=0)', rate=2)",

@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 import stableair as sa
 from stableair.results.grouping import group
 from stableair.results.run import Run
@@ -55,3 +57,18 @@ def test_runs_that_differ_in_a_default_alone_are_two(finished, tmp_path):
     assert Run(plain, []).identity != Run(other, []).identity
     assert list(group([Run(plain, []), Run(other, [])])) == ["mac(C=auto)", "mac(C=auto) (2)"]
     assert Run(one, []).identity == Run(plain, []).identity, "the same thing said otherwise"
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_labels_do_not_depend_on_the_order_of_the_runs(order):
+    """Objects of one name are told apart by their digests, and other equal labels by a number."""
+    specs = [f"object(name='make.lambda', digest='{digest}')" for digest in ("3f9a01", "77aa02")]
+    runs = [made([1], receiver=spec) for spec in specs][::order]
+    names = {run.settings["receiver"]: name for name, (run,) in group(runs).items()}
+    assert names == dict(zip(specs, ["make.lambda (3f9a)", "make.lambda (77aa)"], strict=True))
+    records = [sa.Experiment(receiver="mac(C=auto)").to_record() for _ in range(2)]
+    for number, record in enumerate(records):
+        record["arguments"]["receiver"] = [{"C": "auto", "gain": None, "pilot": number}]
+    labels = {run.record["arguments"]["receiver"][0]["pilot"]: name
+              for name, (run,) in group([Run(record, []) for record in records[::order]]).items()}  # fmt: skip
+    assert labels == {0: "mac(C=auto)", 1: "mac(C=auto) (2)"}

@@ -58,3 +58,11 @@ def test_bad_sources_and_metrics_are_refused(tmp_path):
         refused("wrong-type", runs_from, source)
     assert refused("unknown-metric", with_metric, [made([1])], "accuracy").fields["recorded"] == ["test/accuracy"]
     refused("unknown-metric", with_metric, [made([])], "test/accuracy")
+
+
+def test_a_run_that_is_passed_several_times_is_used_once(tiny, tmp_path):
+    short, long = (run(tiny.with_(rounds=rounds), tmp_path / str(rounds)) for rounds in (1, 2))
+    other = run(tiny.with_(seed=1, rounds=1))
+    runs, left_out = runs_from([short, other, short, tmp_path / "2", long])
+    assert sorted((one.settings["seed"], len(one)) for one in runs) == [(0, 2), (1, 1)]
+    assert f"{tmp_path / '1'}: the same run as {tmp_path / '2'}" in left_out

@@ -193,7 +193,11 @@ def test_a_table_at_a_budget():
 
 
 def test_a_table_at_a_budget_names_the_runs_that_do_not_reach_it(caplog):
-    runs = [made([0.1, 0.2, 0.3], [1.0, 2.0, 4.0]), made([0.5], [2.0], seed=1), without_resources(made([0.5], [1.0]))]
+    runs = [
+        made([0.1, 0.2, 0.3], [1.0, 2.0, 4.0]),
+        made([0.5], [2.0], seed=1),
+        without_resources(made([0.5], [1.0], seed=2)),
+    ]
     assert sa.table(runs, at={"energy": 2})["energy"].tolist() == [1, 2]
     assert "has no energy" in caplog.text
     assert "used less" not in caplog.text

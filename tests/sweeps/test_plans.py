@@ -95,7 +95,7 @@ def test_an_invalid_toml_plan_is_refused(text, tmp_path):
     ("words", "said"),
     [
         (["recever=none()"], "did you mean 'receiver'"),
-        (["digit"], "neither a preset, a plan's file nor key=value"),
+        (["digit"], "neither a preset, the file of a plan nor key=value"),
         (["clients=3,x"], "clients must be a whole number: got 'x'"),
         (["--ray", "here", "lr=0.1"], "HOST:PORT"),
         (["--ray", "ray://127.0.0.1:1", "lr=0.1"], "HOST:PORT"),

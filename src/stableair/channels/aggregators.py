@@ -34,7 +34,7 @@ def trimmed_mean(f: int) -> Aggregator:
         g_i = (1 / (N - 2 f)) sum of the N - 2 f middle values of u_1i, ..., u_Ni
 
     Args:
-        f: Number of values that are left out at each end, at least 0.
+        f: Number of largest and of smallest values to leave out, at least 0.
 
     Returns:
         The aggregator, (N, s) -> (s,); it needs more than 2 f clients.
@@ -67,7 +67,7 @@ def median() -> Aggregator:
 
 
 def _middle(rows: Tensor, f: int) -> Tensor:
-    """The mean over the clients of all values but the f largest and the f smallest: (N, s) -> (s,)."""
+    """Compute the mean over the clients without the f largest and the f smallest values: (N, s) -> (s,)."""
     return rows.sort(0).values[f : len(rows) - f].mean(0)
 
 
@@ -82,8 +82,8 @@ def krum(f: int, keep: int = 1) -> Aggregator:
     Byzantine clients.
 
     Args:
-        f: Number of Byzantine clients that are tolerated, at least 0.
-        keep: Number of updates with the smallest scores that are averaged, at most N - f - 2.
+        f: Number of tolerated Byzantine clients, at least 0.
+        keep: Number of updates to average, those with the smallest scores; at most N - f - 2.
 
     Returns:
         The aggregator; it needs max(2 f + 3, keep + f + 2) clients.
@@ -110,13 +110,13 @@ def krum(f: int, keep: int = 1) -> Aggregator:
 
 @aggregator("geometric_median")
 def geometric_median(steps: int = 100) -> Aggregator:
-    """The point with the least sum of distances to the updates, by Weiszfeld's method.
+    """The point with the smallest sum of distances to the updates, by Weiszfeld's method.
 
         g = argmin_z sum_n |u_n - z|;    z = sum_n w_n u_n,    w_n ~ 1 / |u_n - z|
 
-    The distances follow from those between the updates, |u_n - z|^2 = (D w)_n - w' D w / 2, so that no iteration needs
-    a vector of length d. Distances below 1e-6 of the largest one are replaced by that value (smoothing as in Pillutla
-    et al., 2022).
+    With the squared distances D between the updates, |u_n - z|^2 = (D w)_n - w' D w / 2, so no iteration needs a vector
+    of length d. Distances are at least 1e-6 times the largest distance between two updates (smoothing as in Pillutla et
+    al., 2022).
 
     Args:
         steps: Largest number of iterations.

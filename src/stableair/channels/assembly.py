@@ -12,19 +12,19 @@ from stableair.vector import Layout
 PARTS = "fading", "noise", "power"
 USABLE = *PARTS, "pilots"
 RENAMED = {"gains": "transmissions", "noise": "noise_scale"}  # methods of a power rule in version 0.2
-ABSENT = {"fading": "unit()", "noise": "none()", "power": "none()"}  # specs of parts without effect
+ABSENT = {"fading": "unit()", "noise": "none()", "power": "none()"}  # specs without effect
 
 
 def assemble(calls: Mapping[str, Call], pilots: int, norms: Layout, divisor: float | None) -> Channel:
-    """Make a channel from the parts that it uses.
+    """Build a channel from the parts that it uses.
 
     A channel declares the settings that it uses: `@channel("digital", uses=("power",))`. Without a declaration it uses
-    all of `fading`, `noise`, `power` and `pilots`. If a power rule adapts to the fading, a channel that uses the power
-    rule uses the fading, too. The channel's factory receives the used settings, `norms` and `divisor`.
+    `fading`, `noise`, `power` and `pilots`. A channel that uses a power rule also uses the fading if the rule adapts to
+    the fading. The arguments of the channel's factory are the used settings, `norms` and `divisor`.
 
     Args:
         calls: Parsed specs of `channel`, `fading`, `noise` and `power`.
-        pilots: Noise-only symbols per round that the receiver asks for.
+        pilots: Noise-only symbols per round that the receiver needs.
         norms: Layout of the norm buffers.
         divisor: Divisor of the sum; None for the number of senders.
 
@@ -54,7 +54,7 @@ def assemble(calls: Mapping[str, Call], pilots: int, norms: Layout, divisor: flo
 
 
 def _power(call: Call) -> Power:
-    """The power rule of a spec."""
+    """Build the power rule of a spec, and check its type."""
     rule = call()
     if not isinstance(rule, Power):
         actual = type(rule).__name__
@@ -68,7 +68,7 @@ def _power(call: Call) -> Power:
 
 
 def used_settings(call: Call) -> tuple[str, ...]:
-    """Settings that a channel declares to use; all of them without a declaration."""
+    """Return the settings that a channel declares; without a declaration, all settings."""
     uses = call.entry.declared.get("uses", USABLE)
     if unknown := [name for name in uses if name not in USABLE]:
         text = f"channel {call.entry.name} declares uses={unknown[0]!r}; allowed: {', '.join(USABLE)}"
@@ -92,9 +92,9 @@ def _check_unused(calls: Mapping[str, Call], uses: tuple[str, ...], pilots: int)
     if unused:
         ignored = " and ".join(f"{setting}={text}" for setting, text in unused.items())
         instead = " and ".join(f"{setting}={ABSENT[setting]}" for setting in unused)
-        also = " (a noise of scale 0 counts as absent, too)" if "noise" in unused else ""
+        also = " (a noise of scale 0 is also allowed)" if "noise" in unused else ""
         text = f"channel {name} does not use {ignored}; set {instead}{also}, or choose another channel"
         raise InputError(text, code="unused-setting", channel=name, unused=unused)
     if pilots and "pilots" not in uses:
-        text = f"channel {name} has no pilots, and the receiver asks for {pilots}; choose a receiver without pilots"
+        text = f"channel {name} has no pilots, and the receiver needs {pilots}; choose a receiver without pilots"
         raise InputError(text, code="unused-setting", channel=name, unused={"pilots": pilots})

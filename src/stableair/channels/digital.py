@@ -42,7 +42,7 @@ from stableair.vector import NOTHING, Layout
 
 Coding = Literal["plain", "elias"]
 CODINGS: tuple[Coding, ...] = "plain", "elias"
-SLICE = 1 << 16  # entries per client that are converted to floats at a time, on a CPU
+SLICE = 1 << 16  # entries per client that are converted to floats at once, on a CPU
 SLICE_ELSEWHERE = 1 << 20
 
 log = logging.getLogger("stableair")
@@ -103,7 +103,7 @@ def qsgd(s: int, coding: Coding = "plain") -> Quantizer:
 
 
 def elias(levels: Tensor) -> int:
-    """Bits of signed levels in Elias' gamma code of |l| + 1, plus a sign for nonzero levels: (...) -> int.
+    """Count the bits of signed levels in Elias' gamma code of |l| + 1, plus a sign for nonzero levels.
 
     >>> elias(torch.tensor([0, 1, -2, 3]))
     15
@@ -113,6 +113,7 @@ def elias(levels: Tensor) -> int:
 
 
 def slice_length(device: torch.device) -> int:
+    """Return the number of entries per client that are converted to floats at once."""
     return SLICE if device.type == "cpu" else SLICE_ELSEWHERE
 
 
@@ -121,8 +122,8 @@ class DigitalDraw(NamedTuple):
 
     k: int
     clients: Tensor  # (m,) int64, the participants that transmit; empty if they are too few for the aggregator
-    sources: dict[int, Generator]  # per client that transmits, for the rounding of its update
-    transmissions: dict[int, Transmission]  # likewise; only their energies matter
+    sources: dict[int, Generator]  # random numbers for the rounding, per transmitting client
+    transmissions: dict[int, Transmission]  # links of the transmitting clients, of which only the energies are used
     d: int
     device: torch.device
 
@@ -132,11 +133,11 @@ class Digital:
     """Error-free orthogonal transmission: g = aggregate(Q(u_1), ..., Q(u_N)), (d,).
 
     There is neither fading of the updates nor noise. The N messages take sum_n bits_n / rate complex symbols. The mean
-    stores no message; other aggregators store all N, with 1 byte per entry for int8 levels, and convert one slice at a
-    time to floats.
+    stores no message. Other aggregators store all N messages, with 1 byte per entry for int8 levels, and convert one
+    slice at a time to floats.
 
-    A power rule sets which clients transmit, and the energy of their symbols: without a rule 1, with a limit 2 P, and
-    with inversion 2 rho / |h_hat_n|^2. A symbol counts as a payload of two real entries and norm 1.
+    A power rule selects the clients that transmit, and sets the energy of their symbols: 1 without a rule, 2 P with a
+    limit, and 2 rho / |h_hat_n|^2 with inversion. This is its energy for a payload of two real entries and norm 1.
 
     Args:
         norms: Layout of the norm buffers on the side link.
@@ -175,12 +176,12 @@ class Digital:
     def draw(
         self, n: int, clients: Tensor, d: int, seed: int, k: int, device: torch.device | str = "cpu"
     ) -> DigitalDraw:
-        """Draw the links of the participants, and the sources of their rounding: functions of (seed, k, client).
+        """Draw the links of the participants and the random sources of their rounding: functions of (seed, k, client).
 
-        With fewer senders than the aggregator needs, the round has no senders.
+        If fewer clients transmit than the aggregator needs, the round has no senders.
 
         Raises:
-            InputError: All n clients are too few for the aggregator.
+            InputError: The number of all clients n is too small for the aggregator (`too-few-clients`).
             ResourceError: The updates that the aggregator keeps do not fit into memory.
         """
         h = amplitudes(self.fading, n, seed, k)
@@ -227,14 +228,14 @@ def enough_clients(aggregator: Aggregator, k: int, senders: int, clients: int) -
     """Whether round k has enough senders for the aggregator.
 
     Raises:
-        InputError: All clients together are too few.
+        InputError: The number of all clients is too small (`too-few-clients`).
     """
     needed = f"the aggregator needs at least {aggregator.min_clients} clients ({aggregator.reason})"
     if clients < aggregator.min_clients:
         text = f"{needed}: there are {clients}"
         raise InputError(text, code="too-few-clients", clients=clients, low=aggregator.min_clients)
     if 0 < senders < aggregator.min_clients:
-        log.warning("round %d: %s, and %d sent", k, needed, senders)
+        log.warning("round %d: %s, but only %d transmit; the round has no senders", k, needed, senders)
     return senders >= aggregator.min_clients
 
 
@@ -259,7 +260,7 @@ def aggregate_slices(rule: Aggregator, levels: list[Tensor], scales: list[float]
 
 
 def free_memory(device: torch.device) -> float:
-    """Free memory of a device in bytes; infinite if unknown."""
+    """Return the free memory of a device in bytes; infinity if unknown."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     try:
@@ -288,14 +289,15 @@ def check_memory(needed: int, device: torch.device, clients: int) -> None:
 def digital(quantize: str = "none()", aggregate: str = "mean()", rate: float = 1) -> ChannelFactory:
     """Error-free digital reference: clients send quantised updates, which the server aggregates.
 
-    g = aggregate(Q(u_1), ..., Q(u_N)); quantize is none() or qsgd(s); aggregate is mean(), median(), trimmed_mean(f),
-    krum(f) or geometric_median(). A round takes bits / rate complex symbols. A symbol has modulus 1, with
-    power=limit(P) the power 2 P, with power=inversion(P, threshold) 2 rho / |h_hat_n|^2, where the clients below the
-    threshold do not transmit. Fading is used by power rules that adapt to it. Noise and pilots are not used.
+        g = aggregate(Q(u_1), ..., Q(u_N))
+
+    A round takes bits / rate complex symbols. The power of a symbol is 1, or 2 P with power=limit(P), or 2 rho /
+    |h_hat_n|^2 with power=inversion(P, threshold); clients below the threshold do not transmit. Only power rules that
+    adapt to the fading use the fading. The channel has no noise and no pilots.
 
     Args:
-        quantize: Spec of the quantiser.
-        aggregate: Spec of the aggregator.
+        quantize: Spec of the quantiser: none() or qsgd(s).
+        aggregate: Spec of the aggregator: mean(), median(), trimmed_mean(f), krum(f) or geometric_median().
         rate: Bits per complex symbol.
 
     Returns:

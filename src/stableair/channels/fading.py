@@ -8,8 +8,9 @@ default, so that Eq. (3) is the clients' mean in expectation. A fading with memo
 import math
 from dataclasses import replace
 
+import numpy as np
 import torch
-from scipy.special import exp1, gammaincc, gammaincinv, gammaln, i0e, i1e
+from scipy.special import exp1, gamma, gammaincc, gammaincinv, gammaln, i0e, i1e, xlogy
 from torch import Tensor
 
 from stableair.channels.registries import fading, make_nested
@@ -28,7 +29,7 @@ def rayleigh(mean: float = 1, power: float | None = None) -> Fading:
     The mean is s sqrt(pi / 2), the mean square 2 s^2.
 
     Args:
-        mean: Mean amplitude, above 0; the paper has 1.
+        mean: Mean amplitude, above 0; 1 in the paper.
         power: Mean square of the amplitude, above 0, in place of the mean.
 
     Returns:
@@ -45,7 +46,7 @@ def rayleigh(mean: float = 1, power: float | None = None) -> Fading:
     if power is None:
         scale = positive("mean", mean) * math.sqrt(2 / math.pi)
     elif mean != 1:
-        text = f"give the mean or the power, not both: got mean={mean}, power={power}"
+        text = f"set the mean or the power, not both: got mean={mean}, power={power}"
         raise InputError(text, code="conflicting-arguments")
     else:
         scale = math.sqrt(positive("power", power) / 2)
@@ -62,14 +63,14 @@ def rayleigh(mean: float = 1, power: float | None = None) -> Fading:
 
 @fading("rician")
 def rician(K: float, mean: float = 1) -> Fading:
-    """Rician amplitudes: a direct path beside the scattered ones; K = 0 is Rayleigh.
+    """Rician amplitudes: a direct path in addition to the scattered paths; K = 0 is Rayleigh.
 
         h = c |sqrt(2 K) + x + i y|,    x, y ~ N(0, 1)    (Rice, 1945)
 
     The factor c sets the mean; without it the mean is sqrt(pi / 2) e^(-K/2) ((1 + K) I_0(K / 2) + K I_1(K / 2)).
 
     Args:
-        K: Power of the direct path relative to that of the scattered ones, in [0, 1e6].
+        K: Power of the direct path relative to the power of the scattered paths, in [0, 1e6].
         mean: Mean amplitude, above 0.
 
     Returns:
@@ -91,16 +92,27 @@ def rician(K: float, mean: float = 1) -> Fading:
         in_phase, quadrature = source.normal(n, 2).unbind(-1)
         return scale * torch.hypot(in_phase + direct, quadrature)
 
-    return FadingLaw(draw, mean_square=2 * (K + 1) * scale * scale)
+    def mean_inverse_square(t: float) -> float:
+        """h^2 / 2 c^2 has the gamma law of shape 1 + j, with j of the Poisson law of mean K."""
+        if t <= 0:
+            return math.inf
+        j = np.arange(max(0, int(K - 12 * math.sqrt(K)) - 40), int(K + 12 * math.sqrt(K)) + 40)
+        weights = np.exp(xlogy(j, K) - K - gammaln(j + 1))
+        x, above = t / (2 * scale * scale), np.maximum(j, 1)
+        means = np.where(j > 0, gammaincc(above, x) / above, exp1(x))
+        return float(weights @ means / weights.sum()) / (2 * scale * scale)
+
+    return FadingLaw(draw, mean_inverse_square, complex_gaussian=K == 0, mean_square=2 * (K + 1) * scale * scale)
 
 
 @fading("nakagami")
 def nakagami(m: float, mean: float = 1) -> Fading:
-    """Nakagami-m amplitudes: m = 1 is Rayleigh, a large m has little fading.
+    """Nakagami-m amplitudes: m = 1 is Rayleigh fading, and a large m means little fading.
 
-        h = c sqrt(X),    X of the gamma law of shape m    (Nakagami, 1960)
+        h = c sqrt(X),    X ~ Gamma(m)    (Nakagami, 1960)
 
-    X is drawn by its quantile function. The factor c sets the mean; without it the mean is Gamma(m + 1/2) / Gamma(m).
+    X is drawn with the quantile function of the gamma law of shape m. The factor c sets the mean; without it the mean
+    is Gamma(m + 1/2) / Gamma(m).
 
     Args:
         m: Shape, in [0.5, 1e6].
@@ -124,9 +136,24 @@ def nakagami(m: float, mean: float = 1) -> Fading:
         return scale * torch.from_numpy(gammaincinv(m, source.uniform(n).cpu().numpy())).sqrt().to(source.device)
 
     def mean_inverse_square(t: float) -> float:
-        return float(gammaincc(m - 1, t / scale / scale)) / (m - 1) / scale / scale
+        return gamma_mean_inverse(m, t / scale / scale) / scale / scale
 
-    return FadingLaw(draw, mean_inverse_square if m > 1 else None, mean_square=m * scale * scale)
+    return FadingLaw(draw, mean_inverse_square, complex_gaussian=m == 1, mean_square=m * scale * scale)
+
+
+def gamma_mean_inverse(m: float, x: float) -> float:
+    """E[1/X; X >= x] for X of the gamma law of shape m: Gamma(m - 1, x) / Gamma(m).
+
+    >>> round(gamma_mean_inverse(2, 0.5), 6), round(gamma_mean_inverse(1, 0.5), 6)  # exp(-x) and E_1(x)
+    (0.606531, 0.559774)
+    """
+    if m <= 1 and x <= 0:
+        return math.inf
+    if abs(m - 1) < 1e-8:
+        return float(exp1(x))
+    if m > 1:
+        return float(gammaincc(m - 1, x)) / (m - 1)
+    return max(0.0, float(x ** (m - 1) * math.exp(-x) / gamma(m) - gammaincc(m, x)) / (1 - m))  # recurrence in m
 
 
 @fading("unit")
@@ -164,7 +191,7 @@ def block(of: str = "rayleigh()", rounds: int | None = None, entries: int | None
         entries: Entries of a block; by default the whole vector.
 
     Returns:
-        The fading, (n, source) -> amplitudes (n,) float64, with `entries` those at the first entry.
+        The fading, (n, source) -> amplitudes (n,) float64. With `entries`, these are the amplitudes of the first block.
 
     Raises:
         InputError: Neither length is given, a length is below 1, or the spec is invalid.
@@ -191,10 +218,10 @@ def _law(one: Fading) -> FadingLaw:
 
 
 def amplitudes_along(law: FadingLaw, first: float, d: int, source: Generator) -> Tensor:
-    """One client's amplitude at each of d entries.
+    """Draw the amplitude of one client at each of d entries.
 
     Args:
-        law: Fading whose amplitude changes every `block_length` entries.
+        law: A fading with a new amplitude after every `block_length` entries.
         first: Amplitude of the first block.
         d: Number of entries.
         source: Stream of this client.
@@ -220,8 +247,8 @@ def ar(a: float, of: str = "rayleigh()") -> Fading:
 
     z_k is complex Gaussian, and c_k is the Gaussian part of the fading `of`: the amplitude is proportional to |c_k| for
     Rayleigh, and Rician adds a direct path to c_k. A fading drawn from uniform numbers uses exp(-|c_k|^2) as uniform
-    numbers. In each round the amplitude has the law of this fading. A client's amplitude does not depend on the number
-    of clients.
+    numbers. In each round the amplitude has the law of the fading `of`. A client's amplitude does not depend on the
+    number of clients.
 
     Args:
         a: Correlation of successive rounds, in [0, 1].
@@ -243,7 +270,7 @@ def ar(a: float, of: str = "rayleigh()") -> Fading:
     return replace(law, draw=lambda n, source: law(n, GaussMarkov(source, a)))
 
 
-CHUNK = 1 << 20  # random numbers of all rounds that are computed at a time, to bound the memory
+CHUNK = 1 << 20  # random numbers of all rounds that are computed at once, to limit the memory
 
 
 class GaussMarkov(Generator):
@@ -251,8 +278,8 @@ class GaussMarkov(Generator):
 
         x_k = a x_{k-1} + sqrt(1 - a^2) z_k = a^k z_0 + sum_{j=1}^k a^(k-j) sqrt(1 - a^2) z_j
 
-    Terms with a weight below 2^-60 are dropped: they are smaller than the rounding errors of the others. So at most
-    42 / (1 - a) rounds are recomputed.
+    Terms with a weight below 2^-60 are dropped: they are smaller than the rounding errors of the other terms. So at
+    most 42 / (1 - a) rounds are recomputed.
 
     Args:
         source: Stream of the round k, from which earlier rounds are recomputed.
@@ -270,7 +297,7 @@ class GaussMarkov(Generator):
         self.weights = {j: weight for j, weight in enumerate(weights) if weight > 2.0**-60}
 
     def normal(self, *shape: int) -> Tensor:
-        """Standard normal numbers in float64, each correlated with the same number of earlier rounds."""
+        """Draw standard normal numbers in float64, correlated with the numbers at their positions in earlier rounds."""
         start, stop = self.position, self.position + 2 * math.prod(shape)
         self.position = stop
         total = torch.zeros(math.prod(shape), dtype=torch.float64)
@@ -283,5 +310,5 @@ class GaussMarkov(Generator):
         return total.reshape(shape).to(self.device)
 
     def uniform(self, *shape: int) -> Tensor:
-        """Uniform numbers on (0, 1), each from the modulus of a complex Gaussian number."""
+        """Draw uniform numbers on (0, 1), each from the modulus of a complex Gaussian number."""
         return self.normal(*shape, 2).square().sum(-1).mul_(-0.5).exp_()

@@ -36,7 +36,7 @@ from stableair.vector import NOTHING, Layout, check_shape
 class Flat:
     """Analog over-the-air aggregation with flat fading and additive interference.
 
-    Given the payloads u_n (d,) of the senders, their gains h_n and the interference xi (d,), the server receives
+    From the payloads u_n (d,) of the senders, their gains h_n and the interference xi (d,), the server receives
     g = (1/N) sum_n h_n u_n + xi (d,), or with noise_on="sum" g = (1/N) (sum_n h_n u_n + xi). N is the number of
     senders, or the divisor. The side link has neither fading nor interference: stats (b,) and the loss () are plain
     means. Without senders, g is the interference alone. A complex gain of a power rule multiplies the complex symbols
@@ -50,7 +50,7 @@ class Flat:
         norms: Layout of the norm buffers on the side link.
         divisor: Divisor of the sum; None for the number of senders.
         noise_on: "mean" adds the interference to the mean, as in Eq. (3); "sum" adds it to the sum.
-        reduction: How several processes share the sum. A subclass that overrides `superpose` must apply it.
+        reduction: Distribution of the sum over processes. A subclass that overrides `superpose` must apply it.
 
     Raises:
         InputError: The power rule needs the interference on the sum ("noise-not-on-sum"), or does not support the
@@ -67,13 +67,13 @@ class Flat:
     reduction: Reduction = field(default_factory=WholeVector)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "power", fit_power(self.power, self.fading, self.noise_on))
+        object.__setattr__(self, "power", fit_power(self.power, self.fading, self.noise_on, "flat"))
 
     def with_reduction(self, reduction: Reduction) -> "Flat":
-        """The same channel, with the sums shared between processes.
+        """Return the same channel, with the sums distributed over processes.
 
         Args:
-            reduction: How they share it.
+            reduction: The distribution of the sums.
 
         Returns:
             The channel; its `superpose` expects uploads that hold this process's slice.
@@ -83,8 +83,8 @@ class Flat:
     def draw(self, n: int, clients: Tensor, d: int, seed: int, k: int, device: torch.device | str = "cpu") -> FlatDraw:
         """Draw h_{n,k} (m,) of the participants `clients` (m,), and xi_k (d,).
 
-        All n amplitudes are drawn, then those of the participants selected: a client's amplitude is a function of
-        (seed, k, client), independent of the other participants.
+        The channel draws the amplitudes of all n clients and then selects the participants: a client's amplitude is a
+        function of (seed, k, client), independent of the other participants.
 
         Args:
             n: Number of all clients.
@@ -92,7 +92,7 @@ class Flat:
             d: Entries of a payload.
             seed: Seed of the experiment.
             k: The round.
-            device: Where the interference is drawn.
+            device: Device of the interference.
 
         Returns:
             The draw, a function of (seed, k).
@@ -119,7 +119,7 @@ class Flat:
         return check_shape("noise", drawn, entries).float()
 
     def _gain_along(self, law: FadingLaw, first: float, seed: int, k: int, client: int) -> Gain:
-        """Gains of a client whose fading changes along the vector; its energy is that at the first entry."""
+        """Return the gains of a client whose fading changes along the vector."""
 
         def gain(d: int, device: torch.device) -> Tensor:
             source = generator(seed, "fading", k, client, device=device)
@@ -131,7 +131,7 @@ class Flat:
         """Apply Eq. (3): chunks of (m, d) payloads -> g (d,).
 
         Args:
-            uploads: Chunks of uploads with payloads (m, d); their division changes no bit.
+            uploads: Chunks of uploads with payloads (m, d). The result does not depend on the size of the chunks.
             draw: The random state of the round.
 
         Returns:
@@ -143,7 +143,7 @@ class Flat:
         """
         d = len(draw.xi)
         total = self.reduce(self.accumulate(uploads, draw), d)
-        symbols = (d + self.pilots) / 2  # two real entries per complex symbol
+        symbols = (d + 1) // 2 + (self.pilots + 1) // 2  # a zero completes an odd number of entries
         return finish(
             total,
             draw.xi,
@@ -156,7 +156,7 @@ class Flat:
         )
 
     def accumulate(self, uploads: Iterable[Upload], draw: FlatDraw) -> Accumulated:
-        """sum_n h_n u_n and sum_n u_n over this process's slice of the vector, in float64."""
+        """Compute sum_n h_n u_n and sum_n u_n over this process's slice of the vector, in float64."""
         transmissions = draw.transmissions
         if transmissions is None:
             transmissions = dict(zip(draw.clients.tolist(), map(Transmission, draw.h.tolist()), strict=True))
@@ -164,7 +164,7 @@ class Flat:
         return accumulate(uploads, transmissions, d, draw.k, draw.xi.device, self.reduction.slice(d))
 
     def reduce(self, total: Accumulated, d: int) -> Accumulated:
-        """The sums over the whole vector, from the slices of all processes."""
+        """Assemble the sums over the whole vector from the slices of all processes."""
         faded, clean = self.reduction.assemble(total.faded, total.clean, d=d)
         return total._replace(faded=faded, clean=clean)
 
@@ -174,8 +174,8 @@ def flat(noise_on: Literal["mean", "sum"] = "mean") -> ChannelFactory:
     """Eq. (3): one amplitude per client and round, and interference on the mean of the payloads.
 
     Args:
-        noise_on: "mean" for g = (1/N) sum_n h_n u_n + xi, "sum" for g = (1/N) (sum_n h_n u_n + xi), which power rules
-            need.
+        noise_on: "mean" for g = (1/N) sum_n h_n u_n + xi; "sum" for g = (1/N) (sum_n h_n u_n + xi), which power rules
+            with a power limit require.
 
     Returns:
         A factory of the channel.

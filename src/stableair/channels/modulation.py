@@ -1,8 +1,8 @@
 """Modulation with orthonormal bases: payloads to complex samples in time, and back with matched filters.
 
-A payload of d real entries is d / 2 complex symbols c_i = u_2i + j u_2i+1. A basis modulates them to
-x_t = sum_i c_i phi_i(t) and demodulates to y_i = sum_t conj(phi_i(t)) r_t. Symbols come in blocks of n, `hop` samples
-apart.
+A payload of d real entries consists of d / 2 complex symbols c_i = u_2i + j u_2i+1. A basis modulates them to the
+samples x_t = sum_i c_i phi_i(t), and demodulates received samples to y_i = sum_t conj(phi_i(t)) r_t. Symbols form
+blocks of n; a new block starts every `hop` samples.
 """
 
 from dataclasses import dataclass, field
@@ -17,21 +17,22 @@ from stableair.errors import InputError
 from stableair.validation import choice, integer, number
 
 EQUALISE = "full", "phase", "off"
-LONGEST = 1 << 16  # samples of a block
-LONGEST_PULSE = 1 << 12  # samples; orthonormal() solves for all of them at once
-MAX_TAPS = 1 << 10  # paths of a client; each is drawn and added separately
+MAX_BLOCK = 1 << 16  # samples of a block
+MAX_PULSE = 1 << 12  # samples of a pulse; orthonormal() solves for all samples at once
+MAX_TAPS = 1 << 10  # paths of a client; each path is drawn and added separately
 
 
 @dataclass(frozen=True)
 class Basis:
     """Base class of the bases: a subclass overrides `modulate` and `demodulate`.
 
-    A unit of time is the interval of one complex symbol that is sent alone. The noise sets the interference per unit of
-    time. So a basis with more samples per unit of time declares its `oversampling`, and sees the same interference.
+    A unit of time is the duration of one complex symbol that is transmitted alone. Interference, delays and carrier
+    offsets are given per unit of time. A basis with several samples per unit of time declares this number as its
+    `oversampling`, and then has the same interference, delays and offsets.
 
     >>> basis = ofdm(n=64, prefix=16)
-    >>> basis.blocks(1000), basis.samples(8), basis.oversampling
-    (8, 640, 1)
+    >>> basis.blocks(1000), basis.samples(8), basis.symbol_time
+    (8, 640, 1.25)
     """
 
     n: int  # complex symbols per block
@@ -40,8 +41,13 @@ class Basis:
     max_delay: int  # largest delay of a client, in samples
     uses: float  # complex channel uses per block
     taps: int = 1  # propagation paths per client, one sample apart
-    oversampling: int = 1  # samples per unit of time; the interference is given per unit of time
-    delay_limit: ClassVar[str] = "a block"  # what limits the delay, for the error message
+    oversampling: int = 1  # samples per unit of time; interference, delays and offsets are given per unit of time
+    delay_limit: ClassVar[str] = "a block"  # the limit of the delay in words, for error messages
+
+    @property
+    def symbol_time(self) -> float:
+        """Units of time per complex symbol, with the cyclic prefix."""
+        return self.hop / (self.n * self.oversampling)
 
     def blocks(self, entries: int) -> int:
         """Number of blocks that carry `entries` real entries; the last block is zero-padded."""
@@ -154,13 +160,13 @@ class Hadamard(Basis):
 
 @basis("pulse")
 def pulse(rolloff: float = 0.25, span: int = 8, samples: int = 4) -> Basis:
-    """Root-raised-cosine pulses: an impulse in time hits the symbol it falls on, and little else.
+    """Root-raised-cosine pulses: an impulse in time affects mainly the symbol at that time.
 
         phi_i(t) = p_{t - i samples}
 
-    A root-raised cosine truncated to `span` symbols is not orthogonal to its shifts; p is the nearest pulse that is, up
-    to rounding (`orthonormal`). A symbol takes 1 + rolloff complex channel uses. The interference of an entry does not
-    depend on `samples`, up to the error of the sampled pulse.
+    A root-raised cosine truncated to `span` symbols is not orthogonal to its shifts; p is the nearest pulse that is
+    orthogonal to them, up to rounding (`orthonormal`). A symbol takes 1 + rolloff complex channel uses. The
+    interference of an entry does not depend on `samples`, up to the error of the sampled pulse.
 
     Args:
         rolloff: Excess bandwidth, in [0, 1].
@@ -179,9 +185,9 @@ def pulse(rolloff: float = 0.25, span: int = 8, samples: int = 4) -> Basis:
     """
     samples, span = integer("samples", samples, 2, 256), integer("span", span, 2, 256)
     rolloff = number("rolloff", rolloff, 0.0, 1.0)
-    if span * samples > LONGEST_PULSE:
-        text = f"a pulse has at most {LONGEST_PULSE} samples: got span={span} times samples={samples}"
-        raise InputError(text, code="out-of-range", name="span * samples", value=span * samples, high=LONGEST_PULSE)
+    if span * samples > MAX_PULSE:
+        text = f"a pulse has at most {MAX_PULSE} samples: got span={span} times samples={samples}"
+        raise InputError(text, code="out-of-range", name="span * samples", value=span * samples, high=MAX_PULSE)
     p = orthonormal(root_raised_cosine((np.arange(span * samples) - span * samples // 2) / samples, rolloff), samples)
     shape = torch.from_numpy(p).view(span, samples)
     return Pulse(1, samples, span * samples, max_delay=samples, uses=1 + rolloff, oversampling=samples, shape=shape)
@@ -189,7 +195,7 @@ def pulse(rolloff: float = 0.25, span: int = 8, samples: int = 4) -> Basis:
 
 @basis("ofdm")
 def ofdm(n: int = 64, prefix: int = 16, taps: int = 1, equalise: Literal["full", "phase", "off"] = "full") -> Basis:
-    """OFDM with a cyclic prefix: an impulse in time hits all entries of a block.
+    """OFDM with a cyclic prefix: an impulse in time affects all entries of a block.
 
         phi_f(t) = exp(2 pi j f t / n) / sqrt(n),    A(f) = sum_l a_l exp(-2 pi j f l / n)
 
@@ -200,7 +206,7 @@ def ofdm(n: int = 64, prefix: int = 16, taps: int = 1, equalise: Literal["full",
         n: Subcarriers of a block, at most 65536.
         prefix: Samples of the cyclic prefix, at most n.
         taps: Paths of each client, at most prefix + 1.
-        equalise: What a client sends on subcarrier f: "full" c_f / A(f), "phase" c_f conj(A(f)) / |A(f)|, "off" c_f.
+        equalise: Symbol of a client on subcarrier f: "full" c_f / A(f), "phase" c_f conj(A(f)) / |A(f)|, "off" c_f.
 
     Returns:
         The basis.
@@ -211,12 +217,12 @@ def ofdm(n: int = 64, prefix: int = 16, taps: int = 1, equalise: Literal["full",
     >>> ofdm(n=64, prefix=16, taps=4).max_delay
     13
     """
-    n, prefix = integer("n", n, 1, LONGEST), integer("prefix", prefix, 0)
+    n, prefix = integer("n", n, 1, MAX_BLOCK), integer("prefix", prefix, 0)
     if prefix > n:
         text = f"the prefix repeats the end of a block, so it has at most n={n} samples: got {prefix}"
         raise InputError(text, code="out-of-range", name="prefix", value=prefix, high=n)
     if integer("taps", taps, 1, MAX_TAPS) > prefix + 1:
-        text = f"the prefix of {prefix} samples is too short for taps={taps}: at most {prefix + 1} fit"
+        text = f"the prefix of {prefix} samples is too short for taps={taps}: taps must be at most {prefix + 1}"
         raise InputError(text, code="out-of-range", name="taps", value=taps, high=prefix + 1)
     choice("equalise", equalise, EQUALISE)
     return OFDM(n, n + prefix, n + prefix, prefix - taps + 1, n + prefix, taps, equalise=equalise)
@@ -224,7 +230,7 @@ def ofdm(n: int = 64, prefix: int = 16, taps: int = 1, equalise: Literal["full",
 
 @basis("hadamard")
 def hadamard(n: int = 64) -> Basis:
-    """Codes of n chips, the rows of a Hadamard matrix; they spread an impulse in time over n symbols.
+    """Codes of n chips, the rows of a Hadamard matrix; an impulse in time spreads over n symbols.
 
         phi_i(t) = +-1 / sqrt(n)
 
@@ -242,7 +248,7 @@ def hadamard(n: int = 64) -> Basis:
     >>> hadamard(n=2).modulate(torch.tensor([[1.0, 1.0]]) * 2**0.5).tolist()
     [2.0, 0.0]
     """
-    if integer("n", n, 1, LONGEST) & (n - 1):
+    if integer("n", n, 1, MAX_BLOCK) & (n - 1):
         below = 1 << n.bit_length() - 1
         text = f"n must be a power of two, such as {below} or {2 * below}: got {n}"
         raise InputError(text, code="not-a-power-of-two", name="n", value=n)
@@ -250,7 +256,7 @@ def hadamard(n: int = 64) -> Basis:
 
 
 def root_raised_cosine(t: np.ndarray, rolloff: float) -> np.ndarray:
-    """The root-raised-cosine pulse, of energy 1.
+    """Compute the root-raised-cosine pulse of energy 1.
 
         p(t) = (sin(pi t (1 - b)) + 4 b t cos(pi t (1 + b))) / (pi t (1 - (4 b t)^2)),    b = rolloff
 
@@ -267,21 +273,21 @@ def root_raised_cosine(t: np.ndarray, rolloff: float) -> np.ndarray:
     """
     b, near = rolloff, 1e-9
     t = np.where(np.abs(t) < near, near, t)
-    t = np.where(np.abs(np.abs(4 * b * t) - 1) < near, t * (1 + 10 * near), t)  # removable; error below 1e-7
+    t = np.where(np.abs(np.abs(4 * b * t) - 1) < near, t * (1 + 10 * near), t)  # removable; error of p below 1e-7
     top = np.sin(np.pi * t * (1 - b)) + 4 * b * t * np.cos(np.pi * t * (1 + b))
     return top / (np.pi * t * (1 - (4 * b * t) ** 2))
 
 
 def orthonormal(p: np.ndarray, step: int) -> np.ndarray:
-    """The pulse closest to p that is orthonormal to its own shifts by multiples of `step`.
+    """Compute the pulse closest to p that is orthonormal to its shifts by multiples of `step`.
 
         sum_t p_t p_{t + m step} = 1 for m = 0, and 0 otherwise
 
-    It is solved by Newton's method with least-norm steps.
+    The equations are solved with Newton's method and least-norm steps.
 
     Args:
         p: Samples of a pulse, (n,).
-        step: Samples from one symbol to the next.
+        step: Number of samples from one symbol to the next.
 
     Returns:
         Samples of the orthonormal pulse, (n,).

@@ -21,9 +21,9 @@ from stableair.validation import integer, number, positive
 
 
 def _independent(alpha: float, tau: float, draw: Noise) -> NoiseLaw:
-    """The law of independent SaS(alpha, tau) entries; complex samples are `stable.isotropic`.
+    """Return the law of independent SaS(alpha, tau) entries; complex samples are drawn with `stable.isotropic`.
 
-    A sample is the output of a filter of unit energy. With s samples per unit of time it has the scale
+    A sample is the output of a filter of unit energy. With s samples per unit of time, its scale is
     tau s^(1/2 - 1/alpha): the density of the interference in time does not depend on s.
     """
 
@@ -39,7 +39,7 @@ def _independent(alpha: float, tau: float, draw: Noise) -> NoiseLaw:
 
 @noise("sas", scale="tau")
 def sas(alpha: float = 1.5, tau: float = 0.1) -> Noise:
-    """Symmetric alpha-stable interference, the paper's.
+    """Symmetric alpha-stable interference, as in the paper.
 
         E exp(i t xi) = exp(-|tau t|^alpha)    (drawn after Chambers, Mallows and Stuck, 1976)
 
@@ -138,7 +138,7 @@ def middleton(A: float, gamma: float, std: float = 1) -> Noise:
     0.91
     """
     A, gamma, std = number("A", A, 1e-6, 1e3), positive("gamma", gamma), number("std", std, 0.0)
-    count = torch.arange(int(A + 12 * math.sqrt(A)) + 30)  # active interferers; more never occur in float64
+    count = torch.arange(int(A + 12 * math.sqrt(A)) + 30)  # active interferers; larger numbers do not occur in float64
     cumulative = torch.from_numpy(pdtr(count.numpy(), A))  # distribution function of the Poisson law
     deviation = std * ((count.double() / A + gamma) / (1 + gamma)).sqrt()
 
@@ -152,18 +152,18 @@ def middleton(A: float, gamma: float, std: float = 1) -> Noise:
 
 @noise("bursts", scale="tau")
 def bursts(alpha: float = 1.5, tau: float = 0.1, length: int = 100) -> Noise:
-    """Interference in bursts: entries are SaS(alpha, tau), and a burst has one common strength.
+    """Interference in bursts: entries are SaS(alpha, tau), and all entries of a burst share one strength.
 
         xi_i = sqrt(A_b) n_i,    n_i ~ N(0, 2 tau^2),    E exp(-s A) = exp(-s^(alpha/2))
 
     This is the sub-Gaussian vector of Samorodnitsky and Taqqu (1994), with one A_b per burst, drawn after Kanter
-    (1975). Within a burst, E exp(i sum_i t_i xi_i) = exp(-tau^alpha (sum_i t_i^2)^(alpha/2)). alpha = 2 has A = 1 and
-    is Gaussian. The first burst starts at entry 0.
+    (1975). Within a burst, E exp(i sum_i t_i xi_i) = exp(-tau^alpha (sum_i t_i^2)^(alpha/2)). For alpha = 2, A = 1
+    and the law is Gaussian. The first burst starts at entry 0.
 
     Args:
         alpha: Tail index, in [0.5, 2].
         tau: Scale of an entry, at least 0.
-        length: Consecutive entries of a burst.
+        length: Number of consecutive entries of a burst.
 
     Returns:
         The noise, (d, source) -> (d,) float32.
@@ -186,11 +186,12 @@ def bursts(alpha: float = 1.5, tau: float = 0.1, length: int = 100) -> Noise:
 
 
 def _in_bursts(length: int, deviations: Callable[[int, Generator], Tensor], each: int) -> NoiseLaw:
-    """Normal entries with one standard deviation per `length` entries; a deviation uses `each` source positions.
+    """Return normal entries with one standard deviation per burst of `length` entries.
 
-    The i-th pilot has the deviation of the i-th entry of its round. So a burst that is longer than the vector hits the
-    pilots, too. In time, a burst lasts `length` units of time, and its samples are complex normal: given the bursts,
-    their variance does not depend on the number of samples per unit of time.
+    The deviation of a burst uses `each` positions of the source. The i-th pilot has the deviation of the i-th entry of
+    its round, so a burst that is longer than the vector affects the pilots, too. In time, a burst lasts `length` units
+    of time, and its samples are complex normal. For fixed bursts, their variance does not depend on the number of
+    samples per unit of time.
     """
 
     def strengths(first: int, last: int, source: Generator) -> Tensor:
@@ -243,14 +244,14 @@ def field(density: float, exponent: float = 4, hold: int = 1, power: float = 1) 
     r_j are the distances of a Poisson process in the plane, and B_ij are normal amplitudes, new in every entry. xi_i is
     SaS(alpha, tau) with alpha = 4 / exponent; `field_law` gives tau.
 
-    pi density r_j^2 are the arrivals of a Poisson process of rate 1. The nearest 16 are summed individually. The sum of
-    the others is replaced by a Gaussian with its mean variance, given the distance of the sixteenth. This changes the
-    characteristic function by less than 1e-4 everywhere, for every exponent.
+    The numbers pi density r_j^2 are the arrivals of a Poisson process of rate 1. The nearest 16 interferers are summed
+    individually. The sum of all others is replaced by a Gaussian whose variance is the mean for this distance of the
+    sixteenth interferer. This changes the characteristic function by less than 1e-4 everywhere, for every exponent.
 
     Args:
         density: Interferers per unit of area, above 0.
         exponent: Exponent of the path loss of the power, in (2, 8].
-        hold: Consecutive entries with the same positions.
+        hold: Number of consecutive entries for which the interferers keep their positions.
         power: Variance of the amplitudes B, above 0.
 
     Returns:
@@ -269,14 +270,14 @@ def field(density: float, exponent: float = 4, hold: int = 1, power: float = 1) 
 
     def deviations(m: int, source: Generator) -> Tensor:
         arrivals = source.uniform(m, NEAREST).log_().neg_().cumsum(-1)
-        beyond = arrivals[:, -1] ** (1 - 2 / alpha) / (2 / alpha - 1)  # mean of the sum over all later arrivals
+        beyond = arrivals[:, -1] ** (1 - 2 / alpha) / (2 / alpha - 1)  # mean variance of all later arrivals
         return (arrivals.pow_(-2 / alpha).sum(-1) + beyond).sqrt_().mul_(scale)
 
     return _in_bursts(integer("hold", hold, 1), deviations, NEAREST)
 
 
 def field_law(density: float, exponent: float = 4, power: float = 1) -> tuple[float, float]:
-    """The stable law of the interference of a field.
+    """Compute the stable law of the interference of a field.
 
         alpha = 4 / exponent,    tau^alpha = pi density E|B|^alpha Gamma(1 - alpha) cos(pi alpha / 2)
 
@@ -311,12 +312,12 @@ def field_law(density: float, exponent: float = 4, power: float = 1) -> tuple[fl
 
 @noise("markov", specs={"good": noise, "bad": noise})
 def markov(good: str = "sas(tau=0.1)", bad: str = "sas(tau=3)", p: float = 0.1, q: float = 0.5) -> Noise:
-    """A Markov chain of good and bad rounds, each with its interference.
+    """A Markov chain of good and bad rounds, with one interference for each state.
 
         P(good -> bad) = p,    P(bad -> good) = q    (Gilbert, 1960; Elliott, 1963)
 
-    Round 0 is bad with the stationary probability p / (p + q). Runs of good and of bad rounds last 1 / p and 1 / q on
-    average.
+    Round 0 is bad with the stationary probability p / (p + q). On average, 1 / p consecutive rounds are good, and 1 / q
+    consecutive rounds are bad.
 
     Args:
         good: Spec of the interference in good rounds, without memory over the rounds.
@@ -342,7 +343,7 @@ def markov(good: str = "sas(tau=0.1)", bad: str = "sas(tau=3)", p: float = 0.1, 
     in_good, in_bad = (make_nested(noise, text, excluded=("markov",)) for text in (good, bad))
 
     def is_bad(source: Generator) -> bool:
-        """The state of the source's round, the same for the payloads and the pilots.
+        """Whether the round of the source is bad; payloads and pilots have the same state.
 
         Round j is bad if u_j < p after a good round, or u_j < 1 - q after a bad one. If u_j is below or above both
         bounds, the previous state does not matter: the search goes back to the last such round, which gives the same
@@ -358,7 +359,7 @@ def markov(good: str = "sas(tau=0.1)", bad: str = "sas(tau=3)", p: float = 0.1, 
         return (source.at(0, "markov").uniform(1).item() < p / (p + q)) != flipped
 
     def of_state(method: str) -> Callable[..., Any] | None:
-        """A method of the noise of the round's state, if both noises have it."""
+        """Return a method that calls the noise of the round's state; None if one of the noises lacks it."""
         good, bad = (getattr(one, method, None) for one in (in_good, in_bad))
         return good and bad and (lambda source, *arguments: (bad if is_bad(source) else good)(source, *arguments))
 

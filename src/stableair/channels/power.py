@@ -1,6 +1,7 @@
 """Transmit power rules: the link of each client, and the scale of the interference relative to the payloads.
 
-P is the mean power per entry. Rules with a power limit require the interference on the sum of the payloads.
+P is the mean power per real dimension of the transmitted signal. Rules with a power limit require the interference on
+the sum of the payloads.
 """
 
 import math
@@ -19,14 +20,16 @@ from stableair.validation import choice, number, positive
 from stableair.vector import check_shape
 
 PHASE_LAWS = "uniform", "gaussian"
-DRAWS = 1_000_000  # for moments without a closed form
+DRAWS = 1_000_000  # for means without a closed form
 
 
 class Power:
     """Base class of the power rules; the base class changes nothing.
 
-    g = (1/N) (sum_n a_n u_n + noise_scale(max_n |u_n|, d) z), with the gains a_n of the clients that transmit and the
-    interference z on the sum. A rule that only changes the amplitude of a client overrides `gain`.
+        g = (1/N) (sum_n a_n u_n + noise_scale(max_n |u_n|, d) z)
+
+    a_n are the gains of the clients that transmit, and z is the interference on the sum. A rule that only changes the
+    amplitude of a client overrides `gain`.
     """
 
     needs_noise_on_sum = False  # whether the interference must be on the sum of the payloads, not on their mean
@@ -48,7 +51,7 @@ class Power:
     def transmissions(self, h: Tensor, clients: Tensor, seed: int, k: int) -> dict[int, Transmission]:
         """Links of the clients that transmit in round k.
 
-        The base class gives every client the gain gain(h). Its energy per energy of the payload is (gain(h) / h)^2.
+        In the base class every client has the gain gain(h). Its energy per energy of the payload is (gain(h) / h)^2.
 
         Args:
             h: Amplitudes of all n clients, (n,).
@@ -69,10 +72,11 @@ class Power:
         return h
 
     def noise_scale(self, max_norm: float, d: int) -> float:
-        """Scale of the interference relative to the payloads: 1 / sqrt(p_k) if all are multiplied by sqrt(p_k).
+        """Scale of the interference relative to the payloads: 1 / sqrt(p_k) if the clients multiply by sqrt(p_k).
 
         Args:
-            max_norm: Largest norm of a transmitted payload; 0 if nothing was sent.
+            max_norm: Largest norm of a transmitted payload; on a waveform sqrt(E / T) for its largest energy E, see
+                `Waveform`. 0 if nothing was sent.
             d: Entries of a payload.
 
         Returns:
@@ -85,7 +89,7 @@ class Power:
 def none() -> Power:
     """No power rule, as in the paper: payloads are transmitted without scaling.
 
-    The interference does not depend on the payloads. A symbol of the digital channel has the modulus 1.
+    The scale of the interference does not depend on the payloads. A symbol of the digital channel has modulus 1.
 
     Returns:
         The rule.
@@ -98,7 +102,7 @@ def none() -> Power:
 
 @dataclass(frozen=True)
 class Limit(Power):
-    """All clients scale by one factor sqrt(p_k), which the server divides out; see `limit`."""
+    """All clients multiply by one factor sqrt(p_k), and the server divides by it; see `limit`."""
 
     P: float
     needs_noise_on_sum = True
@@ -110,14 +114,19 @@ class Limit(Power):
 
 @power("limit")
 def limit(P: float) -> Power:
-    """Power limit: one factor scales all payloads so that the largest has mean power P per entry.
+    """Power limit: one factor scales all payloads so that the largest is transmitted with mean power P.
 
-    p_k = P d / max_n |u_n|^2 and g = (1/N) sum_n h_n u_n + z / (N sqrt(p_k)), z being the interference on the sum:
-    COTAF (Sery, Shlezinger, Cohen and Eldar, 2021, arXiv 2009.12787). Analog channels need noise_on=sum. A symbol of
-    the digital channel has the power 2 P.
+        p_k = P d / max_n |u_n|^2,    g = (1/N) sum_n h_n u_n + z / (N sqrt(p_k))
+
+    z is the interference on the sum. This is COTAF (Sery, Shlezinger, Cohen and Eldar, 2021, arXiv 2009.12787). Analog
+    channels need noise_on=sum. A symbol of the digital channel has the power 2 P.
+
+    On channel waveform, E_n / T replaces |u_n|^2. E_n is the energy of the modulated and precoded payload, and T is the
+    units of time per complex symbol: 1 + prefix / n for OFDM, 1 for pulses and Hadamard codes. The largest signal then
+    has the energy P d T, because the prefix is transmitted with the same power.
 
     Args:
-        P: Power of the largest payload, per real entry.
+        P: Mean power of the largest signal per real dimension, which is per entry without a prefix.
 
     Returns:
         The rule.
@@ -158,13 +167,20 @@ class Inversion(Power):
         if fading is self.fading:
             return self
         if isinstance(fading, FadingLaw) and fading.block_length:
-            text = "inversion needs one amplitude per client and round, not one for every block of entries"
+            text = "inversion needs one amplitude per client and round, not one per block of entries"
             raise InputError(text, code="unsupported-fading")
         mean = mean_inverse_square(fading, self.threshold, self.csi)
+        if not mean:
+            smaller = 0.1 * mean_square(fading)
+            text = (
+                f"inversion: threshold={self.threshold:g} is larger than the power gain of every client with this "
+                f"fading, so that no client would transmit: choose a smaller threshold, such as {smaller:.2g}"
+            )
+            raise InputError(text, code="no-senders", name="threshold", value=self.threshold)
         if math.isinf(mean):
             text = (
-                f"inversion: threshold must be positive, such as 0.1: got {self.threshold:g}, and the estimate of a "
-                "channel can be arbitrarily small with this fading, so that its inversion takes unbounded power"
+                f"inversion: threshold must be positive, such as 0.1: got {self.threshold:g}; with this fading, "
+                "the estimate of a channel can be arbitrarily small, so that its inversion needs unbounded power"
             )
             raise InputError(text, code="unbounded-power", name="threshold", value=self.threshold)
         return replace(self, fading=fading, mean_inverse_square=mean)
@@ -174,7 +190,7 @@ class Inversion(Power):
         assert self.fading, "a channel calls for_fading first"
         source = partial(generator, seed)
         h_hat = estimate(h, self.fading, self.csi, source("csi", k), source("csi phase", k))
-        u = source("inversion phase", k).uniform(len(h), 2)  # a channel may have phase errors, too: "phase"
+        u = source("inversion phase", k).uniform(len(h), 2)  # the stream "phase" belongs to the channel
         phase = self.phase * (2 * u[:, 0] - 1 if self.phase_law == "uniform" else box_muller(u))
         effective = torch.polar(torch.ones_like(h), phase) * h / h_hat
         offsets = self.cfo * (2 * source("cfo", k).uniform(len(h)) - 1)
@@ -187,25 +203,37 @@ class Inversion(Power):
         }
 
     def noise_scale(self, max_norm: float, d: int) -> float:
-        """s_k / sqrt(rho), s_k = max_n |u_n| / sqrt(d)."""
+        """s_k / sqrt(rho) with s_k = max_n |u_n| / sqrt(d)."""
         return max_norm * math.sqrt(self.mean_inverse_square / (self.P * d))
 
 
 def estimate(h: Tensor, fading: Fading, csi: float, errors: Generator, phases: Generator) -> Tensor:
     """h_hat = csi h + sqrt(1 - csi^2) e: (n,) -> (n,) complex, where h is real.
 
-    e has the law of h. The phases of h and e are uniform and independent, so their difference is uniform too.
+    e has the law of h. The phases of h and e are uniform and independent, so their difference is also uniform.
     """
     e = torch.polar(fading(len(h), errors), 2 * math.pi * phases.uniform(len(h)))
     return csi * h + math.sqrt(1 - csi * csi) * e
 
 
+def mean_square(fading: Fading) -> float:
+    """E h^2: in closed form if there is one, else the mean of 10^6 draws.
+
+    >>> from stableair.channels.fading import rayleigh
+    >>> mean_square(rayleigh(power=3))
+    3.0
+    """
+    if isinstance(fading, FadingLaw) and fading.mean_square is not None:
+        return fading.mean_square
+    return fading(DRAWS, generator(0, "mean square", 0)).square().mean().item()
+
+
 def mean_inverse_square(fading: Fading, threshold: float, csi: float = 1.0) -> float:
-    """E[1/h_hat^2; h_hat^2 >= threshold]: in closed form if there is one, else the mean of 10^6 draws.
+    """Compute E[1/h_hat^2; h_hat^2 >= threshold]: in closed form if there is one, else as the mean of 10^6 draws.
 
     Args:
         fading: Law of h and of the error e.
-        threshold: Smallest power gain at which a client transmits.
+        threshold: Smallest h_hat^2 of a client that transmits.
         csi: Weight of h in h_hat, see `estimate`.
 
     Returns:
@@ -242,11 +270,12 @@ def constant_mean_inverse_square(a: float, b: float, threshold: float) -> float:
     >>> round(constant_mean_inverse_square(2.0, 1.0, threshold=0), 9)  # 1 / |a^2 - b^2|
     0.333333333
     """
-    smallest, largest = (a - b) ** 2, (a + b) ** 2
+    gap = abs(a - b) if abs(a - b) > 1e-12 * (a + b) else 0.0  # r can be 0 if a and b are equal up to rounding
+    smallest, largest = gap**2, (a + b) ** 2
     if threshold > largest:
         return 0.0
+    ratio = gap / (a + b)
     limit = math.sqrt((largest - threshold) / (threshold - smallest)) if threshold > smallest else math.inf
-    ratio = abs(a - b) / (a + b)
     return 2 / math.pi / largest * (math.atan(ratio * limit) / ratio if ratio else limit)
 
 
@@ -267,33 +296,40 @@ def inversion(
 ) -> Power:
     """Truncated channel inversion: clients with h^2 >= threshold divide by h, the others do not transmit.
 
-    g = (1/|A|) sum_A u_n + s_k z / (|A| sqrt(rho)) with A the active clients, s_k^2 = max_A |u_n|^2 / d, z the
-    interference on the sum and rho = P / E[1/h^2; h^2 >= threshold], so that a client's power is P at most, on average
-    over its fading: broadband analog aggregation (Zhu, Wang and Huang, 2020, arXiv 1812.11494).
+        g = (1/|A|) sum_A u_n + s_k z / (|A| sqrt(rho)),    s_k^2 = max_A |u_n|^2 / d,
+        rho = P / E[1/h^2; h^2 >= threshold]
 
-    A client with imperfect knowledge of h uses h_hat = csi h + sqrt(1 - csi^2) e, with e of h's law and both of
-    uniform phase: the active clients, the division and rho follow from h_hat. Two entries form a complex symbol
-    c_i = u_2i + j u_2i+1. It arrives with the gain exp(j phi_n(i)) h_n / h_hat_n, phi_n(i) = phi_n + 2 pi eps_n i: a
-    phase error phi_n uniform in [-phase, phase] or Gaussian of that deviation, in radians, and a carrier offset eps_n
-    uniform in [-cfo, cfo], in cycles per symbol. The real and the imaginary part of the sum are its entries, so that
-    the entries of a symbol leak into each other. Under Rayleigh fading the mean gain is csi times sin(phase) / phase,
-    or exp(-phase^2 / 2). Analog channels need noise_on=sum. Symbol i of the digital channel has the power
-    2 rho / |h_hat_n|^2.
+    A is the set of active clients, and z is the interference on the sum. This choice of rho limits the power of each
+    client, averaged over its fading, to P. The rule is broadband analog aggregation (Zhu, Wang and Huang, 2020, arXiv
+    1812.11494). On channel waveform, E_n / T replaces |u_n|^2, as for `limit`.
+
+    A client with imperfect channel knowledge uses h_hat = csi h + sqrt(1 - csi^2) e in place of h. e has the law of h,
+    and both have uniform phases. The active clients, the division and rho then follow from h_hat.
+
+    Two entries form a complex symbol c_i = u_2i + j u_2i+1. The symbol arrives with the gain exp(j phi_n(i)) h_n /
+    h_hat_n, where phi_n(i) = phi_n + 2 pi eps_n i. The phase error phi_n is uniform in [-phase, phase], or Gaussian
+    with the standard deviation `phase`. The carrier offset eps_n is uniform in [-cfo, cfo]. The real and the imaginary
+    part of the received symbol are the two entries, so the entries of a symbol leak into each other. Under Rayleigh
+    fading the mean gain is csi sin(phase) / phase for uniform phase errors, and csi exp(-phase^2 / 2) for Gaussian
+    ones.
+
+    Analog channels need noise_on=sum. A symbol of the digital channel has the power 2 rho / |h_hat_n|^2.
 
     Args:
-        P: Largest mean power of a client per real entry.
-        threshold: Least h_hat^2 of a client that transmits.
+        P: Largest mean power of a client per real dimension.
+        threshold: Smallest h_hat^2 of a client that transmits.
         csi: Correlation of the estimate with the channel, from 0 to 1.
-        phase: Largest phase error, or its standard deviation, in radians.
+        phase: Largest uniform phase error, or standard deviation of the Gaussian phase error, in radians.
         phase_law: "uniform" or "gaussian".
-        cfo: Largest carrier frequency offset, in cycles per complex symbol.
+        cfo: Largest carrier frequency offset, in cycles per complex symbol. Channel waveform refuses it: it has
+            carrier offsets per unit of time.
 
     Returns:
         The rule.
 
     Raises:
         InputError: An argument is out of its range ("out-of-range"). For a fading, `for_fading` raises
-            "unbounded-power" or "unsupported-fading".
+            "unbounded-power", "no-senders" or "unsupported-fading".
 
     >>> from stableair.channels.fading import unit
     >>> rule = inversion(P=1, threshold=0.5).for_fading(unit())

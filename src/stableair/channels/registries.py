@@ -1,4 +1,4 @@
-"""Registries of the components that a channel is made of."""
+"""Registries of the channels and of their components."""
 
 from typing import Any, TypeVar
 
@@ -6,7 +6,7 @@ from stableair.errors import InputError
 from stableair.spec import Registry
 
 fading = Registry("fading", "fadings")
-noise = Registry("noise", "noises")  # @noise("name", scale="tau"): with tau=0 there is no noise
+noise = Registry("noise", "noises")  # @noise("name", scale="tau"): tau=0 means no noise
 power = Registry("power", "powers")
 channel = Registry("channel", "channels")  # @channel("name", uses=("noise", ...)): see `channels.assembly`
 
@@ -19,7 +19,7 @@ Part = TypeVar("Part")
 
 
 def make_nested(registry: Registry, text: str, excluded: tuple[str, ...] = ()) -> Any:
-    """Make the component of a nested spec.
+    """Build the component of a nested spec.
 
     Args:
         registry: Registry of the component.
@@ -39,13 +39,13 @@ def make_nested(registry: Registry, text: str, excluded: tuple[str, ...] = ()) -
     call = registry.one(text)
     if call.entry.name in excluded:
         name = call.entry.name
-        text = f"{name} cannot be nested in another {registry.kind}; choose one without memory"
+        text = f"{name} cannot be nested in another {registry.kind}; choose a {registry.kind} without memory"
         raise InputError(text, code="not-nestable", name=name)
     return call()
 
 
 def make_part(registry: Registry, text: str, kind: type[Part]) -> Part:
-    """Make a channel part from a nested spec, and check its type.
+    """Build a part of a channel from a nested spec, and check its type.
 
     Args:
         registry: Registry of the part.

@@ -28,7 +28,7 @@ from stableair.validation import short_repr
 from stableair.vector import Layout, check_shape, pooled
 
 NOISE_ON = "mean", "sum"
-PIECE = 1 << 15  # complex symbols that are added at a time on a CPU: they fit into its cache
+PIECE = 1 << 15  # complex symbols that are added at once on a CPU: they fit into its cache
 
 
 class WholeVector:
@@ -63,19 +63,19 @@ def accumulate(
 ) -> Accumulated:
     """Sum the uploads of round k, client by client in a fixed order, so that the result does not depend on the chunks.
 
-    faded = sum_n a_n u_n with the gains a_n and clean = sum_n u_n, from chunks of payloads u (m, d): (d,) each.
+    The sums are faded = sum_n a_n u_n with the gains a_n, and clean = sum_n u_n, (d,) each.
 
     Args:
-        uploads: Chunks of uploads; payloads may be restricted to `entries`.
+        uploads: Chunks of uploads with payloads (m, d), or only the `entries` of the payloads.
         transmissions: Link of each client that transmits. Uploads of other clients are dropped. A gain per entry is
             computed when its payload arrives, one vector at a time.
         d: Length of the vector.
         k: The round, for error messages.
         device: Device of the payloads.
         entries: Entries of the vector that the payloads hold; None for all d.
-        transmit: Called as transmit(client, u) in place of adding gain times u to `faded`, which then stays zero. It
-            returns the energy sum_t |x_t|^2 of the modulated payload; without it this is |u|^2. The energy of the
-            client's transmission multiplies it.
+        transmit: Called as transmit(client, u) instead of the addition of gain times u to `faded`, which then stays
+            zero. It returns the energy sum_t |x_t|^2 of the modulated payload; by default this is |u|^2. The recorded
+            energy is this number times the energy of the client's transmission.
 
     Returns:
         The sums in float64, the largest norm and the energies of the senders.
@@ -111,14 +111,14 @@ def _finite_chunks(uploads: Iterable[Upload], k: int) -> Iterator[Upload]:
     """Yield the non-empty chunks, checked and with norms; free each chunk before the next one is computed."""
     for upload in uploads:
         if len(upload.clients):
-            upload = upload._replace(norm=upload.norms())  # used twice
+            upload = upload._replace(norm=upload.norms())  # computed once, used twice
             check_finite(upload, k)
             yield upload
         del upload
 
 
 def _add_faded(faded: Tensor, gain: Gain, u: Tensor, d: int, entries: slice) -> None:
-    """Add gain times the payload u to the sum `faded`, both restricted to `entries` of the d."""
+    """Add gain times the payload u to the sum `faded`; both hold only these `entries` of the d entries."""
     if not callable(gain):
         if gain.imag:
             _add_symbols(faded, torch.tensor(gain, dtype=torch.complex128, device=u.device).expand(-(-len(u) // 2)), u)
@@ -161,13 +161,13 @@ def finish(
     divisor: float | None = None,
     noise_on: str = "mean",
 ) -> Received:
-    """Divide the sums, scale and add the interference and round: Eq. (3).
+    """Divide the sums, add the scaled interference, and round to the dtype of the interference: Eq. (3).
 
     Args:
         total: Sums over all senders.
         xi: Interference (d,).
         pilot: Noise-only symbols, if any.
-        power: Power rule; it sets the scale of the interference and of the energies.
+        power: Power rule, which sets the scale of the interference and of the energies.
         symbols: Complex symbols of the round.
         norms: Layout of the norm buffers.
         divisor: Divisor of the sum; None for the number of senders.
@@ -195,7 +195,7 @@ def finish(
 
 
 def noise_scale(power: PowerRule, max_norm: float, d: int) -> float:
-    """The scale of the interference relative to the payloads, checked: see `PowerRule.noise_scale`."""
+    """Return the checked scale of the interference relative to the payloads: see `PowerRule.noise_scale`."""
     scale = power.noise_scale(max_norm, d)
     if not isinstance(scale, Real) or not scale >= 0:
         text = f"noise_scale of the power must return a number of at least 0: got {short_repr(scale)}"
@@ -204,14 +204,14 @@ def noise_scale(power: PowerRule, max_norm: float, d: int) -> float:
 
 
 def _scaled(noise: Tensor, scale: float) -> Tensor:
-    """The interference relative to the payloads; zero for a scale of 0, even for infinite entries."""
+    """Scale the interference; a scale of 0 gives zero, even for infinite entries."""
     if scale == 1:
         return noise
     return noise * scale if scale else torch.zeros_like(noise)
 
 
 def scaled_energies(energies: Mapping[int, float], scale: float) -> dict[int, float]:
-    """Energies after a power rule has divided all signals by `scale`; a scale of 0 means that nothing was sent.
+    """Divide energies by the square of a power rule's `scale`; a scale of 0 means that nothing was sent.
 
     >>> scaled_energies({3: 1.0, 7: 8.0}, 2.0)
     {3: 0.25, 7: 2.0}
@@ -219,27 +219,27 @@ def scaled_energies(energies: Mapping[int, float], scale: float) -> dict[int, fl
     return {client: energy / scale / scale if scale else 0.0 for client, energy in energies.items()}
 
 
-def fit_power(power: PowerRule, fading: Fading, noise_on: str) -> PowerRule:
-    """The power rule for this fading.
+def fit_power(power: PowerRule, fading: Fading, noise_on: str, channel: str) -> PowerRule:
+    """Return the power rule for this fading. The name of the channel appears in the error message.
 
     Raises:
         InputError: The rule needs the interference on the sum ("noise-not-on-sum"), or does not support this fading.
     """
     if power.needs_noise_on_sum and noise_on != "sum":
         text = "this power rule needs the interference on the sum of the payloads: add noise_on=sum to the channel"
-        raise InputError(f"{text}, such as channel='flat(noise_on=sum)'", code="noise-not-on-sum")
+        raise InputError(f"{text}, such as channel='{channel}(noise_on=sum)'", code="noise-not-on-sum")
     return power.for_fading(fading)
 
 
 def check_one_amplitude(fading: Fading, channel: str) -> None:
     """Refuse a fading whose amplitude changes along the vector, for a channel that does not support it."""
     if isinstance(fading, FadingLaw) and fading.block_length:
-        text = f"channel {channel} does not support fading that changes along the vector; leave out its entries"
+        text = f"channel {channel} does not support fading that changes along the vector; leave out entries=..."
         raise InputError(text, code="unsupported-fading")
 
 
 def side_link(total: Accumulated, norms: Layout) -> tuple[Tensor, Tensor]:
-    """Norm buffers pooled over the senders (b,), and their mean loss (): the side link has neither fading nor noise."""
+    """Pool the norm buffers over the senders (b,), and average their losses (), without fading and noise."""
     senders = max(total.senders, 1)
     stats = pooled(total.stats / senders, norms).to(total.dtype) if total.senders else total.stats
     return stats, total.loss / senders

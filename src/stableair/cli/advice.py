@@ -9,9 +9,9 @@ from stableair.experiment import TYPES, dotted_keys
 
 
 def setting_for(error: Any, words: list[str]) -> str:
-    """Return the advice to write an unknown option such as `--rounds 2` as a setting; "" if it is no setting.
+    """Return the advice to write an unknown option such as `--rounds 2` as a setting.
 
-    Also "" if the command has no settings.
+    The result is "" if the option is not the name of a setting, or if the command takes no settings.
 
     Args:
         error: typer's error about an unknown option.

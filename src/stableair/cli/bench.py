@@ -1,4 +1,4 @@
-"""The command that times the engines: bench."""
+"""The command `bench`, which times the engines."""
 
 from pathlib import Path
 from typing import Annotated
@@ -17,7 +17,7 @@ def bench(
     ] = "digits",
     rounds: Annotated[int, typer.Option(min=1, help="Rounds to time, after one warm-up round.")] = 5,
     only: Annotated[
-        list[str] | None, typer.Option(help="Time only the modes whose name begins with this text; may be repeated.")
+        list[str] | None, typer.Option(help="Time only the modes whose name starts with this text; may be repeated.")
     ] = None,
     peers: Annotated[
         Path | None, typer.Option(help="Path of bench/peers: also time other simulators (digits only).")
@@ -30,7 +30,8 @@ def bench(
 ) -> None:
     """Check that each engine computes the same as the reference, then time all engines.
 
-    WORKLOAD is one of digits, cnn, resnet18, cifar10 and femnist.
+    WORKLOAD is one of digits, cnn, resnet18, resnet18-group, resnet34, plugin,
+    cifar10, and femnist.
     """
     from stableair import bench as engines
     from stableair.workloads import WORKLOADS
@@ -53,7 +54,7 @@ def bench(
         rows = engines.measure(experiment, rounds, print_line, only or [""])
         if not rows:
             raise InputError(
-                f"no available mode begins with {' or '.join(only or [])}; the modes are reference, stacked, "
+                f"no available mode starts with {' or '.join(only or [])}; the modes are reference, stacked, "
                 "vmapped, kernels for convolutions on a GPU, and processes on a CPU"
             )
         if workload == "cifar10":

@@ -17,7 +17,7 @@ Name = Annotated[
 
 @app.command("list")
 def list_files(data_dir: DataDir = None) -> None:
-    """List the data sets of the hub that have a name here, and the files of the data folder."""
+    """List the named data sets of the hub, and the files of the data folder."""
     use_data_folder(data_dir)
     from stableair.data import hub
 
@@ -28,7 +28,7 @@ def list_files(data_dir: DataDir = None) -> None:
 
 
 def describe_file(name: str) -> str:
-    """Return the size of a data file, or why it cannot be used."""
+    """Return the size of a data file, or the reason why it cannot be used."""
     from stableair.data import hub
 
     path = hub.file(name)

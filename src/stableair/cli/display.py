@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from stableair.results.metrics import Row
     from stableair.results.run import Run
 
-# Command-line advice, by the `hint` of an error.
+# Advice for the command line by the `hint` of an error.
 FLAGS = {
     "resume": "add --resume or choose another --out",
     "folder": "choose another --out",
@@ -42,7 +42,7 @@ class EngineDisplay(Callback):
         self.line = line
         if (seconds := engine.get("projected_seconds")) is not None:
             rounds = pluralize(experiment.rounds, "round")
-            print_line(f"about {duration(seconds)} for {rounds}, measured on the first local steps")
+            print_line(f"about {duration(seconds)} for {rounds}, estimated from the first local steps")
 
 
 class ProgressDisplay(EngineDisplay):
@@ -56,7 +56,7 @@ class ProgressDisplay(EngineDisplay):
     def __init__(self, every_round: bool = False, total: int | None = None):
         self.every_round, self.total = every_round, total
         self.finished = 0
-        self.seconds: deque[float] = deque(maxlen=RECENT)  # duration of the last rounds
+        self.seconds: deque[float] = deque(maxlen=RECENT)  # durations of the last rounds
         self.live: Progress | None = None
 
     def __enter__(self) -> Self:
@@ -109,7 +109,7 @@ class ProgressDisplay(EngineDisplay):
         return describe_run(outcome, experiment)
 
     def _pace(self, rounds_left: int) -> str:
-        """Time per round and time remaining."""
+        """Return the time per round and the remaining time."""
         if not self.seconds:
             return ""
         mean = sum(self.seconds) / len(self.seconds)
@@ -152,7 +152,7 @@ def describe_round(row: "Row") -> str:
 def describe_run(run: "Run", experiment: "Experiment") -> str:
     """Return the outcome of a run, in one line."""
     if run.diverged is not None:
-        kept = "; the last good checkpoint is kept" if run.diverged else ""
+        kept = "; the last finite checkpoint is kept" if run.diverged else ""
         return f"{run.folder}: diverged at round {run.diverged + 1}{kept}"
     split = experiment.evaluate
     accuracy = [value for value in run[f"{split}/accuracy"] if value is not None]

@@ -14,7 +14,7 @@ import typer
 from stableair.cli import bench, data, paper, reference, results, runs, sweeps
 from stableair.cli.advice import option_for, setting_for
 from stableair.cli.display import with_flag
-from stableair.cli.stopping import CLOSED, INTERRUPTED, BrokenPipe, exit_code, install_signal_handlers
+from stableair.cli.stopping import INTERRUPTED, PIPE_CLOSED, BrokenPipe, exit_code, install_signal_handlers
 from stableair.errors import StableairError
 from stableair.results.callbacks import is_main_process
 from stableair.spec import traceback_location
@@ -50,13 +50,13 @@ app.add_typer(data.app, name="data")
 # The class of typer's errors about a command line; typer brings its own click from 0.21 on.
 ClickException: Any = next(cls for cls in typer.BadParameter.__mro__ if cls.__name__ == "ClickException")
 
-WRONG, BUG = 2, 1  # exit codes: user error, internal error
+USER_ERROR, INTERNAL_ERROR = 2, 1  # exit codes
 DEBUG = "STABLEAIR_DEBUG"
 
 
 def main() -> NoReturn:
     """Run the command. User errors print one line to standard error and exit with code 2."""
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # on a busy machine spinning threads stall each other
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning threads slow each other down on a busy machine
     signals = install_signal_handlers()
     warnings.showwarning = lambda *_, **__: None  # hide warnings of other libraries; stableair logs its own
     install_note_printer()
@@ -91,26 +91,26 @@ def _run(words: list[str], signals: list[int]) -> int | None:
         if setting := setting_for(error, words):
             return fail(f"{error.option_name} is a setting: {setting}")
         message = error.format_message()  # empty if no command was given: typer has printed the help
-        return fail(message) if message else WRONG
+        return fail(message) if message else USER_ERROR
     except (BrokenPipe, BrokenPipeError) as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         advice = f"; {error}" if isinstance(error, BrokenPipe) else ""
         print(f"stopped: broken pipe{advice}", file=sys.stderr)
-        return CLOSED
+        return PIPE_CLOSED
     except OSError as error:
         return fail(f"{error.filename or 'writing'}: {error.strerror or error}")
     except (KeyboardInterrupt, typer.Abort) as stop:
         return exit_code(stop)
     except Exception as error:
-        if signals:  # one arrived in C code, such as an import, which then raised another error
-            os._exit(128 + signals[0])  # that code may not survive a clean-up of the interpreter
+        if signals:  # a signal arrived in C code, such as an import, which then raised another error
+            os._exit(128 + signals[0])  # after this, cleaning up the interpreter may crash
         if plugin_error := traceback_location(error):
             return fail(plugin_error)
         text = f"{type(error).__name__}: {error}"
-        return fail(f"{text} (internal error: please report it with the output of --debug)", BUG)
+        return fail(f"{text} (internal error: please report it with the output of --debug)", INTERNAL_ERROR)
 
 
-def fail(message: str, code: int = WRONG) -> int:
+def fail(message: str, code: int = USER_ERROR) -> int:
     """Print an error in one line, after its traceback with --debug."""
     if os.environ.get(DEBUG, "0") not in ("", "0"):
         traceback.print_exc()

@@ -37,7 +37,7 @@ Monitor = Annotated[
     str, typer.Option(metavar="METRIC", help="Metric of --patience and --keep-best (default: the accuracy).")
 ]
 KeepBest = Annotated[
-    bool, typer.Option("--keep-best", help="Also keep the model after the best round, in checkpoint.best.pt.")
+    bool, typer.Option("--keep-best", help="Also keep the model of the best round, in checkpoint.best.pt.")
 ]
 Track = Annotated[
     list[str] | None, typer.Option(help="Also log to a tracker: tensorboard, wandb or mlflow; may be repeated.")
@@ -70,7 +70,7 @@ def out_option(help: str) -> Any:
 
 def _path(text: str | Path) -> Path:
     if not str(text).strip() or "\0" in str(text):
-        raise typer.BadParameter("it must not be empty")
+        raise typer.BadParameter("the path must not be empty")
     return Path(text)
 
 

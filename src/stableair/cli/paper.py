@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from stableair.results.run import Run
 
 Published = Annotated[
-    bool, typer.Option("--published", help="Draw the runs that come with the package: needs no GPU and no data.")
+    bool, typer.Option("--published", help="Draw the runs that come with the package, without a GPU and data.")
 ]
 Overlay = Annotated[
     list[Path] | None, typer.Option(metavar="DIR", help="With --published: draw your runs over the published ones.")
@@ -92,7 +92,7 @@ def figure(
 
 
 class CurveDisplay(ProgressDisplay):
-    """The progress of the runs of a figure, each with the curve that it belongs to.
+    """The progress of the runs of a figure, each with the label of its curve.
 
     Args:
         name: The figure.

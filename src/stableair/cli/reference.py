@@ -16,8 +16,8 @@ from stableair.validation import choice, positive, type_name
 if TYPE_CHECKING:
     from stableair.paper.theorem import Check
 
-MAX_WIDTH = 70  # characters of a signature; the description of a longer one is in the next line
-# The component setting or nested component behind each word of `stableair list`.
+MAX_WIDTH = 70  # characters of a signature; after a longer signature, the description starts in the next line
+# The component setting or nested component of each KIND of `stableair list`.
 IRREGULAR = {"data": "data", "local": "local", "basis": "bases"}
 KINDS = {IRREGULAR.get(kind, f"{kind}s"): kind for kind in COMPONENT_SETTINGS | NESTED_COMPONENTS}
 PLURALS = {singular: plural for plural, singular in KINDS.items()} | {"preset": "presets", "setting": "settings"}

@@ -55,7 +55,7 @@ def plot(
 
 
 def _lengths(text: str | None) -> Any:
-    """Return the numbers of --size; `sa.plot` checks that they are two."""
+    """Return the numbers of --size; `sa.plot` checks that there are two."""
     try:
         return None if text is None else tuple(map(float, text.split(",")))
     except ValueError:
@@ -112,7 +112,7 @@ def report(
 
 def watch(
     folders: Folders,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0 for a free one.")] = 8000,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0 for a free port.")] = 8000,
 ) -> None:
     """Serve the report about runs to a browser on this machine, and update it after each round.
 

@@ -77,7 +77,7 @@ def run(
     options = run_options(stop, patience, monitor, keep_best, track, profile)
     if is_main_process():
         for folder, experiment in runs.items():
-            sa.resume_point(folder, experiment, resume, changed)  # start no run if one of them would be refused
+            sa.resume_point(folder, experiment, resume, changed)  # refuse all runs if one of them is refused
     for folder, experiment in runs.items():
         with ExitStack() as stack:
             stack.enter_context(advise_on_stop(f"{folder} holds every complete round; continue with --resume"))
@@ -213,9 +213,9 @@ def separate_spaces(words: list[str]) -> tuple[list[str], dict[str, "Space"]]:
 
 
 def first_values(settings: list[str], spaces: dict[str, "Space"]) -> list[str]:
-    """Return a value for each searched argument of a component that is named without arguments.
+    """Return a first value for each searched argument of a component that the settings name without arguments.
 
-    For example, receiver=mac requires a C.
+    For example, receiver=mac is valid only with a value of C.
     """
     named = {key for key, _, text in (word.partition("=") for word in settings) if text.isidentifier()}
     return [f"{key}={one.ends()[0]}" for key, one in spaces.items() if key.partition(".")[0] in named - {key}]

@@ -10,19 +10,19 @@ import typer
 
 from stableair.results.callbacks import is_main_process
 
-INTERRUPTED, CLOSED, TERMINATED = 130, 141, 143  # 128 + the number of the signal
-FORCED = 3  # signals after which the command exits immediately; files on the disk are always complete
+INTERRUPTED, PIPE_CLOSED, TERMINATED = 130, 141, 143  # exit codes: 128 + the number of the signal
+FORCED = 3  # number of signals that makes the command exit immediately; files on the disk are always complete
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM, which has the same effect as Ctrl-C."""
+    """SIGTERM was received; it has the same effect as Ctrl-C."""
 
 
 def install_signal_handlers() -> list[int]:
     """Stop the command cleanly at the first Ctrl-C or SIGTERM, and immediately at the third.
 
     Returns:
-        The signals received so far; the list grows.
+        The list of received signals; each new signal is appended.
     """
     received: list[int] = []
 

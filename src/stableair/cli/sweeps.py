@@ -95,18 +95,18 @@ def sweep(
     options = run_options(stop, patience, monitor, keep_best, track, profile)
     experiments = expand_plan(parse_plan(words) | drop_unset(seeds=seeds, device=device))
     if slurm:
-        given = slurm_options(slurm_option or [])
-        job = sa.submit(experiments, out, jobs=parallel, options=given, plugin_changed=changed, **options)
+        job_options = slurm_options(slurm_option or [])
+        job = sa.submit(experiments, out, jobs=parallel, options=job_options, plugin_changed=changed, **options)
         print(f"SLURM job {job}, an array of {parallel}: its logs go to {out / 'slurm'}")
         return
     with advise_on_stop(ADVICE), sweep_display(experiments, out) as display:
         sa.sweep(experiments, out, parallel=parallel, ray=ray, cpus=cpus, gpus=gpus, plugin_changed=changed,
                  callbacks=[display], **options)  # fmt: skip
-    print(f"{pluralize(len(experiments), 'experiment')} in {out}; stableair report {out} makes a page of them")
+    print(f"{pluralize(len(experiments), 'experiment')} in {out}; stableair report {out} writes a page about them")
 
 
 def check_cluster(slurm: bool, slurm_option: list[str] | None, ray: str | None) -> None:
-    """Refuse options of two kinds of clusters, and options of SLURM without --slurm."""
+    """Refuse --slurm together with --ray, and options of SLURM without --slurm."""
     if slurm and ray:
         raise InputError("choose one of --slurm and --ray", code="slurm-and-ray")
     if slurm_option and not slurm:
@@ -208,7 +208,7 @@ def print_comparison(comparison: "Comparison", table: Path | None, labels: list[
 
 
 def parse_labels(words: list[str], comparison: "Comparison") -> dict[str, str]:
-    """The texts of --label by name. Names and texts may contain `=`, so a word is compared with the known names."""
+    """Return the texts of --label by name. Names may contain `=`, so a word is compared with the known names."""
     names = [*comparison.lines, *(line.receiver for lines in comparison.lines.values() for line in lines)]
     labels = {}
     for word in words:
@@ -219,7 +219,7 @@ def parse_labels(words: list[str], comparison: "Comparison") -> dict[str, str]:
 
 @contextmanager
 def sweep_display(experiments: "list[Experiment]", folder: Path) -> Iterator[EngineDisplay]:
-    """A live table of all experiments on a terminal; elsewhere a line for each finished experiment."""
+    """Show a live table of all experiments on a terminal; elsewhere print a line for each finished experiment."""
     if not (sys.stdout and sys.stdout.isatty()):
         with ProgressDisplay(total=len(experiments)) as display:
             yield display
@@ -243,12 +243,12 @@ def sweep_display(experiments: "list[Experiment]", folder: Path) -> Iterator[Eng
 
 
 def progress_table(settings: dict[str, list[str]], progress: "SweepProgress", height: int) -> "Table":
-    """Return the progress of a sweep, a row per setting; if not all fit, running settings come first.
+    """Return a table of the progress of a sweep, one row per setting; running settings have priority.
 
     Args:
         settings: Names of the experiments by the label of their setting.
         progress: Progress of the experiments.
-        height: Lines of the terminal.
+        height: Lines of the terminal, which limit the rows.
     """
     from rich.table import Table
 
@@ -269,12 +269,12 @@ def progress_table(settings: dict[str, list[str]], progress: "SweepProgress", he
 
 
 def _priority(experiments: "list[ExperimentProgress]") -> int:
-    """Running settings first, then waiting ones, then finished ones."""
+    """Return the sorting key of a setting: 0 if it is running, 1 if it is waiting, 2 if it is finished."""
     return 0 if any(one.running for one in experiments) else 1 + all(one.finished for one in experiments)
 
 
 def _seconds_left(experiments: "list[ExperimentProgress]") -> float:
-    """Time until the sweep is finished, from the mean duration of the last rounds and the running processes."""
+    """Estimate the remaining time from the mean duration of the last rounds and the number of running processes."""
     seconds = [one.row["seconds"] for one in experiments if one.row.get("seconds")]
     left = sum(one.experiment.rounds - one.rounds for one in experiments if not one.finished)
     processes = sum(one.running and not one.finished for one in experiments)

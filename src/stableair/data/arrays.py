@@ -19,17 +19,17 @@ Channels = Literal["auto", "first", "last"]  # axis of the channels of an image;
 Files = tuple[tuple[str, str], ...]  # names of files and their SHA-256
 Scale = float | Sequence[float]  # one number, or one for each channel or column
 
-COLOURS = 1, 3, 4  # numbers of channels by which images (m, h, w, c) are recognised
+COLOURS = 1, 3, 4  # numbers of channels that identify images (m, h, w, c)
 SMALLEST_CNN_IMAGE = 4  # pixels per side
 
 
 class Samples(NamedTuple):
-    """Checked samples, before their classes are numbered."""
+    """Checked samples, before their classes get numbers."""
 
     x: Tensor  # (m, ...): uint8, float32, or int64 for token ids
     y: np.ndarray  # (m,), integers or text
     writer: np.ndarray | None
-    title: str  # where the labels come from, for messages
+    title: str  # name of the labels in messages, such as "y_test"
 
 
 class Options(NamedTuple):
@@ -78,7 +78,7 @@ def samples(
 def assemble(
     train: Samples, test: Samples | None, options: Options, files: tuple[tuple[str, str], ...] = ()
 ) -> Dataset:
-    """Make a data set from samples: number the classes, hold out test samples if needed, and scale.
+    """Build a data set from samples: number the classes, hold out test samples if needed, and scale.
 
     Args:
         train: The training samples.
@@ -90,7 +90,7 @@ def assemble(
         The data set.
 
     Raises:
-        InputError: The two splits do not fit together, or an option is invalid.
+        InputError: The shapes or kinds of the two splits differ, or an option is invalid.
     """
     if test is not None and (test.x.shape[1:] != train.x.shape[1:] or holds_tokens(test.x) != holds_tokens(train.x)):
         one, other = (f"{each.x.dtype} {tuple(each.x.shape[1:])}" for each in (train, test))
@@ -104,25 +104,25 @@ def assemble(
         splits = whole, Split(test.x, torch.from_numpy(y_test))
     else:
         splits = _divided(whole, options)
-    mean, std = _given_or_measured(splits[0].x, options)
-    model = options.model or _usual_model(train.x)
+    mean, std = _chosen_scaling(splits[0].x, options)
+    model = options.model or _default_model(train.x)
     return Dataset(*splits, classes, model, mean, std, files)
 
 
 def _divided(whole: Split, options: Options) -> tuple[Split, Split]:
-    """The training and the test split: a share of each class is held out."""
+    """Return the training and the test split, which holds a share of each class."""
     share = number("test", options.test)
     if not 0 < share < 1:
-        text = f"test must be above 0 and below 1: got {share:g}; or give the test samples"
+        text = f"test must be above 0 and below 1: got {share:g}; or pass the test samples"
         raise InputError(text, code="out-of-range", name="test", value=share, low=0.0, high=1.0)
     test = torch.from_numpy(held_out(whole.y.numpy(), share, generator(integer("seed", options.seed), "own test")))
     if not test.any():
-        text = f"too few samples for a test split: a class needs at least 2: got {len(whole.y)} samples"
+        text = f"too few samples for a test split: no class has 2 samples or more: got {len(whole.y)} samples"
         raise InputError(text, code="too-few-samples", samples=len(whole.y))
     return whole.take(~test), whole.take(test)
 
 
-def _usual_model(x: Tensor) -> str | None:
+def _default_model(x: Tensor) -> str | None:
     """Return the default model for samples of this shape; None for token ids."""
     if holds_tokens(x):
         return None
@@ -133,12 +133,13 @@ def _usual_model(x: Tensor) -> str | None:
 
 
 def _features(title: str, x: Any, channels: Channels) -> Tensor:
-    """Features as stored in a split: uint8, float32, or int64 for token ids."""
+    """Convert features to the form in a split: uint8, float32, or int64 for token ids."""
     array = _array_of_numbers(title, x)
     if array.ndim < 2 or 0 in array.shape:
-        code, wanted = ("empty-data", "at least one") if 0 in array.shape else ("wrong-shape", "two axes or more, one")
-        text = f"{title} must have {wanted} row per sample: got the shape {array.shape}"
-        raise InputError(text, code=code, shape=array.shape)
+        is_empty = 0 in array.shape
+        wanted = "at least one sample and one feature" if is_empty else "two axes or more, one row per sample"
+        text = f"{title} must have {wanted}: got the shape {array.shape}"
+        raise InputError(text, code="empty-data" if is_empty else "wrong-shape", shape=array.shape)
     if array.ndim == 4 and _channels_are_last(array.shape, channels):
         array = np.moveaxis(array, 3, 1)
     if array.dtype in (np.bool_, np.uint8):
@@ -149,15 +150,15 @@ def _features(title: str, x: Any, channels: Channels) -> Tensor:
     _refuse_first(title, array, ~np.isfinite(array), "invalid-feature", "features must be finite numbers")
     with np.errstate(over="ignore"):
         single = np.ascontiguousarray(array, np.float32)
-    _refuse_first(title, array, ~np.isfinite(single), "invalid-feature", "float32 cannot hold it")
+    _refuse_first(title, array, ~np.isfinite(single), "invalid-feature", "features must be in the range of float32")
     return torch.from_numpy(single)
 
 
 def _as_numpy(title: str, x: Any) -> np.ndarray:
-    """An array, tensor, data frame or list as a numpy array."""
+    """Convert an array, tensor, data frame or list to a numpy array."""
     try:
         return x.detach().cpu().numpy() if isinstance(x, Tensor) else np.asarray(x)
-    except (ValueError, TypeError, RuntimeError) as error:  # rows of unequal length, or a dtype that numpy lacks
+    except (ValueError, TypeError, RuntimeError) as error:  # rows of unequal length, or a dtype unknown to numpy
         text = f"{title} is not an array: {first_line(error).partition('. ')[0]}"
         raise InputError(text, code="not-an-array") from None
 
@@ -187,7 +188,7 @@ def _channels_are_last(shape: tuple[int, ...], channels: Channels) -> bool:
 
 
 def _column(title: str, values: Any) -> list[Any]:
-    """Labels or writers as a list."""
+    """Convert labels or writers to a list."""
     array = _as_numpy(title, values)
     if array.ndim != 1:
         text = f"{title} must have one axis, one entry per sample: got the shape {array.shape}"
@@ -209,15 +210,15 @@ def scaling(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
     if x.dtype == torch.uint8:
         x = x.float()
         std = x.std(axes, correction=correction).clamp(min=1.0)
-    else:  # float32 cannot hold the squares of all its values
+    else:  # squares may exceed the range of float32
         x = x.double()
         std = x.std(axes, correction=correction)
         std = torch.where(std > 0, std, 1.0)
     return tuple(x.mean(axes).reshape(-1).tolist()), tuple(std.reshape(-1).tolist())
 
 
-def _given_or_measured(x: Tensor, options: Options) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return the mean and the standard deviation of each channel or column: the options, or those of the samples."""
+def _chosen_scaling(x: Tensor, options: Options) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return the mean and the standard deviation of each channel or column: from the options, or else the samples."""
     if holds_tokens(x):
         if options.mean is not None or options.std is not None:
             raise InputError("token ids are not scaled: leave out mean and std", code="scaled-tokens")

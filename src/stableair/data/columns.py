@@ -1,4 +1,4 @@
-"""Columns of a set of the hub as arrays: images, labels and writers."""
+"""Conversion of the columns of a hub data set to arrays: images, labels and writers."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -15,8 +15,8 @@ from stableair.data.splits import held_out
 from stableair.errors import InputError
 from stableair.streams import generator
 
-BATCH = 500  # rows that are read at once
-HELD_OUT = 0.1  # test share of a set without a test split
+BATCH = 500  # rows to read at once
+HELD_OUT = 0.1  # share of test samples for a set without a test split
 
 
 def columns(rows: Any, source: Source, split: str, like: np.ndarray | None = None) -> dict[str, np.ndarray]:
@@ -26,10 +26,10 @@ def columns(rows: Any, source: Source, split: str, like: np.ndarray | None = Non
         rows: The split, a `datasets.Dataset`.
         source: The set and the names of its columns.
         split: Name of the split, for messages.
-        like: An image of another split, whose size and kind the images must have.
+        like: An image of another split; all images must have its size and kind.
 
     Returns:
-        The images x (n, h, w, c), the labels y (n,) and, where the set has them, the writers writer (n,).
+        The images x (n, h, w, c), the labels y (n,) and, if the set has writers, writer (n,).
 
     Raises:
         InputError: A column is missing, an image is unusable or different from the others, or a label is missing.
@@ -95,7 +95,7 @@ def _decoded(rows: Any, source: Source, title: str) -> Iterator[tuple[str, np.nd
 
 
 def _fix(image: np.ndarray, like: np.ndarray) -> str:
-    """Advice for two images of different size or kind."""
+    """Return the advice for two images of different size or kind."""
     if image.shape[:2] != like.shape[:2]:
         return "resize them to one size"
     if image.dtype == like.dtype == np.uint8:
@@ -113,9 +113,9 @@ def _decode(content: bytes | None, path: str | None, roots: Sequence[Path], mode
 
 
 def _below(path: str, roots: Sequence[Path]) -> Path:
-    """Return the path of an image file, which must be below one of the folders; a relative path starts at the first.
+    """Return the path of an image file, which must be in one of the folders; a relative path starts at the first one.
 
-    The rows of a downloaded set may hold any path. Links within the folders are followed.
+    The check is needed because a downloaded set may hold any path. Links within the folders are followed.
     """
     for root in roots:
         file = Path(os.path.normpath(root / path))
@@ -126,7 +126,7 @@ def _below(path: str, roots: Sequence[Path]) -> Path:
 
 
 def _roots(rows: Any, source: Source) -> list[Path]:
-    """Return the folders with the image files of a set: its local folder, or its part of the hub's cache."""
+    """Return the folders with the image files of a set: its local folder, or its folder in the hub's cache."""
     import datasets
     from huggingface_hub import constants, file_download
 
@@ -141,7 +141,7 @@ def _roots(rows: Any, source: Source) -> list[Path]:
 
 
 def with_test_split(columns: dict[str, np.ndarray]) -> dict[str, dict[str, np.ndarray]]:
-    """Split test data off the training data: a tenth of each writer's samples, at least one, always the same.
+    """Hold out test samples: a tenth of each writer's samples, at least one, always the same samples.
 
     Args:
         columns: The columns of all samples: x (n, h, w, c), y (n,) and possibly writer (n,), numbered from 0.

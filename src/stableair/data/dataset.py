@@ -9,7 +9,7 @@ from torch import Tensor
 
 from stableair import contracts
 from stableair.data.arrays import Channels, Files, Options, Samples, assemble, samples
-from stableair.data.own_files import read_csv, read_npz
+from stableair.data.sample_files import read_csv, read_npz
 from stableair.errors import InputError
 from stableair.validation import short_repr, typed
 
@@ -17,7 +17,7 @@ from stableair.validation import short_repr, typed
 class Dataset(contracts.Dataset):
     """A data set: training and test split, number of classes, scaling of the inputs, and default model.
 
-    `from_arrays`, `from_torch`, `from_csv` and `from_npz` make data sets; an experiment takes them as its `data`.
+    `from_arrays`, `from_torch`, `from_csv` and `from_npz` create data sets, for the argument `data` of `sa.run`.
 
     >>> data = Dataset.from_arrays([[0.0], [1.0], [2.0], [3.0]], [0, 1, 0, 1], test=0.5)
     >>> len(data.train.y), len(data.test.y), data.classes
@@ -31,7 +31,7 @@ class Dataset(contracts.Dataset):
         cls, x: Any, y: Any, *, x_test: Any = None, y_test: Any = None, writer: Any = None, channels: Channels = "auto",
         **options: Any,
     ) -> "Dataset":  # fmt: skip
-        """Make a data set from arrays, tensors, data frames or lists.
+        """Create a data set from arrays, tensors, data frames or lists.
 
         Args:
             x: Features (m, ...). Tables (m, f) are scaled per column, images (m, c, h, w) or (m, h, w, c) per channel.
@@ -42,7 +42,7 @@ class Dataset(contracts.Dataset):
             writer: The author of each training sample (m,), for the partition by_writer.
             channels: Axis of the channels of images: "first", "last", or "auto", which is the last axis if it has 1, 3
                 or 4 entries and axis 1 has another number, otherwise axis 1.
-            **options: `test` (0.2), the share of each class that is held out, chosen by `seed` (0). `classes`: the
+            **options: `test` (0.2): the share of each class that is held out, drawn with `seed` (0). `classes`: the
                 number of classes of labels from 0, or the labels in order; by default the sorted labels of y. `mean`
                 and `std`: numbers, or one for each channel or column; by default computed from the training samples.
                 `model`: the default model; by default cnn() for images, mlp(200) for other numbers, none for token ids.
@@ -51,21 +51,21 @@ class Dataset(contracts.Dataset):
             The data set.
 
         Raises:
-            InputError: An array is empty, has another length than the others, or holds an invalid value.
+            InputError: An array is empty, holds an invalid value, or has another length than the other arrays.
 
         >>> data = Dataset.from_arrays([[0.0, 1.0], [2.0, 3.0], [4.0, 5.0], [6.0, 7.0]], ["b", "a", "b", "a"], test=0.5)
         >>> tuple(data.train.x.shape), sorted(data.train.y.tolist()), data.classes, data.model
         ((2, 2), [0, 1], 2, 'mlp(200)')
         """
         if (x_test is None) != (y_test is None):
-            raise InputError("x_test and y_test belong together: give both or none", code="missing-array")
+            raise InputError("x_test and y_test must be passed together: pass both or neither", code="missing-array")
         train = samples(x, y, writer, "", channels)
         test = None if x_test is None else samples(x_test, y_test, None, "_test", channels)
         return cls._of(train, test, options)
 
     @classmethod
     def from_torch(cls, dataset: Any, test_dataset: Any = None, **options: Any) -> "Dataset":
-        """Make a data set from a `torch.utils.data.Dataset` whose items are (features, label).
+        """Create a data set from a `torch.utils.data.Dataset` whose items are (features, label).
 
         Args:
             dataset: The training data; features are tensors, arrays or images of one shape.
@@ -93,7 +93,7 @@ class Dataset(contracts.Dataset):
         cls, path: str | Path, label: str, *, test_path: str | Path | None = None,
         features: str | tuple[str, ...] | None = None, writer: str | None = None, sep: str = ",", **options: Any,
     ) -> "Dataset":  # fmt: skip
-        """Make a data set from a CSV file with a line of column names.
+        """Create a data set from a CSV file with a line of column names.
 
         Args:
             path: The file.
@@ -117,7 +117,7 @@ class Dataset(contracts.Dataset):
     @classmethod
     @typed
     def from_npz(cls, path: str | Path, *, channels: Channels = "auto", **options: Any) -> "Dataset":
-        """Make a data set from an npz file with the arrays x and y, and possibly x_test, y_test and writer.
+        """Create a data set from an npz file with the arrays x and y, and possibly x_test, y_test and writer.
 
         Args:
             path: The file. The names train.x, train.y, test.x, test.y and train.writer are also valid.

@@ -72,7 +72,8 @@ def synthetic(
 
         x = centre of the class + 0.3 offset of the writer + spread z
 
-    The centres, offsets and z are standard normal. There are a fifth as many test samples.
+    The centres, offsets and z are standard normal. The test split has a fifth as many samples, and at least one of each
+    class.
 
     Args:
         samples: Number of training samples.
@@ -115,7 +116,7 @@ def synthetic(
 def cifar10(train: int | None = None, test: int | None = None) -> Dataset:
     """CIFAR-10: 50,000 training and 10,000 test images of 32 x 32 in colour, ten classes.
 
-    Stored as uint8, (m, 3, 32, 32) (Krizhevsky, 2009). It needs the data file, or the hub to download it.
+    Stored as uint8, (m, 3, 32, 32) (Krizhevsky, 2009). A missing data file is downloaded from the hub.
 
     Args:
         train: Number of training samples; by default all.
@@ -137,7 +138,7 @@ def cifar10(train: int | None = None, test: int | None = None) -> Dataset:
 def cifar100(train: int | None = None, test: int | None = None) -> Dataset:
     """CIFAR-100: 50,000 training and 10,000 test images of 32 x 32 in colour, a hundred classes.
 
-    Stored as uint8, (m, 3, 32, 32) (Krizhevsky, 2009). It needs the data file, or the hub to download it.
+    Stored as uint8, (m, 3, 32, 32) (Krizhevsky, 2009). A missing data file is downloaded from the hub.
 
     Args:
         train: Number of training samples; by default all.
@@ -159,8 +160,8 @@ def cifar100(train: int | None = None, test: int | None = None) -> Dataset:
 def femnist(train: int | None = None, test: int | None = None) -> Dataset:
     """FEMNIST: digits and letters by 3,597 writers, grey images of 28 x 28 in 62 classes.
 
-    Stored as uint8, (m, 1, 28, 28), black on white, with the writer of each image (Caldas et al., 2018). It needs the
-    data file, or the hub to download it.
+    Stored as uint8, (m, 1, 28, 28), black on white, with the writer of each image (Caldas et al., 2018). A missing
+    data file is downloaded from the hub.
 
     Args:
         train: Number of training samples; by default all.
@@ -245,7 +246,7 @@ def csv(
         features: Columns of the features; by default all but `label` and `writer`.
         writer: Column of the author of each sample.
         sep: The character between two columns.
-        test: Share of each class that is held out as test data if there is no `test_path`.
+        test: Share of each class to hold out as test data if there is no `test_path`.
         seed: Seed of the held-out samples.
         classes: Number of classes of labels from 0, or the labels in order; by default the sorted labels of the file.
         mean: Subtracted from the features: a number, or one per column; by default the mean of the training samples.
@@ -282,8 +283,8 @@ def npz(
 
     Args:
         path: The file, with the arrays x and y, and possibly x_test, y_test and writer.
-        channels: Axis of the channels of images: "first", "last", or "auto" to recognise it.
-        test: Share of each class that is held out as test data if there is no x_test.
+        channels: Axis of the channels of images: "first", "last", or "auto" to detect it.
+        test: Share of each class to hold out as test data if there is no x_test.
         seed: Seed of the held-out samples.
         classes: Number of classes of labels from 0, or the labels in order; by default the sorted labels of y.
         mean: Subtracted from the features: a number, or one per channel or column; by default the mean of the training
@@ -306,13 +307,13 @@ def npz(
 
 @dataset("remote")
 def remote() -> Dataset:
-    """Data that real clients keep, such as Flower's; the clients also define the model and the training.
+    """Data that stay at real clients, as with Flower; the clients also define the model and the training.
 
     The settings `partition`, `model`, `local_epochs`, `batch_size` and `augment` are ignored. The data cannot be read
     here: use `stableair.flower`.
 
     Returns:
-        Nothing, since it always raises the error.
+        Nothing, since the function always raises the error.
 
     Raises:
         InputError: The data cannot be read here (`remote-data`).
@@ -320,12 +321,12 @@ def remote() -> Dataset:
     >>> str(dataset.one("remote"))
     'remote'
     """
-    text = "data=remote() stay with their clients and cannot be read here; use stableair.flower"
+    text = "data=remote() are stored at the clients and cannot be read here; use stableair.flower"
     raise InputError(text, code="remote-data")
 
 
 def stored(text: str) -> tuple[str, Source]:
-    """Return the file name and the source of a set of the hub ("cifar10", "hf('user/set')") or of a local folder."""
+    """Return the file name and the source of a hub data set ("cifar10", "hf('user/set')") or of a local folder."""
     if text not in hub.NAMED and Path(text).is_dir():
         text = Source(text, "image", "label").spec
     call = dataset.one(text)
@@ -346,7 +347,7 @@ def _from_folder(
     name: str, source: Source, train: int | None, test: int | None, classes: int | None = None, model: str = "cnn()",
     mean: float | tuple[float, ...] = 0.0, std: float | tuple[float, ...] = 1.0,
 ) -> Dataset:  # fmt: skip
-    """Read a set from the data folder; `train` and `test` limit the samples of each split, always to the same ones."""
+    """Read a set from the data folder; `train` and `test` select a fixed random subset of each split."""
     stored, digest = hub.read(name, source)
 
     def split(part: str, limit: int | None) -> Split:

@@ -33,7 +33,7 @@ log = logging.getLogger("stableair")
 
 VARIABLE = "STABLEAIR_DATA"
 TEST_SPLITS = "test", "validation", "valid", "val"  # names of a test split on the hub, in order of preference
-MAX_FILES_CHECKED = 10_000  # of a local folder, in search of images
+MAX_FILES_CHECKED = 10_000  # files of a local folder to check for images
 PIXEL_TYPES = torch.uint8, torch.uint16, torch.float32
 
 NAMED = {name: known.source for name, known in IMAGE_SETS.items()}
@@ -68,7 +68,7 @@ def read(name: str, source: Source) -> tuple[dict[str, Tensor], str]:
         prepare(name, source)
     digest = check(name)
     if not description_file(name).exists():
-        log.warning("%s is unchecked: there is no %s beside it", file(name), description_file(name).name)
+        log.warning("%s is unchecked: its description %s is missing", file(name), description_file(name).name)
     return _tensors(name), digest
 
 
@@ -83,12 +83,12 @@ def check(name: str, contents: bool = False) -> str:
         The SHA-256 of the data file.
 
     Raises:
-        InputError: The file is missing (`missing-data`), damaged or not the described one (`corrupt-data`), or its
-            image folder has changed since (`changed-data`).
+        InputError: The file is missing (`missing-data`), damaged or not the file of the description (`corrupt-data`),
+            or its image folder has changed since (`changed-data`).
     """
     path, description = file(name), description_file(name)
     if not path.is_file():
-        raise InputError(f"{path} is not there; {_how_to_get(name)}", code="missing-data", hint="data", path=path)
+        raise InputError(f"{path} does not exist; {_how_to_get(name)}", code="missing-data", hint="data", path=path)
     digest = sha256(path)
     if description.exists():
         try:
@@ -210,9 +210,9 @@ def write(name: str, tensors: dict[str, np.ndarray], source: Source, files: Mani
 
     def fill(new: BinaryIO) -> None:
         new.write(save({key: np.ascontiguousarray(t) for key, t in tensors.items()}))
-        description_file(name).unlink(missing_ok=True)  # it describes the old file
+        description_file(name).unlink(missing_ok=True)  # the description of the old file
 
-    remove_leftovers(file(name).parent, older=3600)  # a younger one may belong to another process
+    remove_leftovers(file(name).parent, older=3600)  # younger files may belong to another process
     _write_whole(file(name), fill)
     describe(name, source, files=files)
 
@@ -227,7 +227,7 @@ def _write_whole(path: Path, content: bytes | Callable[[BinaryIO], object]) -> N
 
 
 def _check_writable() -> None:
-    """Refuse a data folder that cannot be written; a missing folder is not created: its nearest parent is tried."""
+    """Refuse a data folder that cannot be written; of a missing folder, test the nearest existing parent."""
     nearest = next(path for path in (folder(), *folder().parents) if path.exists())
     try:
         tempfile.TemporaryFile(dir=nearest).close()
@@ -241,10 +241,10 @@ def _fetch(name: str, source: Source) -> Any:
     try:
         datasets, huggingface_hub = (require(module, extra="hub") for module in ("datasets", "huggingface_hub"))
     except MissingExtraError as error:
-        text = f"{file(name)} is not there: {error.message}; {_how_to_get(name)}"
+        text = f"{file(name)} does not exist: {error.message}; {_how_to_get(name)}"
         raise MissingExtraError(text, hint="data", **error.fields) from error
     print(f"{'reading' if source.folder else 'downloading'} {source.repo}", file=sys.stderr)
-    huggingface_hub.logging.set_verbosity_error()  # it logs every retry; the error below is one line
+    huggingface_hub.logging.set_verbosity_error()  # otherwise it logs every retry; the error below is one line
     try:
         # The library keeps a converted copy of a local folder, and misses changes that keep the modification time.
         fresh = {"download_mode": "reuse_cache_if_exists"} if source.folder else {}
@@ -306,7 +306,7 @@ def _check_tensor(name: str, tensors: dict[str, Tensor], split: str, part: str) 
 
 
 def _check_shapes(name: str, tensors: dict[str, Tensor]) -> None:
-    """Check that the images of both splits have the shape of the set, or one shape, and one dtype."""
+    """Check that the images of both splits have one shape, that of a named set, and one dtype."""
     path, train, test = file(name), tensors["train.x"], tensors["test.x"]
     height, width, channels = train.shape[1:]
     if name in IMAGE_SETS:
@@ -322,15 +322,15 @@ def _check_shapes(name: str, tensors: dict[str, Tensor]) -> None:
 
 
 def _how_to_get(name: str) -> str:
-    """Advice for a missing data file."""
+    """Return the advice for a missing data file."""
     command = f"stableair data prepare {name}" if name in NAMED else "stableair data prepare with the same name"
     return (
         f"with a network, {command} creates it; without one, copy {name}.safetensors into {folder()}, "
-        f"or set {VARIABLE} to the folder that has it"
+        f"or set {VARIABLE} to its folder"
     )
 
 
 def _how_to_repair(name: str) -> str:
-    """Advice for a damaged data file."""
+    """Return the advice for a damaged data file."""
     command = f"stableair data prepare {name}" if name in NAMED else "the next use"
     return f"restore it, or delete it, and {command} creates it again"

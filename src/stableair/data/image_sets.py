@@ -47,7 +47,7 @@ class Source(NamedTuple):
         if self.mode is not None:
             choice("mode", self.mode, get_args(Mode))
         resolved, title = self, self.repo
-        if self.folder or Path(self.repo).is_absolute():  # one name, however the path is written
+        if self.folder or Path(self.repo).is_absolute():  # one name for all spellings of the path
             real = Path(self.repo).resolve()
             resolved, title = self._replace(repo=str(real)), real.name
         digest = hashlib.blake2b(repr(tuple(resolved)).encode(), digest_size=4).hexdigest()
@@ -61,7 +61,7 @@ class ImageSet(NamedTuple):
     classes: int
     shape: tuple[int, int, int]  # (channels, height, width)
     model: str
-    mean: float | tuple[float, ...]  # of pixel values 0 ... 255, per channel or for all channels
+    mean: float | tuple[float, ...]  # mean of pixel values 0 ... 255, per channel or for all channels
     std: float | tuple[float, ...]
 
 

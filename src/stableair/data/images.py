@@ -1,4 +1,4 @@
-"""Image files as arrays with their full bit depth, decoded by Pillow."""
+"""Decoding of image files with Pillow, to arrays with the full bit depth."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
@@ -28,7 +28,7 @@ def decode(content: BinaryIO | Path, mode: Mode | None = None) -> np.ndarray:
         float32 (32-bit integers and floats). The orientation in the EXIF data is applied.
 
     Raises:
-        InputError: The file is not one image, or its pixels would be altered (`unusable-image`).
+        InputError: The file is not a single image, or its pixels would be altered (`unusable-image`).
     """
     from PIL import Image, ImageOps, UnidentifiedImageError
 
@@ -58,9 +58,9 @@ def describe(pixels: np.ndarray) -> str:
 
 
 def _check_layout(image: "Image", mode: Mode | None) -> None:
-    """Refuse files of which Pillow would return a part only: several frames, more than 8 bits per colour."""
+    """Refuse files that Pillow would decode only partly: several frames, or more than 8 bits per colour."""
     frames = getattr(image, "n_frames", 1)
-    if frames > 1 and image.format != "MPO":  # an MPO photograph is followed by previews of itself
+    if frames > 1 and image.format != "MPO":  # the other frames of an MPO photograph are previews
         raise _unusable(f"the file has {frames} frames; save one image per file")
     if image.mode not in DEEP and _bits(image) > 8:
         raise _unusable("the image has more than 8 bits per colour, and Pillow reads 8; convert it to 8 bits")

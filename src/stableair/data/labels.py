@@ -1,4 +1,4 @@
-"""Labels and writers: their checks, and their numbers."""
+"""Checks and numbering of labels and writers."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +14,7 @@ def checked_labels(values: list[Any], title: str, column: str) -> np.ndarray:
 
     Raises:
         InputError: A value is missing (`missing-label`: None, NaN, below 0, or empty text), or is not a class
-            (`invalid-label`: a fraction, or neither a number nor text). The fields have the row and the value.
+            (`invalid-label`: a fraction, or neither a number nor text). The fields contain the row and the value.
     """
     for row, value in enumerate(values):
         if _is_missing(value):
@@ -53,9 +53,9 @@ def class_numbers(
 
     Args:
         train: Checked labels of the training samples: (m,).
-        test: Checked labels of the test samples, if there are some.
-        classes: Number of classes, if the labels are numbers from 0; or the labels of the classes in order. None: the
-            sorted labels of the training samples.
+        test: Checked labels of the test samples; None without a test split.
+        classes: Number of classes, if the labels are numbers from 0; or the labels of the classes in order. None: use
+            the sorted labels of the training samples.
         titles: The names of the two columns of labels, for messages.
 
     Returns:
@@ -70,12 +70,12 @@ def class_numbers(
         range(classes) if isinstance(classes, int) else np.unique(train) if classes is None else classes
     )
     if len(names) < 2 or not names.is_unique:
-        text = f"{titles[0]}: the classes must be two or more, each once: got {short_repr(names.tolist())}"
+        text = f"{titles[0]}: there must be two or more distinct classes: got {short_repr(names.tolist())}"
         raise InputError(text, code="invalid-classes", classes=names.tolist())
 
     def numbers(labels: np.ndarray, title: str) -> np.ndarray:
         if isinstance(names[0], str):
-            labels = labels.astype(str)  # test labels may all look like numbers
+            labels = labels.astype(str)  # test labels may all be numbers
         codes = names.get_indexer(pandas.Index(labels))
         if (unknown := np.flatnonzero(codes < 0)).size:
             row, value = int(unknown[0]), labels[unknown[0]].item()

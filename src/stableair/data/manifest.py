@@ -1,6 +1,6 @@
 """Manifest of a local image folder: size, modification time and SHA-256 of each file.
 
-The data file of a local folder is made once. The manifest shows whether the folder has changed since then.
+The data file of a local folder is created once. The manifest shows whether the folder has changed since then.
 """
 
 import hashlib
@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-# Endings of the files that the hub's library reads from an image folder.
+# Extensions of the files that the hub's library reads from an image folder.
 TABLES = ".parquet", ".arrow"
 ARCHIVES = ".zip", ".7z", ".rar", ".tar", ".tgz", ".tbz2", ".txz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst"
 IMAGES = (
@@ -25,7 +25,7 @@ Manifest = dict[str, tuple[int, int, str]]  # relative path: size in bytes, modi
 
 
 def manifest(folder: Path) -> Manifest:
-    """Return the manifest of a folder; the content of every file is read."""
+    """Return the manifest of a folder; this reads every file."""
     return {name: (*_size_and_time(path), sha256(path)) for name, path in sorted(_files(folder))}
 
 

@@ -1,7 +1,7 @@
 """Partitions: each training sample belongs to exactly one client, and no client is empty.
 
-A partition is a function (train, clients, rng) -> a list of (m_n,) int64, the indices of each client's samples, which
-together are 0 ... m-1.
+A partition is a function (train, clients, rng) -> a list of index arrays (m_n,) int64, one per client. Together they
+contain each index 0 ... m-1 once.
 """
 
 import inspect
@@ -16,7 +16,7 @@ from stableair.optional import require
 from stableair.spec import Registry
 from stableair.validation import choice, integer, positive, short_repr
 
-Partition = Callable[[Split, int, np.random.Generator], list[np.ndarray]]  # (train, clients, rng) -> indices of each
+Partition = Callable[[Split, int, np.random.Generator], list[np.ndarray]]  # (train, clients, rng) -> indices
 
 partition = Registry("partition", "partitions")
 
@@ -47,14 +47,15 @@ def divide(rule: Partition, train: Split, clients: int, rng: np.random.Generator
         text = f"the partition must return {allowed}: got {short_repr(parts)}"
         raise InputError(text, code="invalid-partition", setting="partition")
     if len(parts) != clients or any(len(p) == 0 for p in parts):
-        text = f"the partition left a client empty: {[len(p) for p in parts].count(0)} of {clients}"
+        empty = [len(p) for p in parts].count(0)
+        text = f"the partition must give samples to each of {clients} clients: got {len(parts)} parts, {empty} empty"
         raise InputError(text, code="empty-client", setting="partition")
     indices = np.concatenate(parts)
     times = np.bincount(indices, minlength=len(train.y)) if indices.min() >= 0 else np.zeros(0)
     if len(times) != len(train.y) or (times != 1).any():
         unassigned, repeated = (times == 0).sum(), (times > 1).sum()
         counts = f"{unassigned} to none, {repeated} to several"
-        text = f"the partition does not give every sample to exactly one client: {counts}"
+        text = f"the partition must give every sample to exactly one client: it gives {counts}"
         raise InputError(text, code="invalid-partition", setting="partition")
     return list(parts)
 
@@ -90,7 +91,7 @@ def dirichlet(beta: float) -> Partition:
         P(class c) = q_nc / sum of q_n over the classes that still have samples
 
     Args:
-        beta: Concentration, above 0; the paper's is 0.3. The smaller it is, the fewer classes a client has.
+        beta: Concentration, above 0; 0.3 in the paper. A smaller beta gives a client fewer classes.
 
     Returns:
         The partition, (train, clients, rng) -> indices of each client.
@@ -113,7 +114,7 @@ def dirichlet(beta: float) -> Partition:
         parts: list[list[int]] = [[] for _ in range(clients)]
         start = 0
         while start < len(turns):
-            # Until a class runs out the probabilities are constant: draw the classes of many turns at once.
+            # The probabilities are constant until a class has no samples left: draw the classes of many turns at once.
             takers = turns[start : start + 4096]
             cumulative = _restricted(mix, left).cumsum(1)[takers]
             u = rng.random(len(takers)) * cumulative[:, -1]
@@ -129,7 +130,7 @@ def dirichlet(beta: float) -> Partition:
 
 
 def _last_turn(classes: np.ndarray, c: int, count: int) -> int:
-    """Return the number of turns after which class c has been drawn `count` times, or the number of all turns."""
+    """Return the number of draws until class c has been drawn `count` times, or the number of all draws."""
     hits = np.flatnonzero(classes == c)
     return hits[count - 1] + 1 if len(hits) >= count else len(classes)
 
@@ -144,7 +145,7 @@ def _mixes(beta: float, rows: int, columns: int, rng: np.random.Generator) -> np
 
 
 def _restricted(mix: np.ndarray, left: np.ndarray) -> np.ndarray:
-    """Restrict the mixes to classes with samples left; a mix without any takes the remaining class frequencies."""
+    """Restrict the mixes to classes with samples left; replace an empty mix by the remaining class frequencies."""
     mix = mix * (left > 0)
     empty = mix.sum(1) < np.finfo(float).tiny
     mix[empty] = left / left.sum()
@@ -164,7 +165,7 @@ def dirichlet_by_class(beta: float) -> Partition:
         client n gets the share q_cn of class c,    q_c ~ Dir(beta)    (Yurochkin et al., 2019)
 
     Args:
-        beta: Concentration, above 0. The smaller it is, the fewer clients share a class.
+        beta: Concentration, above 0. With a smaller beta, fewer clients share a class.
 
     Returns:
         The partition, (train, clients, rng) -> indices of each client.
@@ -185,7 +186,7 @@ def dirichlet_by_class(beta: float) -> Partition:
             for part, piece in zip(parts, np.split(np.array(pool), cuts), strict=True):
                 part.extend(piece.tolist())
         for part in parts:
-            if not part:  # an empty client takes a sample of the largest
+            if not part:  # an empty client gets a sample of the largest client
                 part.append(max(parts, key=len).pop())
         return [np.array(part) for part in parts]
 
@@ -261,9 +262,9 @@ def flwr(partitioner: str, **options: Any) -> Partition:
     It needs the extra `partitioners`.
 
     Args:
-        partitioner: Name of its class in `flwr_datasets.partitioner`.
+        partitioner: Name of a class in `flwr_datasets.partitioner`.
         **options: Arguments of the class. By default num_partitions is the number of clients, partition_by is "label",
-            and the seed follows the experiment's.
+            and the seed is derived from the experiment's seed.
 
     Returns:
         The partition, (train, clients, rng) -> indices of each client.
@@ -286,13 +287,13 @@ def flwr(partitioner: str, **options: Any) -> Partition:
             rule = factory(**{key: value for key, value in defaults.items() if key in parameters} | arguments)
             rule.dataset = datasets.Dataset.from_dict(columns)
             if rule.num_partitions != clients:
-                text = f"{partitioner} makes {rule.num_partitions} parts: set clients={rule.num_partitions}"
+                text = f"{partitioner} returns {rule.num_partitions} parts; set clients={rule.num_partitions}"
                 raise InputError(text, code="wrong-partition-count", parts=rule.num_partitions, clients=clients)
             return [np.array(rule.load_partition(i)["index"]) for i in range(clients)]
         except (ValueError, TypeError, KeyError) as error:
             if isinstance(error, InputError):
                 raise
-            text = f"{partitioner}: {error}; it takes {', '.join(parameters)}"
+            text = f"{partitioner}: {error}; allowed arguments: {', '.join(parameters)}"
             raise InputError(text, code="partitioner-failed", name=partitioner) from error
 
     return split

@@ -6,7 +6,7 @@ from stableair.streams import Generator
 
 
 def held_out(strata: np.ndarray, share: float, source: Generator) -> np.ndarray:
-    """Choose test samples at random: a share of each stratum, at least one of two or more, and never all.
+    """Choose test samples at random: a share of each stratum, at least one of two or more samples, never all of them.
 
     Args:
         strata: The class, or the writer, of each sample: (m,).
@@ -25,7 +25,7 @@ def held_out(strata: np.ndarray, share: float, source: Generator) -> np.ndarray:
     order = shuffled[np.argsort(strata[shuffled], kind="stable")]  # by stratum, in random order within a stratum
     _, first, count = np.unique(strata[order], return_index=True, return_counts=True)
     rank = np.arange(len(order)) - np.repeat(first, count)  # position of a sample within its stratum
-    chosen = np.minimum(np.maximum(1, np.round(share * count)), count - 1)  # a single sample is for training
+    chosen = np.minimum(np.maximum(1, np.round(share * count)), count - 1)  # single samples are training samples
     test = np.empty(len(order), bool)
     test[order] = rank < np.repeat(chosen, count)
     return test

@@ -2,8 +2,8 @@
 
 Two trial clients take two local steps on fixed random inputs, once with the reference trainer and once with the
 program. In float64 a correct program agrees to about 1e-13 and a wrong one does not, so the result of the check
-depends on the model alone: neither on the seed of the experiment nor on rounding. Kernels compute in bfloat16 and have
-a separate tolerance: a multiple of the rounding error that bfloat16 causes in the stacked program.
+depends only on the model, not on the seed of the experiment or on rounding. Kernels compute in bfloat16 and have a
+separate tolerance: a multiple of the rounding error of bfloat16 in the stacked program.
 """
 
 import copy
@@ -24,15 +24,15 @@ from stableair.training.reference import Reference
 
 Program = Stacked | Vmapped
 
-LR = 0.02  # of the trial's local steps
-SMALLEST_BATCH = 8  # of the trial: batch norm over two or three values amplifies rounding
-EXACT = 1e-9  # relative distance in float64
-ROUNDING_FACTOR = 10  # how far a program may exceed the rounding error of the module itself
+LR = 0.02  # learning rate of a trial
+SMALLEST_BATCH = 8  # of a trial: batch norm over two or three values amplifies rounding errors
+EXACT = 1e-9  # largest relative distance in float64
+ROUNDING_FACTOR = 10  # tolerance as a multiple of the rounding error of the module itself
 # Relative rounding error of the module, by precision, above which a trial is inconclusive.
 LARGEST_ROUNDING = {torch.float64: 1e-5, torch.float32: 0.05}
-SMALLEST_TOLERANCE = 1e-5  # relative distance in float32
-KERNEL_FACTOR, KERNEL_TOLERANCE = 6.0, 2.0**-7  # times bfloat16's error in the stacked program, plus one rounding
-OPEN = 2.0  # bias of the norms in a trial of kernels: most inputs of the ReLUs are positive
+SMALLEST_TOLERANCE = 1e-5  # lower limit of the tolerance in float32
+KERNEL_FACTOR, KERNEL_TOLERANCE = 6.0, 2.0**-7  # factor of bfloat16's error in the stacked program, plus one rounding
+NORM_BIAS = 2.0  # bias of the norms in a trial of kernels: most inputs of the ReLUs are positive
 
 
 class Trial:
@@ -42,9 +42,9 @@ class Trial:
         work: The local training of the experiment. The trial uses a copy of its module, its batch size, and the
             shape of its data.
         dtype: Precision of the weights and inputs.
-        missing: Samples that the second client lacks, so that its batches are not full.
+        missing: Number of samples by which the batches of the second client are smaller.
         steps: Local steps of each client.
-        norm_bias: Added to the bias of every norm.
+        norm_bias: Number that is added to the bias of every norm.
     """
 
     def __init__(
@@ -71,22 +71,22 @@ class Trial:
         self.state = vector.state(module)
 
     def by_module(self) -> Upload:
-        """The uploads that the reference trainer computes."""
+        """Return the uploads of the reference trainer."""
         return Reference(self.work).train(self.state, 0, torch.arange(2))
 
     def by_permuted_module(self) -> Upload:
-        """The same uploads with the samples of each batch in reverse order: they differ by rounding."""
+        """Return the same uploads with the samples of each batch in reverse order: they differ by rounding."""
         reverse = replace(self.work, parts=[part.flip(0) for part in self.work.parts])
         return Reference(reverse).train(self.state, 0, torch.arange(2))
 
     def by_program(self, program: Program, precision: str = "fp32", resnet: bool = False) -> Upload:
-        """The uploads that a program computes."""
+        """Return the uploads of a program."""
         trainer: Trainer = StackedTrainer(self.work, program, precision, 2, resnet)
         return next(iter(trainer(self.state, 0, torch.arange(2))))
 
 
 def _random_samples(work: LocalTraining, number: int) -> tuple[Tensor, Tensor]:
-    """Samples in the shape and type of the stored ones, and labels, from a fixed generator."""
+    """Draw samples of the shape and type of the stored samples, and labels, from a fixed generator."""
     source = torch.Generator().manual_seed(0)
     stored = work.data.train.x
     shape = number, *stored.shape[1:]
@@ -99,7 +99,7 @@ def _random_samples(work: LocalTraining, number: int) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def trial_module(module: nn.Module, norm_bias: float = 0.0) -> nn.Module:
-    """A copy in training mode with weights that do not depend on the experiment's seed.
+    """Return a copy in training mode with weights that do not depend on the experiment's seed.
 
     Layers with `reset_parameters` are initialised from a fixed generator; then all weights are perturbed, because a
     weight that starts at zero may not stay there. `norm_bias` is added to the bias of every norm.
@@ -119,28 +119,31 @@ def trial_module(module: nn.Module, norm_bias: float = 0.0) -> nn.Module:
     return other.to(device)
 
 
-def distances(upload: Upload, reference: Upload) -> list[float]:
-    """Relative distances of the updates, norm statistics and losses of two uploads."""
-    pairs = [(getattr(upload, name), getattr(reference, name)) for name in ("update", "stats", "loss")]
-    return [((a.double() - b.double()).norm() / (b.double().norm() + 1e-30)).item() for a, b in pairs if b.numel()]
+PARTS = {"update": "updates", "stats": "norm statistics", "loss": "losses"}  # of an upload
+
+
+def distances(upload: Upload, reference: Upload) -> dict[str, float]:
+    """Compute the relative distances of the updates, norm statistics and losses of two uploads."""
+    pairs = {part: (getattr(upload, name).double(), getattr(reference, name).double()) for name, part in PARTS.items()}
+    return {part: ((a - b).norm() / (b.norm() + 1e-30)).item() for part, (a, b) in pairs.items() if b.numel()}
 
 
 def checked_program(make: Callable[[nn.Module], Program], work: LocalTraining) -> Program:
     """Build the program of a module and verify that it computes the same as the module.
 
     Args:
-        make: Builds the program of a module; raises Unsupported if it cannot.
+        make: Builds the program of a module, or raises Unsupported.
         work: The local training of the experiment.
 
     Raises:
-        Unsupported: The program cannot be built, fails, or gives other results.
+        Unsupported: The program cannot be built, fails, or computes other results.
     """
     program = make(copy.deepcopy(work.module).train())  # tracing runs the module's code, which may change the module
 
     def make_equal(module: nn.Module) -> Program:
         other = make(module)
         if other.code != program.code:
-            raise Unsupported("its code takes different paths each time it is traced")
+            raise Unsupported("its code takes a different path each time it is traced")
         return other
 
     for missing in (0, 1):
@@ -149,7 +152,7 @@ def checked_program(make: Callable[[nn.Module], Program], work: LocalTraining) -
 
 
 def _check(make: Callable[[nn.Module], Program], work: LocalTraining, missing: int) -> None:
-    """Compare program and module in float64, or in float32 where the module cannot compute in float64."""
+    """Compare program and module in float64, or in float32 if the module cannot compute in float64."""
     for dtype in (torch.float64, torch.float32):
         trial = Trial(work, dtype, missing)
         try:
@@ -159,14 +162,14 @@ def _check(make: Callable[[nn.Module], Program], work: LocalTraining, missing: i
                 continue
             raise Unsupported(f"the module fails in a trial: {first_line(error)}") from error
         try:
-            distance = max(distances(trial.by_program(make(trial.work.module)), expected))
+            distance = max(distances(trial.by_program(make(trial.work.module)), expected).values())
         except Unsupported:
             raise
         except Exception as error:  # raised by the module's code on tensors of another shape
             raise Unsupported(f"it fails: {first_line(error).partition('. ')[0]}") from error
         if distance <= EXACT:
             return
-        rounding = max(distances(trial.by_permuted_module(), expected))
+        rounding = max(distances(trial.by_permuted_module(), expected).values())
         if rounding > LARGEST_ROUNDING[dtype]:
             if dtype == torch.float64:
                 continue  # some layer computes in a lower precision
@@ -201,9 +204,9 @@ def mixes_samples(work: LocalTraining) -> bool:
 def check_kernels(work: LocalTraining, program: Stacked, by_kernels: Stacked, resnet: bool) -> None:
     """Compare the kernels with the stacked program in float32, allowing for the rounding of bfloat16.
 
-    One step shows wrong gradients, two show wrong steps. Norms with large biases keep the rounding error small. With
-    small biases, rounding moves entries across the kinks of the ReLUs, and bfloat16 gradients of a deep network are
-    mostly noise.
+    One step detects wrong gradients, two steps detect wrong updates. Norms with large biases keep the rounding error
+    small. With small biases, rounding moves entries across the kinks of the ReLUs, and bfloat16 gradients of a deep
+    network are mostly noise.
 
     Args:
         work: The local training of the experiment.
@@ -212,13 +215,23 @@ def check_kernels(work: LocalTraining, program: Stacked, by_kernels: Stacked, re
         resnet: Whether the kernels compute every layer, as they do for our ResNets.
 
     Raises:
-        Unsupported: The kernels are further from the stacked program than bfloat16 explains.
+        Unsupported: The kernels differ from the stacked program by more than the rounding of bfloat16 explains.
     """
     precision = "bf16" if work.parts[0].is_cuda else "fp32"  # Triton's interpreter has no bfloat16
     for missing, steps in ((0, 1), (1, 2)):
-        trial = Trial(work, torch.float32, missing, steps, OPEN)
+        trial = Trial(work, torch.float32, missing, steps, NORM_BIAS)
         exact = trial.by_program(program)
-        rounding = max(distances(trial.by_program(program, precision), exact))
-        distance = max(distances(trial.by_program(by_kernels, precision, resnet), exact))
-        if not distance <= KERNEL_FACTOR * rounding + KERNEL_TOLERANCE:
-            raise Unsupported(f"its results differ by {distance:.2g}, and bf16 explains {rounding:.2g}")
+        rounding = distances(trial.by_program(program, precision), exact)
+        distance = distances(trial.by_program(by_kernels, precision, resnet), exact)
+        check_distances(distance, rounding)
+
+
+def check_distances(distance: dict[str, float], rounding: dict[str, float]) -> None:
+    """Check that the distances of kernels from the stacked program are rounding of bfloat16, each on its own scale.
+
+    Raises:
+        Unsupported: A distance is larger than the rounding explains.
+    """
+    for part, value in distance.items():
+        if not value <= KERNEL_FACTOR * rounding[part] + KERNEL_TOLERANCE:
+            raise Unsupported(f"its {part} differ by {value:.2g}, and bf16 explains {rounding[part]:.2g}")

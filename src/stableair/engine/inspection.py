@@ -1,9 +1,9 @@
-"""Finds what a module does in Python: random draws and state that a fast program would freeze or share.
+"""Detection of side effects in the Python code of a module: random draws, and state that changes.
 
 The reference trainer runs the Python code of a module for each client and step. A stacked program runs it once, to
 trace it; a vmapped program runs it once per step for all clients. Both are correct only if the code is a pure function
-of parameters, buffers and inputs. The equivalence check cannot tell: a branch that is taken with probability 0.9, or
-from the hundredth call on, agrees in the few steps of a trial.
+of parameters, buffers and inputs. The equivalence check alone cannot decide this: a branch that is taken with
+probability 0.9, or from the hundredth call on, often has no effect in the few steps of a trial.
 """
 
 import inspect
@@ -25,10 +25,10 @@ from stableair.errors import first_line
 from stableair.training.local_training import LocalTraining
 from stableair.training.reference import restored_generators
 
-SAME_OUTPUT = 1e-4  # relative and absolute distance of two outputs for the same input; GPUs add in varying order
+SAME_OUTPUT = 1e-4  # tolerance between two outputs for the same input: GPUs add in varying order
 MODULE_INTERNALS = vars(nn.Module()).keys() - {"training"}
 
-Snapshot = dict[str, Any]  # fingerprints of values by a description of where they are
+Snapshot = dict[str, Any]  # fingerprints of values by a description of each value
 
 
 class Effects(NamedTuple):
@@ -50,7 +50,7 @@ def check_pure(work: LocalTraining) -> None:
 
 
 def check_separable(work: LocalTraining) -> None:
-    """Refuse a module that gives other results in several processes: each process has a copy.
+    """Refuse a module that computes other results in several processes, of which each has a copy.
 
     Raises:
         Unsupported: It has hooks on gradients, changes Python state, or cannot be pickled with its local rule.
@@ -64,7 +64,7 @@ def check_separable(work: LocalTraining) -> None:
 
 
 def _inspected(work: LocalTraining) -> Effects:
-    """The side effects of a forward pass.
+    """Return the side effects of a forward pass.
 
     Raises:
         Unsupported: A value of the module cannot be compared, such as a sparse tensor or a list that contains itself.
@@ -107,12 +107,12 @@ def forward_effects(work: LocalTraining) -> Effects:
     if draws:
         draws = f"its forward pass draws from {draws}"
     elif not state and not _close(*outputs[:2]):
-        draws = "its forward pass gives other outputs for the same input"
+        draws = "its forward pass returns different outputs for the same input"
     return Effects(draws, f"its forward pass changes {state}" if state else "")
 
 
 def _output(module: nn.Module, x: Tensor) -> Tensor | None:
-    """The output of a module; None where it fails, as a batch norm does on a single value."""
+    """Return the output of a module; None if it fails, such as a batch norm on a single value."""
     try:
         return module(x).detach()
     except Exception:  # raised by the module's code; the equivalence check reports it
@@ -126,7 +126,7 @@ def _close(a: Tensor | None, b: Tensor | None) -> bool:
 
 
 def generator_states(device: torch.device) -> Snapshot:
-    """The states of the global generators of torch, Python and numpy."""
+    """Return the states of the global generators of torch, Python and numpy."""
     states: Snapshot = {
         "torch's generator": _bytes(torch.get_rng_state()),
         "Python's random": random.getstate(),
@@ -138,7 +138,7 @@ def generator_states(device: torch.device) -> Snapshot:
 
 
 def python_state(module: nn.Module) -> Snapshot:
-    """Fingerprints of the Python values that the forward passes of a module and its hooks can change."""
+    """Return the fingerprints of the Python values that the forward passes and the hooks of a module can change."""
     snapshot: Snapshot = {f"requires_grad of {name}": p.requires_grad for name, p in module.named_parameters()}
     for name, layer in module.named_modules():
         attributes = {key: value for key, value in vars(layer).items() if key not in MODULE_INTERNALS}
@@ -152,7 +152,7 @@ def python_state(module: nn.Module) -> Snapshot:
 
 
 def _variables(function: Callable[..., Any]) -> Mapping[str, Any]:
-    """The data in the closure and among the global variables of a function of the user."""
+    """Return the data among the closure variables and the global variables of a user's function."""
     if _is_torch(getattr(function, "__module__", None) or ""):
         return {}
     try:
@@ -163,7 +163,7 @@ def _variables(function: Callable[..., Any]) -> Mapping[str, Any]:
 
 
 def _data_of(names: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries of a namespace that hold data, no code."""
+    """Return the entries of a namespace that hold data, not code."""
     return {key: value for key, value in names.items() if not key.startswith("__") and not _is_code(value)}
 
 
@@ -176,7 +176,7 @@ def _is_torch(name: str) -> bool:
 
 
 def _fingerprint(value: Any) -> Any:
-    """A value that is equal before and after a forward pass if `value` was not changed."""
+    """Return the fingerprint of a value: it is the same before and after a forward pass that does not change it."""
     if isinstance(value, Tensor):
         return _TensorPrint((tuple(value.shape), value.dtype), _bytes(value))
     if isinstance(value, torch.Generator):
@@ -201,7 +201,7 @@ class _TensorPrint(NamedTuple):
 
 
 def _without_tensor_values(snapshot: Snapshot) -> Snapshot:
-    """A snapshot without the contents of tensors: the first forward pass may compute them from new weights."""
+    """Return a snapshot without the contents of tensors: the first forward pass may compute them from new weights."""
     return {key: value.form if isinstance(value, _TensorPrint) else value for key, value in snapshot.items()}
 
 
@@ -210,6 +210,6 @@ def _bytes(t: Tensor) -> bytes:
 
 
 def _difference(before: Snapshot, after: Snapshot) -> str:
-    """The first key whose value differs between two snapshots, or ""."""
+    """Return the first key whose value differs between two snapshots, or ""."""
     keys = dict.fromkeys([*before, *after])
     return next((key for key in keys if key not in before or key not in after or before[key] != after[key]), "")

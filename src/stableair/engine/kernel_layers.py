@@ -1,7 +1,7 @@
-"""Layers of a stacked network computed by the kernels of `kernels.py`: convolutions and group norms.
+"""Layers of a stacked network computed by the kernels of `kernels.py`: convolutions, group norms, and SGD steps.
 
 Between these layers, images keep the shape (N, B, C, H, W) with the memory layout (N, B, H, W, C) of the kernels.
-Entry-wise functions and pools preserve it, so that nothing is copied.
+Entry-wise functions and pooling keep this layout, so that no copies are needed.
 """
 
 import copy
@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from stableair.engine import kernels
-from stableair.engine.stacked import FusedStep, Stacked, Tensors
+from stableair.engine.stacked import FusedStep, Stacked, Tensors, as_vectors
 
 
 def clients_first(n: int, x: Tensor) -> Tensor:
-    """Images (N, B, C, H, W) or (B, N C, H, W) as (N, B, C, H, W) in the kernels' memory layout (N, B, H, W, C)."""
+    """Convert images (N, B, C, H, W) or (B, N C, H, W) to (N, B, C, H, W) in the kernels' memory layout."""
     if x.ndim == 4:
         x = x.unflatten(1, (n, -1)).transpose(0, 1)
     return _channels_first(_channels_last(x))
@@ -50,7 +50,7 @@ class _Convolution(torch.autograd.Function):
             dx = _channels_first(kernels.conv_input_grad(dy, w, x.shape[2:4], ctx.stride, ctx.pad)[0])
         if ctx.needs_input_grad[1]:
             sums = torch.zeros(w.shape, device=w.device)
-            kernels.conv_weight_grad_sgd(dy, x, sums, None, -1.0, ctx.stride, ctx.pad)  # step -1 from zero
+            kernels.conv_weight_grad_sgd(dy, x, sums, None, -1.0, ctx.stride, ctx.pad)  # lr=-1 adds the gradient
             dw = _channels_first(sums)
         return dx, dw, None, None
 
@@ -75,7 +75,7 @@ class _GroupNorm(torch.autograd.Function):
 
 
 def conv2d(layer: nn.Conv2d, x: Tensor, n: int, tensors: Tensors, mask: Tensor | None) -> Tensor:
-    """A convolution as a stacked layer: see `stacked_layer`."""
+    """Compute a convolution as a stacked layer: see `stacked_layer`."""
     convolve: Any = _Convolution.apply
     y: Tensor = convolve(clients_first(n, x), tensors["weight"], layer.stride[0], layer.padding[0])
     return y if "bias" not in tensors else y + tensors["bias"][:, None, :, None, None].to(y.dtype)
@@ -83,34 +83,42 @@ def conv2d(layer: nn.Conv2d, x: Tensor, n: int, tensors: Tensors, mask: Tensor |
 
 def _conv_step(layer: nn.Conv2d, weights: Tensor, x: Tensor, dy: Tensor, lr: float, operand: Tensor | None) -> None:
     assert isinstance(layer.padding, tuple)  # checked by `_unsupported_option`
-    weights = weights.movedim(2, -1)  # in place, so no copies
+    weights = weights.movedim(2, -1)  # a view: the step must change the weights in place
     operand = None if operand is None else operand.movedim(2, -1)
     x, dy = _channels_last(x), _channels_last(dy)
     kernels.conv_weight_grad_sgd(dy, x, weights, operand, lr, layer.stride[0], layer.padding[0])
 
 
-CONVOLUTION = FusedStep(clients_first, _conv_step, channels_last=True)
+def _dense_step(layer: nn.Linear, weights: Tensor, x: Tensor, dy: Tensor, lr: float, operand: Tensor | None) -> None:
+    """Take the step of a dense layer as a 1 x 1 convolution of images with one pixel."""
+    x, dy = (t.contiguous()[:, :, None, None] for t in (x, dy))
+    weights, *copy = (t[:, :, None, None] for t in (weights, operand) if t is not None)
+    kernels.conv_weight_grad_sgd(dy, x, weights, copy[0] if copy else None, lr, 1, 0)
+
+
+CONVOLUTION = FusedStep(clients_first, _conv_step, by_kernels=True)
+DENSE = FusedStep(as_vectors, _dense_step, by_kernels=True)
 
 
 def group_norm(layer: nn.GroupNorm, x: Tensor, n: int, tensors: Tensors, mask: Tensor | None) -> Tensor:
-    """A group norm as a stacked layer: see `stacked_layer`."""
+    """Compute a group norm as a stacked layer: see `stacked_layer`."""
     norm: Any = _GroupNorm.apply
     y: Tensor = norm(clients_first(n, x), tensors["weight"], tensors["bias"], layer.num_groups, layer.eps)
     return y
 
 
 def kernel_convolutions(program: Stacked) -> list[str]:
-    """The convolutions of a program that the kernels compute: not grouped, and square."""
+    """Return the convolutions of a program that the kernels support: not grouped, not dilated, and square."""
     return [name for name, layer in _convolutions(program).items() if not _unsupported_option(layer)]
 
 
 def other_convolutions(program: Stacked) -> dict[str, str]:
-    """The convolutions of a program that the kernels do not compute, and the option of each that they do not take."""
+    """Return the convolutions of a program that the kernels do not support, each with its unsupported option."""
     return {name: option for name, layer in _convolutions(program).items() if (option := _unsupported_option(layer))}
 
 
 def kernel_group_norms(program: Stacked) -> list[str]:
-    """The group norms of a program that the kernels compute: with weights, and of groups that are not too large."""
+    """Return the group norms of a program that the kernels support: with weights and at most 128 channels per group."""
     norms = ((name, layer) for name, layer in program.layers.items() if type(layer) is nn.GroupNorm)
     return [
         name
@@ -124,7 +132,7 @@ def _convolutions(program: Stacked) -> dict[str, nn.Conv2d]:
 
 
 def _unsupported_option(layer: nn.Conv2d) -> str:
-    """The option of a convolution that the kernels do not take, or ""."""
+    """Return the option of a convolution that the kernels do not support, or ""."""
     if layer.groups != 1:
         return f"groups={layer.groups}"
     if layer.dilation != (1, 1):
@@ -135,18 +143,18 @@ def _unsupported_option(layer: nn.Conv2d) -> str:
 
 
 def by_kernels(program: Stacked) -> Stacked:
-    """The same program with its convolutions and group norms computed by the kernels."""
+    """Return the program with kernels for its convolutions and group norms, and for the steps of dense layers."""
     changed = copy.copy(program)
     convolutions = kernel_convolutions(program)
     norms = dict.fromkeys(kernel_group_norms(program), group_norm)
     changed.functions = program.functions | dict.fromkeys(convolutions, conv2d) | norms
-    changed.fused = program.fused | dict.fromkeys(convolutions, CONVOLUTION)
+    changed.fused = dict.fromkeys(program.fused, DENSE) | dict.fromkeys(convolutions, CONVOLUTION)
     changed.has_kernels = True
     return changed
 
 
 def try_kernels(device: torch.device) -> None:
-    """Compute a small convolution and its gradients with the largest tiles; raises if the kernels do not run."""
+    """Compute a small convolution and its gradients with the largest tiles; raise if the kernels do not run."""
     with torch.cuda.device(device):
         x, w = (torch.ones(1, *shape, 128, device=device, dtype=torch.bfloat16) for shape in ((2, 16, 16), (128, 3, 3)))
         samples = torch.full((1,), 2, device=device, dtype=torch.int32)

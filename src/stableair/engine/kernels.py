@@ -6,7 +6,7 @@ Activations are (N, B, H, W, C), weights (N, O, K, K, C), all contiguous, so tha
 memory. Products accumulate in float32. No kernel adds atomically: the same input gives the same bits.
 
 A batch holds up to B samples; `samples` (N,) is the number of samples of each client in this step. The other rows are
-padding: sums exclude them, and their gradients are zero.
+padding: the sums exclude them, and their gradients are zero.
 """
 
 # The parameters of a @triton.jit function are pointers and compile-time constants, which have no Python types.
@@ -43,7 +43,7 @@ class Norm(NamedTuple):
 
 
 class Moments(NamedTuple):
-    """Moments of a layer in a step, and its batch norm y -> scale y + shift: (N, C) each."""
+    """Moments of a layer in a step, and its batch norm as y -> scale y + shift: (N, C) each."""
 
     mean: Tensor
     rstd: Tensor
@@ -69,7 +69,7 @@ _compiling: ContextVar[bool] = ContextVar("compiling", default=False)
 
 
 def _launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, tile: Tile | None = None) -> None:
-    """Launch a kernel, whose last arguments are the sides of the tile; only compile it within `compile_in_parallel`."""
+    """Launch a kernel, whose last arguments are the sides of the tile; in `compile_in_parallel`, only compile it."""
     options = {} if tile is None else {"num_warps": tile.warps, "num_stages": tile.stages}
     arguments += () if tile is None else tile[:3]
     if _compiling.get():
@@ -87,7 +87,7 @@ def compile_in_parallel(launches: Callable[[], object]) -> None:
     mode = getattr(triton, "AsyncCompileMode", None)
     if mode is None or triton.knobs.runtime.interpret:
         return
-    # One thread for the backward pass: the others would not know that they only compile.
+    # The backward pass must run in this thread: other threads would launch the kernels.
     with torch.autograd.set_multithreading_enabled(False), ThreadPoolExecutor(available_cores()) as pool:
         token = _compiling.set(True)
         try:
@@ -107,7 +107,7 @@ def _report(futures: Sequence[Future[Any]]) -> None:
 
 
 def _tile_side(length: int, max_side: int) -> int:
-    """The side of a tile: a power of two, at least 16, not much larger than the side of the matrix."""
+    """Return the side of a tile: a power of two, at least 16 and at most `max_side`."""
     return min(max_side, max(16, triton.next_power_of_2(length)))
 
 
@@ -173,7 +173,7 @@ def _conv_forward(
 def conv_forward(
     x: Tensor, w: Tensor, samples: Tensor, stride: int, pad: int, tile: Tile | None = None
 ) -> tuple[Tensor, Tensor]:
-    """A convolution of every client: y (N, B, P, Q, O), and each tile's sums of y and y^2, (N, tiles, 2, O)."""
+    """Compute a convolution of every client: y (N, B, P, Q, O), and each tile's sums of y and y^2, (N, tiles, 2, O)."""
     n, b, h, width, c = x.shape
     o, k = w.shape[1], w.shape[2]
     p, q = ((side + 2 * pad - k) // stride + 1 for side in (h, width))
@@ -270,14 +270,14 @@ class Activation(NamedTuple):
     """The ReLU before a convolution, of one norm or of the two norms of a block with a shortcut."""
 
     norms: list[tuple[Tensor, Moments]]  # the norms' inputs and moments
-    output: Tensor | None = None  # of the ReLU; None: recompute relu(scale y + shift) from the only norm
+    output: Tensor | None = None  # output of the ReLU; None: recompute relu(scale y + shift) from the only norm
 
 
 def conv_input_grad(
     dy: Tensor, w: Tensor, shape: tuple[int, int], stride: int, pad: int, add: Tensor | None = None,
     activation: Activation | None = None, tile: Tile | None = None,
 ) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
-    """The gradient with respect to the input of a convolution, (N, B, *shape, C), plus `add`.
+    """Compute the gradient with respect to the input of a convolution, (N, B, *shape, C), plus `add`.
 
     With `activation` the gradient is also propagated through the ReLU, and the sums of `relu_grad_sums` are returned
     for each norm.
@@ -342,7 +342,7 @@ def conv_weight_grad_sgd(
     dy: Tensor, x: Tensor, w: Tensor, copy: Tensor | None, lr: float, stride: int, pad: int,
     tile: Tile | None = None,
 ) -> None:  # fmt: skip
-    """Take an SGD step on a convolution's float32 weights, in place; also update `copy`, in the products' precision."""
+    """Take an SGD step on a convolution's float32 weights, in place; also update `copy`."""
     n, b, p, q, o = dy.shape
     _, _, h, width, c = x.shape
     k = w.shape[2]
@@ -394,7 +394,7 @@ def _bn_relu(
 
 
 def bn_relu(y: Tensor, affine: Affine, shortcut: Tensor | None = None, shortcut_affine: Affine | None = None) -> Tensor:
-    """relu(scale y + shift + shortcut), the shortcut normalised too if its affine is passed: (N, B, P, Q, C)."""
+    """relu(scale y + shift + shortcut): (N, B, P, Q, C). With `shortcut_affine`, the shortcut is normalised too."""
     out, (rows, c, block, grid) = torch.empty_like(y), _elementwise_grid(y)
     kind = 0 if shortcut is None else 1 if shortcut_affine is None else 2
     shortcut = y if shortcut is None else shortcut
@@ -534,14 +534,14 @@ LARGEST_GROUP = 128  # channels of a group that the kernels of group norm suppor
 
 @triton.jit
 def _group_sums(values, c, GROUP: tl.constexpr):
-    """The sum over each channel's group, for every channel: (BC,) -> (BC,)."""
+    """Sum over the group of each channel: (BC,) -> (BC,)."""
     same = (c // GROUP)[:, None] == (c // GROUP)[None, :]
     return tl.sum(tl.where(same, values[None, :], 0.0), 1)
 
 
 @triton.jit
 def _image_channels(C: tl.constexpr, TAKE: tl.constexpr, BC: tl.constexpr):
-    """A program's image and channels, and the mask of valid channels; TAKE channels are whole groups."""
+    """Return a program's image and channels, and the mask of valid channels; TAKE channels are whole groups."""
     image, column = tl.program_id(0).to(tl.int64), tl.arange(0, BC)
     c = tl.program_id(1) * TAKE + column
     return image, c, (column < TAKE) & (c < C)
@@ -549,7 +549,7 @@ def _image_channels(C: tl.constexpr, TAKE: tl.constexpr, BC: tl.constexpr):
 
 @triton.jit
 def _image_rows(m0, c, column_mask, PIXELS: tl.constexpr, C: tl.constexpr, BM: tl.constexpr):
-    """Offsets of the pixels m0 ... m0 + BM - 1 in an image, and the mask of valid entries."""
+    """Return the offsets of the pixels m0 ... m0 + BM - 1 in an image, and the mask of valid entries."""
     m = m0 + tl.arange(0, BM)
     return m[:, None] * C + c[None, :], _in_range(m, PIXELS, BM)[:, None] & column_mask[None, :]
 
@@ -564,7 +564,7 @@ def _group_norm(
     client = image // B
     x += image * PIXELS * C
     y += image * PIXELS * C
-    origin = tl.load(x + c, mask=column_mask, other=0.0).to(tl.float32)  # sums of differences to it round less
+    origin = tl.load(x + c, mask=column_mask, other=0.0).to(tl.float32)  # differences to it sum more exactly
     first, second = tl.zeros((BM, BC), tl.float32), tl.zeros((BM, BC), tl.float32)
     for m0 in range(0, PIXELS, BM):
         offsets, mask = _image_rows(m0, c, column_mask, PIXELS, C, BM)
@@ -596,7 +596,7 @@ class ImageMoments(NamedTuple):
 
 
 def _group_tile(x: Tensor, groups: int) -> tuple[tuple[int, int], tuple[int, int, int, int, int, int]]:
-    """The grid of a group norm, and its constants: pixels, channels, channels of a group and of a program, tile."""
+    """Return the grid of a group norm, and its constants: pixels, channels (all, of a group, of a program), tile."""
     n, b, h, w, c = x.shape
     group = c // groups
     take = group * max(1, 64 // group)
@@ -605,7 +605,7 @@ def _group_tile(x: Tensor, groups: int) -> tuple[tuple[int, int], tuple[int, int
 
 
 def group_norm(x: Tensor, gamma: Tensor, beta: Tensor, groups: int, eps: float) -> tuple[Tensor, ImageMoments]:
-    """A group norm of every client: y (N, B, H, W, C), and the moments; gamma and beta are float32, (N, C) each."""
+    """Compute a group norm of every client: y (N, B, H, W, C), and its moments; gamma, beta: (N, C) float32."""
     y, moments = torch.empty_like(x), [torch.empty(*x.shape[:2], x.shape[-1], device=x.device) for _ in range(2)]
     grid, sizes = _group_tile(x, groups)
     _launch(_group_norm, grid, x, gamma, beta, y, *moments, eps, x.shape[1], *sizes)
@@ -649,7 +649,7 @@ def _group_norm_grad(
 
 
 def group_norm_grad(dy: Tensor, x: Tensor, gamma: Tensor, moments: ImageMoments, groups: int) -> tuple[Tensor, Tensor]:
-    """The gradient of a group norm's input, and those of beta and gamma: (N, B, H, W, C) and (N, 2, C)."""
+    """Compute the gradients of a group norm's input (N, B, H, W, C), and of beta and gamma (N, 2, C)."""
     dx, sums = torch.empty_like(x), torch.empty(*x.shape[:2], 2, x.shape[-1], device=x.device)
     grid, sizes = _group_tile(x, groups)
     _launch(_group_norm_grad, grid, dy, x, gamma, *moments, dx, sums, x.shape[1], *sizes)

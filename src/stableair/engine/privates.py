@@ -1,6 +1,6 @@
-"""The private names of torch that the engine needs: torch has no public interface for them.
+"""The private names of torch that the engine needs, since torch has no public interface for them.
 
-`tests/engine/test_privates.py` fails where a version of torch changes one of them.
+`tests/engine/test_privates.py` fails if a version of torch changes one of them.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ PARAMETER_HOOKS = "_backward_hooks", "_post_accumulate_grad_hooks"
 
 @contextmanager
 def without_vmap_fallback() -> Iterator[None]:
-    """Make vmap refuse operations that it would compute one client after the other: the reference does that better."""
+    """Make vmap refuse operations that it would compute one client after the other: the reference trainer is faster."""
     functorch: Any = torch._C._functorch
     before = functorch._is_vmap_fallback_enabled()
     functorch._set_vmap_fallback_enabled(False)
@@ -42,14 +42,14 @@ def gradient_hook(module: nn.Module) -> str:
 
 
 def forward_hook_functions(module: nn.Module) -> list[Any]:
-    """The forward hooks and pre-hooks of one module."""
+    """Return the forward hooks and pre-hooks of one module."""
     return [hook for kind in FORWARD_HOOKS for hook in getattr(module, kind).values()]
 
 
-def _module_hook(module: nn.Module, kinds: tuple[str, ...], what: str) -> str:
+def _module_hook(module: nn.Module, kinds: tuple[str, ...], title: str) -> str:
     if any(getattr(torch_module, f"_global{kind}") for kind in kinds):
-        return f"all modules have a {what}"
+        return f"all modules have a {title}"
     for name, layer in module.named_modules():
         if any(getattr(layer, kind) for kind in kinds):
-            return f"layer {name} has a {what}" if name else f"it has a {what}"
+            return f"layer {name} has a {title}" if name else f"it has a {title}"
     return ""

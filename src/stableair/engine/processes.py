@@ -31,7 +31,7 @@ def available_cores() -> int:
 
 @dataclass
 class ProcessTrainer:
-    """Distributes the clients of a chunk to worker processes, which write their uploads to shared memory."""
+    """A trainer that distributes the clients of a chunk to worker processes, which write uploads to shared memory."""
 
     work: LocalTraining
     chunk: int
@@ -41,9 +41,9 @@ class ProcessTrainer:
     def __call__(self, state: ModelState, k: int, clients: Tensor) -> Iterator[Upload]:
         if self._pool is None:
             self._pool = _Pool(Reference(self.work, self.chunk), self.workers, state)
-        for some in clients.split(self.chunk) if len(clients) else ():
+        for chunk in clients.split(self.chunk) if len(clients) else ():
             try:
-                upload = self._pool.train(state, k, some)
+                upload = self._pool.train(state, k, chunk)
             except BaseException:  # such as Ctrl-C: late replies of these workers must not be read
                 self._pool = None
                 raise
@@ -64,7 +64,7 @@ class _Pool:
         context = mp.get_context("spawn")
         self.pipes: list[Connection] = []
         self.processes = []
-        resource_tracker.ensure_running()  # its start would unblock Ctrl-C in the block below
+        resource_tracker.ensure_running()  # started later, it would unblock Ctrl-C in the block below
         with _no_ctrl_c():
             for _ in range(workers):
                 ours, theirs = context.Pipe()
@@ -85,8 +85,8 @@ class _Pool:
             failures = [failure for pipe in self.pipes if (failure := pipe.recv())]
         except (EOFError, OSError):
             text = (
-                "a worker process has exited: the memory is exhausted, or the script that starts the run has no "
-                'if __name__ == "__main__":; engine=reference needs no processes'
+                "a worker process has exited: the memory is exhausted, or the script that starts the run lacks "
+                'if __name__ == "__main__":; engine=reference needs no worker processes'
             )
             raise ResourceError(text, code="worker-ended") from None
         if failures:
@@ -96,7 +96,7 @@ class _Pool:
 
 @contextmanager
 def _no_ctrl_c() -> Iterator[None]:
-    """Block Ctrl-C in processes that are started inside, also while they import: the parent handles it."""
+    """Block Ctrl-C in the processes that are started in this block, also while they import: the parent handles it."""
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return

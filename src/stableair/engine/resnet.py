@@ -1,7 +1,7 @@
 """Forward pass, backward pass and update of a ResNet for all clients, in the kernels of `kernels.py`.
 
-The result is that of the stacked program, without slices, layout changes and stored weight gradients. Only ResNets with
-batch norm are supported; other networks use the stacked program.
+The results equal those of the stacked program up to rounding. The kernels avoid slices, layout changes and stored
+weight gradients. They support only ResNets with batch norm; other networks use the stacked program.
 """
 
 from collections.abc import Iterator
@@ -37,7 +37,7 @@ class Conv(NamedTuple):
         return self.weight if self.copy is None else self.copy
 
     def first(self, m: int) -> "Conv":
-        """The convolution of the first m clients, in the same memory."""
+        """Return the convolution of the first m clients, as views of the same memory."""
         copy = None if self.copy is None else self.copy[:m]
         return self._replace(weight=self.weight[:m], copy=copy, norm=Norm(*(t[:m] for t in self.norm)))
 
@@ -104,7 +104,7 @@ class ResNetWorker(Worker):
         return Conv(weight, copy, state, layer.stride[0], layer.padding[0], batch_norm.momentum, batch_norm.eps)
 
     def convolutions(self) -> Iterator[Conv]:
-        """All convolutions, the stem first."""
+        """Yield all convolutions, the stem first."""
         yield self.stem
         for block in self.blocks:
             yield from block
@@ -182,7 +182,7 @@ class ResNetWorker(Worker):
         return out
 
     def _norm_backward(self, conv: Conv, saved: Saved, g: Tensor, partial: Tensor) -> Tensor:
-        """The gradient of a norm's input from the gradient of its output; updates the norm."""
+        """Compute the gradient of a norm's input from the gradient of its output, and update the norm."""
         sums = kernels.bn_affine_sgd(partial, conv.norm, self.lr)
         return kernels.bn_input_grad(g, saved.y, saved.moments, sums, self.samples)
 
@@ -191,6 +191,6 @@ class ResNetWorker(Worker):
 
 
 def _conv_norm_names(block: Block) -> list[tuple[str, str]]:
-    """The names of a block's convolutions and of their norms."""
+    """Return the names of a block's convolutions and of their norms."""
     names = [("conv1", "bn1"), ("conv2", "bn2")]
     return names if isinstance(block.downsample, nn.Identity) else [*names, ("downsample.0", "downsample.1")]

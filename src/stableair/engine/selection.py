@@ -1,4 +1,4 @@
-"""Chooses the engine of a simulation: a function of the model and the device, never of the seed."""
+"""Choice of the engine of a simulation: a function of the model and the device, never of the seed."""
 
 import gc
 import logging
@@ -32,15 +32,15 @@ from stableair.validation import typed
 log = logging.getLogger("stableair")
 
 ENGINES = "reference", "stacked", "vmapped", "kernels", "processes"  # the choices of `auto` and `fast`
-LOOPS = "reference", "processes"  # engines that run the reference trainer
+REFERENCE_ENGINES = "reference", "processes"  # engines that run the reference trainer
 
-CPU_CHUNK = 50  # clients to stack on a CPU; more gain nothing
+CPU_CHUNK = 50  # clients to stack on a CPU; more clients are not faster
 # Processes are faster on a CPU within these limits.
 PROCESSES_MAX_ENTRIES = 10_000_000  # larger models: all threads on one client are faster than one client per thread
-PROCESSES_MIN_WORK = 10_000_000_000  # entries times local steps of a run; below, starting the processes does not pay
-PROCESSES_MIN_STEPS = 50  # of a client in a round; below, sending its update takes longer than the steps
+PROCESSES_MIN_WORK = 10_000_000_000  # entries times local steps of a run; below, starting processes takes longer
+PROCESSES_MIN_STEPS = 50  # local steps of a client in a round; below, sending its update takes longer than the steps
 
-CANNOT_ACCELERATE = "engine fast cannot take this model: {}; engine=auto takes the next best, in fp32"
+CANNOT_ACCELERATE = "no fast engine supports this model: {}; engine=auto precision=auto uses the reference engine"
 KERNELS_FAIL = "our kernels do not run on it: {}: {}"
 REASONS = {
     "kernels": "Triton kernels for its convolutions",
@@ -53,7 +53,7 @@ SLOW = "engine=auto has no fast engine for this model and trains one client afte
 
 @dataclass(frozen=True, eq=False, repr=False)
 class CheckedEngine:
-    """An engine that was shown to compute a local training as the reference does."""
+    """An engine that was verified against the reference for one local training."""
 
     engine: str
     work: LocalTraining
@@ -61,21 +61,21 @@ class CheckedEngine:
 
 
 class EngineChoice(NamedTuple):
-    """How a run is computed, and why; a resumed run is computed in the same way."""
+    """How a run is computed, and why; a resumed run keeps the choice."""
 
     engine: str  # one of ENGINES
     precision: str
     chunk: int  # clients that are computed at once
-    why: str
-    checked: CheckedEngine | None = None  # what `choose` has checked, so that `accelerate` need not check it again
+    why: str  # reason for the choice
+    checked: CheckedEngine | None = None  # engine that `choose` has verified, so that `accelerate` need not repeat it
 
     def record(self) -> dict[str, Any]:
-        """The choice as it is recorded with a run."""
+        """Return the choice in the form that is recorded with a run."""
         return {name: value for name, value in self._asdict().items() if name != "checked"}
 
 
 def reference_trainer(sim: Simulation) -> Trainer:
-    """The trainer of a simulation. An engine needs its `work` and `chunk`, which a plain function does not have."""
+    """Return the trainer of a simulation; an engine needs its `work` and `chunk`, which a plain function lacks."""
     train = sim.train
     has_work = isinstance(getattr(train, "work", None), LocalTraining)
     if not has_work or not isinstance(getattr(train, "chunk", None), int):
@@ -86,17 +86,17 @@ def reference_trainer(sim: Simulation) -> Trainer:
 
 @isolated()
 def choose(sim: Simulation, engine: str, precision: str = "auto", chunk: int = 0, rounds: int = 1) -> EngineChoice:
-    """The fastest engine for the model and the device; bench/RECORDS.md has the times.
+    """Choose the fastest engine for the model and the device; bench/RECORDS.md has the times.
 
     Args:
         sim: The simulation, on its device.
         engine: "auto", or "fast" to refuse a model that only the reference can train.
         precision: "auto", "fp32", "tf32" or "bf16".
-        chunk: Clients to compute at once; 0 for as many as fit.
-        rounds: Number of rounds: on a CPU, starting processes pays for long runs only.
+        chunk: Clients to compute at once; 0: a number that fits into the memory.
+        rounds: Number of rounds: on a CPU, worker processes are faster for long runs only.
 
     Raises:
-        InputError: No engine meets the request.
+        InputError: No engine supports the requested precision or model.
     """
     if sim.start.model.w.device.type == "cpu":
         if precision not in ("auto", "fp32"):
@@ -111,8 +111,8 @@ def _choose_on_gpu(sim: Simulation, engine: str, precision: str, chunk: int) -> 
     try:
         program, note = fastest_program(work)
     except Unsupported as obstacle:
-        asked = engine if precision in ("auto", "fp32") else "fast"
-        return _reference_or_error(asked, min(chunk or reference_trainer(sim).chunk, sim.n), obstacle)
+        requested = engine if precision in ("auto", "fp32") else "fast"
+        return _reference_or_error(requested, min(chunk or reference_trainer(sim).chunk, sim.n), obstacle)
     kind = _program_name(program)
     if precision == "auto":  # bf16 where it was shown to train as well as fp32
         gains = kind == "stacked" and program.has_convolutions and not holds_tokens(work.data.train.x)
@@ -131,13 +131,13 @@ def _choose_on_gpu(sim: Simulation, engine: str, precision: str, chunk: int) -> 
 
 
 def fastest_program(work: LocalTraining) -> tuple[Program, str]:
-    """The program for many clients at once: stacked if possible, otherwise vmapped.
+    """Build the program for many clients at once: stacked if possible, otherwise vmapped.
 
     Returns:
         The program, and a note with the reason if it is not stacked.
 
     Raises:
-        Unsupported: The module is not a pure function, or neither program computes what it computes.
+        Unsupported: The module is not a pure function, or neither program matches it.
     """
     _check_side_by_side(work)
     try:
@@ -161,12 +161,12 @@ def _check_side_by_side(work: LocalTraining) -> None:
 
 
 def vmapped_program(work: LocalTraining) -> Program:
-    """The vmapped program of a module, checked."""
+    """Build and check the vmapped program of a module."""
     return checked_program(partial(Vmapped, mixes_samples=mixes_samples(work)), work)
 
 
 def has_kernels(program: Program) -> bool:
-    """Whether our kernels compute convolutions of a program."""
+    """Whether our kernels support a convolution of a program."""
     if not isinstance(program, Stacked) or not find_spec("triton"):
         return False
     from stableair.engine.kernel_layers import kernel_convolutions
@@ -175,7 +175,7 @@ def has_kernels(program: Program) -> bool:
 
 
 def kernel_obstacle(program: Program) -> str:
-    """Why our kernels do not compute all convolutions of a program; "" if they do, or if it has none."""
+    """Return why our kernels do not compute all convolutions of a program; "" if they do, or if it has none."""
     if not isinstance(program, Stacked) or not program.has_convolutions:
         return ""
     if not find_spec("triton"):
@@ -187,7 +187,7 @@ def kernel_obstacle(program: Program) -> str:
 
 
 def _tried_kernel_program(work: LocalTraining, program: Program) -> Program:
-    """The program with kernels; raises if there is no compiler, too little shared memory, or the numbers are wrong."""
+    """Return the program with kernels; raise if there is no compiler, too little shared memory, or a wrong result."""
     from stableair.engine.kernel_layers import try_kernels
 
     try_kernels(work.parts[0].device)
@@ -195,7 +195,7 @@ def _tried_kernel_program(work: LocalTraining, program: Program) -> Program:
 
 
 def _kernel_program(work: LocalTraining, program: Program) -> Program:
-    """The stacked program with layers computed by kernels, checked against the one without."""
+    """Return the stacked program with layers computed by kernels, checked against the program without kernels."""
     from stableair.engine.kernel_layers import by_kernels
 
     assert isinstance(program, Stacked), "only convolutions of stacked programs have kernels"
@@ -212,7 +212,7 @@ def uses_fused_steps(work: LocalTraining) -> bool:
 
 
 def _build_program(engine: str, work: LocalTraining) -> Program:
-    """The program of an engine that trains clients side by side.
+    """Build the program of an engine that trains several clients at once.
 
     Raises:
         Unsupported: The engine cannot compute this model.
@@ -234,7 +234,7 @@ def _build_program(engine: str, work: LocalTraining) -> Program:
 
 
 def _rule_note(work: LocalTraining, kind: str) -> str:
-    """How an engine takes the local steps, if they are not those of plain SGD on the cross entropy."""
+    """Describe how an engine computes local steps other than plain SGD on the cross entropy; "" for plain SGD."""
     if work.rule == PLAIN_SGD:
         steps = ""
     elif work.rule.entrywise:
@@ -290,9 +290,9 @@ def _reference_or_error(engine: str, chunk: int, obstacle: Unsupported) -> Engin
 
 
 def _clients_that_fit(sim: Simulation) -> int:
-    """Estimate the number of clients that fit into the free memory of the GPU; halved later if too large."""
+    """Estimate the number of clients that fit into the free memory of the GPU; the trainer halves it if necessary."""
     gc.collect()
-    torch.cuda.empty_cache()  # memory that the trials have used is free again
+    torch.cuda.empty_cache()  # free the memory of the trials
     free, _ = torch.cuda.mem_get_info(sim.start.model.w.device)
     each = 4 * len(sim.start.model.w) * 12  # weights, gradients, the update, and about as much again for activations
     return max(1, int(0.6 * free) // each)
@@ -328,7 +328,7 @@ def accelerate(sim: Simulation, choice: EngineChoice | None = None) -> Simulatio
     kind, precision, chunk, *_ = choice
     check_choice("engine", kind, ENGINES)
     check_choice("precision", precision, get_args(Precision))
-    if kind in LOOPS and precision != "fp32":
+    if kind in REFERENCE_ENGINES and precision != "fp32":
         text = f"engine {kind} computes in fp32: got precision {precision}"
         raise InputError(text, code="unsupported-precision", name="precision", value=precision)
     if kind == "kernels" and precision != "bf16":
@@ -352,7 +352,7 @@ def accelerate(sim: Simulation, choice: EngineChoice | None = None) -> Simulatio
 
 
 def _checked_engine(choice: EngineChoice, work: LocalTraining) -> CheckedEngine:
-    """What `choose` has checked for this local training, or the outcome of the check now."""
+    """Return the engine that `choose` has checked for this local training, or check it now."""
     checked, kind = choice.checked, choice.engine
     if checked and checked.work is work and checked.engine == kind:
         return checked
@@ -362,4 +362,4 @@ def _checked_engine(choice: EngineChoice, work: LocalTraining) -> CheckedEngine:
             return CheckedEngine(kind, work, None)
         return CheckedEngine(kind, work, _build_program(kind, work))
     except Unsupported as obstacle:
-        raise Unsupported(f"engine {kind} cannot take this model: {obstacle}", code=obstacle.code) from None
+        raise Unsupported(f"engine {kind} does not support this model: {obstacle}", code=obstacle.code) from None

@@ -32,12 +32,12 @@ class StackedLayer(NamedTuple):
 class FusedStep(NamedTuple):
     """The SGD step of a layer's weights from the layer's input and the gradient of its output.
 
-    The gradient of the weights is never stored: that takes longer than to compute it.
+    The gradient of the weights is never stored: storing it takes longer than computing it.
     """
 
-    inputs: Callable[[int, Tensor], Tensor]  # (n, x) -> x as the layer and its step need it
+    inputs: Callable[[int, Tensor], Tensor]  # (n, x) -> x in the layout for the layer and its step
     step: Callable[[Any, Tensor, Tensor, Tensor, float, Tensor | None], None]  # (layer, weights, x, dy, lr, operand)
-    channels_last: bool = False  # whether weights (N, O, C, K, K) lie in memory as (N, O, K, K, C)
+    by_kernels: bool = False  # whether our kernels compute the step, with weights in their layout and a copy as operand
 
 
 class Tap(NamedTuple):
@@ -47,7 +47,7 @@ class Tap(NamedTuple):
     fused: FusedStep
     weight: str  # name of the weights
     x: Tensor  # the layer's input
-    output: GradientEdge  # where the gradient dy of its output is available
+    output: GradientEdge  # edge of the graph with the gradient dy of the layer's output
 
     def step(self, weights: Tensor, dy: Tensor, lr: float, operand: Tensor | None = None) -> None:
         """Take the step in place, also in `operand`, the weights in the precision of the products."""
@@ -155,9 +155,10 @@ class Stacked:
     def __call__(
         self, parameters: Tensors, buffers: Tensors, x: Tensor, mask: Tensor | None = None, taps: Taps | None = None
     ) -> Tensor:
-        """x: (N, B, c, h, w) or (N, B, f). The mask (N, B) is 0 for padding, which must not change the other samples.
+        """Compute the logits for the inputs x: (N, B, c, h, w) or (N, B, f) -> (N, B, classes).
 
-        With `taps`, the weights of layers with a fused step get no gradient; these layers are appended to the list.
+        The mask (N, B) is 0 for padding, which must not change the other samples. With `taps`, the weights of layers
+        with a fused step get no gradient; these layers are appended to the list.
         """
         n = len(x)
         values: dict[fx.Node, Any] = {}
@@ -165,7 +166,7 @@ class Stacked:
             args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda a: values[a])
             if node.op == "placeholder":
                 if x.ndim not in (3, 5):
-                    raise Unsupported(f"its inputs have {x.ndim - 2} axes: only vectors and images are stacked")
+                    raise Unsupported(f"its inputs have {x.ndim - 2} axes: only vectors and images can be stacked")
                 values[node] = x
             elif node.op == "output":
                 return args[0]
@@ -183,7 +184,7 @@ class Stacked:
         raise AssertionError("a traced module has an output")
 
     def _layer(self, name: str, x: Tensor, n: int, tensors: Tensors, mask: Tensor | None, taps: Taps | None) -> Tensor:
-        """Compute a registered layer; tap it if it has a fused step and its output still depends on a gradient."""
+        """Compute a registered layer; add it to `taps` if it has a fused step and another input needs a gradient."""
         layer, function, fused = self.layers[name], self.functions[name], self.fused.get(name)
         others = [x, *(t for key, t in tensors.items() if key != "weight")]
         learns = fused and tensors["weight"].requires_grad and any(t.requires_grad for t in others)
@@ -197,7 +198,7 @@ class Stacked:
 
 
 def _unsupported_option(layer: nn.Module) -> str:
-    """The unsupported option of a supported layer, or an empty string."""
+    """Return the unsupported option of a supported layer, or an empty string."""
     if type(layer) is nn.Conv2d:
         return "" if layer.padding_mode == "zeros" else f"padding_mode={layer.padding_mode}"
     if type(layer) is nn.BatchNorm2d:
@@ -216,7 +217,7 @@ def _unsupported_option(layer: nn.Module) -> str:
 
 
 def as_images(x: Tensor) -> Tensor:
-    """Images (N, B, c, h, w) or (B, N c, h, w) as (B, N c, h, w), channels last; other tensors unchanged."""
+    """Convert images (N, B, c, h, w) or (B, N c, h, w) to (B, N c, h, w), channels last; keep other tensors."""
     if x.ndim == 5:
         x = x.permute(1, 3, 4, 0, 2).flatten(3).permute(0, 3, 1, 2)  # one copy
         return x.contiguous(memory_format=torch.channels_last)
@@ -224,14 +225,14 @@ def as_images(x: Tensor) -> Tensor:
 
 
 def as_vectors(n: int, x: Tensor) -> Tensor:
-    """Inputs, images or vectors, as (N, B, F)."""
+    """Reshape inputs or images to vectors (N, B, F); vectors stay unchanged."""
     if x.ndim == 5:
         return x.flatten(2)
     return x if x.ndim == 3 else x.reshape(len(x), n, -1).transpose(0, 1)
 
 
 def _flat(t: Tensor | None, dtype: torch.dtype | None = None) -> Tensor | None:
-    """A tensor (N, C) of a layer as the channels of images: (N C,)."""
+    """Reshape a tensor (N, C) of a layer to the channels of images: (N C,)."""
     return None if t is None else t.flatten().to(dtype or t.dtype)
 
 
@@ -258,7 +259,7 @@ def _batch_norm(layer: nn.BatchNorm2d, x: Tensor, n: int, tensors: Tensors, mask
     present = mask.t()[:, :, None, None, None]
     count = mask.sum(1)[:, None] * apart[0, 0, 0].numel()  # (N, 1)
     mean = (apart * present).sum((0, 3, 4)) / count.clamp(min=1)  # (N, C)
-    centred = (apart - mean[:, :, None, None]) * present  # padding is zero: it must not grow
+    centred = (apart - mean[:, :, None, None]) * present  # padding stays zero
     var = centred.square().sum((0, 3, 4)) / count.clamp(min=1)
     with torch.no_grad():
         share = layer.momentum * (count > 0).to(mean.dtype)

@@ -11,19 +11,18 @@ from stableair.errors import first_line
 from stableair.memory import map_tensors, tensors, unchanged
 from stableair.training.local_rules import SGDStep
 
-EXACT = 1e-9  # relative distance in float64
-STEPS = 3  # of a trial
+EXACT = 1e-9  # largest relative distance in float64
+STEPS = 3  # local steps of a trial
 
 
 class StackedRule:
-    """A local rule, and its memories of N clients.
+    """A local rule with the memories of N clients.
 
-    A rule that computes entry by entry is applied to one parameter tensor after the other, any other rule to the whole
-    vectors (N, d).
+    An entry-wise rule is applied to one parameter tensor after the other, any other rule to the whole vectors (N, d).
 
     Args:
         rule: The optimiser.
-        names: The parameters that are trained, in the order of the model.
+        names: The trained parameters, in the order of the model.
     """
 
     def __init__(self, rule: LocalRule, names: list[str]):
@@ -32,7 +31,7 @@ class StackedRule:
         self.memories: list[Memory] = []  # one per group; every tensor has a row for each client
 
     def restart(self, parameters: Tensors) -> None:
-        """Set the memories for the parameters with which a round starts, in place where there are some."""
+        """Reset the memories at the start of a round with these parameters; overwrite existing memories in place."""
         with without_vmap_fallback():
             fresh = [vmap(self.rule.init)(_joined(parameters, group)) for group in self.groups]
         if not self.memories:
@@ -49,10 +48,11 @@ class StackedRule:
             parameters: Stacks of the parameters of some clients.
             gradients: Stacks of their gradients.
             lr: Learning rate.
-            active: Which of the clients take the step; the others stay as they are: bool, one per client.
+            active: Whether each client takes the step, bool (N,); the other clients stay unchanged.
             rows: Rows of the clients in the memories.
         """
-        finished = None if not active.is_cuda and bool(active.all()) else ~active  # a GPU is not waited for
+        all_active = not active.is_cuda and bool(active.all())  # on a GPU the test would wait for the device
+        finished = None if all_active else ~active
         if self.in_place and isinstance(rows, slice):
             self._step_in_place(parameters, gradients, lr, finished, rows)
         else:
@@ -61,7 +61,7 @@ class StackedRule:
     def _step_in_place(
         self, parameters: Tensors, gradients: Tensors, lr: float, finished: Tensor | None, rows: slice
     ) -> None:
-        """A step of SGD on all parameter tensors: what `SGDStep` computes, without copies."""
+        """Take a step of SGD on all parameter tensors, as `SGDStep` does, but without copies."""
         rule: SGDStep = self.rule.step  # type: ignore[assignment]  # `in_place`
         names = [name for (name,) in self.groups]
         w, g = [parameters[name] for name in names], [gradients[name] for name in names]
@@ -86,7 +86,7 @@ class StackedRule:
     def _step_by_vmap(
         self, parameters: Tensors, gradients: Tensors, lr: float, finished: Tensor | None, rows: slice | Tensor
     ) -> None:
-        """A step of any rule, group by group."""
+        """Take a step of any rule, group by group."""
         for group, memories in zip(self.groups, self.memories, strict=True):
             w, g = _joined(parameters, group), _joined(gradients, group)
             memory = map_tensors(lambda t: t[rows], memories)
@@ -100,26 +100,26 @@ class StackedRule:
 
 
 def _write(memories: Memory, rows: slice | Tensor, values: Memory) -> None:
-    """Copy memories of some clients into their rows of all memories."""
+    """Copy the memories of some clients into their rows."""
     for memory, value in zip(tensors(memories), tensors(values), strict=True):
         memory[rows] = value
 
 
 def _joined(stacks: Tensors, names: list[str]) -> Tensor:
-    """The stacked tensors of these names as one vector per client: (N, d)."""
+    """Join the stacked tensors of these names to one vector per client: (N, d)."""
     flat = [stacks[name].flatten(1) for name in names]
     return flat[0] if len(flat) == 1 else torch.cat(flat, 1)
 
 
 def check_rule(rule: LocalRule, w: Tensor) -> None:
-    """Check that a rule computes for stacked clients what it computes for one client after the other.
+    """Check that a rule gives the same results for stacked clients as for one client after the other.
 
     Args:
         rule: The optimiser.
-        w: Parameters in the length of the model: (d,).
+        w: A vector of the model's length, (d,).
 
     Raises:
-        Unsupported: It computes something else, cannot be computed by vmap, or fails.
+        Unsupported: The results differ, or the rule fails or cannot be computed by vmap (`unsupported-rule`).
     """
     source = torch.Generator().manual_seed(0)
     start, *gradients = torch.randn(1 + STEPS, 2, len(w), generator=source, dtype=torch.float64).to(w.device)
@@ -136,7 +136,7 @@ def check_rule(rule: LocalRule, w: Tensor) -> None:
     except Exception as error:  # raised by the rule's own code on stacked tensors
         reason = first_line(error).partition(". ")[0]
         raise Unsupported(f"its local rule cannot be vmapped: {reason}", code="unsupported-rule") from error
-    for n, found in enumerate(_joined(parameters, ["first", "second"])):
+    for n, result in enumerate(_joined(parameters, ["first", "second"])):
         expected, memory = start[n], rule.init(start[n])
         for g in gradients:
             try:
@@ -144,6 +144,6 @@ def check_rule(rule: LocalRule, w: Tensor) -> None:
                     expected, memory = rule.step(expected, g[n], memory, 0.1)
             except Exception as error:  # the reference raises it again
                 raise Unsupported(f"its local rule fails: {first_line(error)}", code="unsupported-rule") from error
-        if not torch.dist(found, expected) <= EXACT * expected.norm():
-            fault = "is not entry-wise" if rule.entrywise else "computes something else for stacked clients"
+        if not torch.dist(result, expected) <= EXACT * expected.norm():
+            fault = "is not entry-wise" if rule.entrywise else "gives other results for stacked clients"
             raise Unsupported(f"its local rule {fault}", code="unsupported-rule")

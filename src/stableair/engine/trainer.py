@@ -1,4 +1,4 @@
-"""All clients of a chunk trained together: one stacked step for each local step, on a GPU as one captured graph."""
+"""Training of a whole chunk of clients at once: each local step is one stacked step, on a GPU a captured graph."""
 
 import copy
 import logging
@@ -24,14 +24,14 @@ log = logging.getLogger("stableair")
 
 @dataclass
 class StackedTrainer:
-    """Trains the clients of a round, one chunk at a time."""
+    """A trainer that computes one chunk of clients at a time."""
 
     work: LocalTraining
     program: Stacked | Vmapped
     precision: str
     chunk: int
     resnet: bool = False  # whether kernels compute every layer of the model
-    _before: list[int] = field(default_factory=list, repr=False)  # clients of the last call
+    _last_clients: list[int] = field(default_factory=list, repr=False)  # clients of the last call
     _worker: Worker | None = field(default=None, repr=False)
     _prepared: dict[tuple[int, tuple[int, ...]], Schedule] = field(default_factory=dict, repr=False)
 
@@ -40,32 +40,32 @@ class StackedTrainer:
         self.chunk = min(self.chunk, len(self.work.parts))
 
     def __call__(self, state: ModelState, k: int, clients: Tensor) -> Iterator[Upload]:
-        everybody = left = clients.tolist()  # clients with many samples come first, so that few wait for others
-        as_before, self._before = everybody == self._before, everybody
-        while left:
-            current = left[: self.chunk]
+        all_clients = remaining = clients.tolist()  # most samples first, so that the clients of a chunk are similar
+        same_clients, self._last_clients = all_clients == self._last_clients, all_clients
+        while remaining:
+            current = remaining[: self.chunk]
             upload = self._train(state, k, current)
             if upload is None:
                 self._halve_chunk()
                 continue
-            left = left[len(current) :]
-            if state.w.is_cuda:  # the device still computes: the host prepares the next batches
-                if left:
-                    self._prepare(k, left)
-                elif as_before:  # then the next round probably has the same clients
-                    self._prepare(k + 1, everybody)
+            remaining = remaining[len(current) :]
+            if state.w.is_cuda:  # the host prepares the next batches while the device computes
+                if remaining:
+                    self._prepare(k, remaining)
+                elif same_clients:  # the next round probably has the same clients, too
+                    self._prepare(k + 1, all_clients)
             yield upload
-            del upload  # before the next one is computed
+            del upload  # free it before the next one is computed
 
     def _prepare(self, k: int, clients: list[int]) -> Schedule:
-        """The batches of the first chunk of these clients. Only the latest schedule is kept."""
+        """Return the schedule of the first chunk of these clients; only the latest schedule is kept."""
         key = k, tuple(clients[: self.chunk])
         if key not in self._prepared:
             self._prepared = {key: schedule(self.host, k, list(key[1]))}
         return self._prepared[key]
 
     def _train(self, state: ModelState, k: int, clients: list[int]) -> Upload | None:
-        """The upload of a chunk; None if the device is out of memory."""
+        """Return the upload of a chunk; None if the device is out of memory."""
         plan = self._prepare(k, clients).to(state.w.device)
         self._check_single_samples(k, plan, clients)
         try:
@@ -79,14 +79,14 @@ class StackedTrainer:
             raise cannot_train(k, clients[0], error) from error
 
     def _check_single_samples(self, k: int, plan: Schedule, clients: list[int]) -> None:
-        """Refuse a batch of one sample where the module does, as a batch norm over one value per channel."""
+        """Refuse a batch of one sample if the module does, as batch norm refuses a single value per channel."""
         rows = (plan.samples == 1).any(0).nonzero().flatten().tolist()
         if rows and (error := self._single_sample_error):
             raise cannot_train(k, clients[rows[0]], error) from error
 
     @cached_property
     def _single_sample_error(self) -> ValueError | None:
-        """The error that the module raises in training on one sample."""
+        """The error that the module raises in training mode on one sample; None if it raises none."""
         module = copy.deepcopy(self.work.module).train()
         x = self.work.data.inputs(self.work.data.train.x[:1], next(module.parameters()).dtype)
         try:
@@ -97,7 +97,7 @@ class StackedTrainer:
         return None
 
     def _halve_chunk(self) -> None:
-        """Halve the chunk from now on; nothing of the current chunk has been sent yet."""
+        """Halve the chunk from now on; the uploads of the current chunk have not been yielded yet."""
         self._worker = None
         torch.cuda.empty_cache()
         if self.chunk == 1:
@@ -107,7 +107,7 @@ class StackedTrainer:
         log.warning("out of memory: training %s at a time from now on", pluralize(self.chunk, "client"))
 
     def _new_worker(self) -> Worker:
-        """A worker with memory for a whole chunk; smaller chunks use it too."""
+        """Create a worker with memory for a whole chunk; smaller chunks use it too."""
         if self.resnet:
             from stableair.engine.resnet import ResNetWorker
 

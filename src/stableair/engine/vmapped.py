@@ -16,7 +16,7 @@ class Vmapped:
     Args:
         module: The network. Its buffers are arguments of the program too, so that each client has separate running
             statistics.
-        mixes_samples: Whether the output for a sample depends on the others in its batch. Such a program
+        mixes_samples: Whether the output for a sample depends on the other samples of its batch. Such a program
             gets batches without padding.
     """
 
@@ -33,7 +33,10 @@ class Vmapped:
     def __call__(
         self, parameters: Tensors, buffers: Tensors, x: Tensor, mask: Tensor | None = None, taps: Taps | None = None
     ) -> Tensor:
-        """x: (N, B, ...). Buffers are updated in place. `taps` stays empty: every weight gets a gradient."""
+        """Compute the logits for the inputs x: (N, B, ...) -> (N, B, classes).
+
+        Buffers are updated in place. `taps` stays empty: every weight gets a gradient.
+        """
         self.module.train()
 
         def one_client(p: Tensors, b: Tensors, x: Tensor) -> Tensor:

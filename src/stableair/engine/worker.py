@@ -1,4 +1,4 @@
-"""Trains a chunk of clients together: the schedule of their local steps, their memory, and one step."""
+"""Training of a chunk of clients at once: the schedule of their local steps, their memory, and one step."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -24,24 +24,24 @@ from stableair.vector import Layout, ModelState, moments, parameters
 class Schedule:
     """The local steps of a chunk's clients in one round, T steps of up to B samples for N clients."""
 
-    index: Tensor  # (T, N, B) int64, the samples
+    index: Tensor  # (T, N, B) int64, indices of the samples
     weight: Tensor  # (T, N, B) float64, 1 / (samples in the batch), 0 where there is no sample
-    samples: Tensor  # (T, N) int64, on the host: the samples in each batch, 0 for a client that has finished
-    steps: list[int]  # local steps of each client
+    samples: Tensor  # (T, N) int64, on the host: number of samples in each batch, 0 for a client that has finished
+    steps: list[int]  # number of local steps of each client
     lr: float  # learning rate of the round
     scale: float  # factor from a difference of weights to the payload
     moves: Tensor | None = None  # (T, N, B, 3), crops and flips; None without augmentation
 
     @property
     def active(self) -> list[int]:
-        """For each step, the number of leading clients that include every client with a step left."""
+        """For each step, the smallest number of leading clients that include every client with steps left."""
         last = torch.zeros(len(self.index), dtype=torch.int64)
         for row, steps in enumerate(self.steps):
             last[:steps] = row + 1
         return last.tolist()
 
     def groups(self, t: int) -> list[tuple[int, list[int]]]:
-        """The clients of step t by the size of their batches: (samples, rows)."""
+        """Group the clients of step t by the size of their batches: (samples, rows) each."""
         rows: dict[int, list[int]] = {}
         for row, samples in enumerate(self.samples[t].tolist()):
             if samples:
@@ -54,7 +54,7 @@ class Schedule:
 
 
 def schedule(work: LocalTraining, k: int, clients: list[int]) -> Schedule:
-    """The batches of the clients side by side; clients with the same number of samples are laid out together."""
+    """Build the schedule of some clients; clients with the same number of samples are filled in at once."""
     rows: dict[int, list[int]] = {}
     for row, n in enumerate(clients):
         rows.setdefault(work.sizes[n], []).append(row)
@@ -107,7 +107,7 @@ class Worker:
         self.loss = torch.zeros(n, dtype=master, device=self.device)
         self.entries = sum(p[0].numel() for p in self.p.values())
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
-        self.exact_batches = False  # whether batches must not be padded
+        self.exact_batches = False  # whether batches must have no padding
         self.has_kernels = False  # whether a step launches our kernels
 
     def __call__(self, state: ModelState, plan: Schedule, clients: list[int]) -> Upload:
@@ -134,7 +134,7 @@ class Worker:
 
     @torch.no_grad()
     def load_state(self, state: ModelState) -> None:
-        """Give every client the broadcast model."""
+        """Copy the broadcast model to every client."""
         for tensors, layout, flat in ((self.p, self.layout, state.w), (self.stats, self.norms, state.stats)):
             for t, part in zip(tensors.values(), layout.split(flat), strict=True):
                 t.copy_(part.view(t.shape[1:]).expand_as(t))
@@ -149,17 +149,17 @@ class Worker:
             self.moves[:n].copy_(plan.moves[t])
 
     def inputs(self, m: int) -> Tensor:
-        """The batches of the first m clients as inputs of the module: (m, B, ...)."""
+        """Return the batches of the first m clients as inputs of the module: (m, B, ...)."""
         x = self.work.data.train.x[self.index[:m]]
         x = x if self.moves is None else crop_flip(x, self.moves[:m])
         return self.work.data.inputs(x, self.dtype, self.scaling)
 
     def step(self, m: int) -> None:
-        """One local step of the first m clients, on the samples of `index`."""
+        """Take one local step of the first m clients, on the samples of `index`."""
         raise NotImplementedError
 
     def step_in_groups(self, groups: list[tuple[int, list[int]]]) -> None:
-        """One local step of the clients in `groups`, (samples, rows) each, without padding: see `exact_batches`."""
+        """Take one local step of the clients in `groups`, (samples, rows) each, without padding."""
         raise NotImplementedError
 
     def _set_lr(self, lr: float) -> None:
@@ -190,14 +190,14 @@ class Worker:
             self.graphs[m] = graph
 
     def _compile(self) -> None:
-        """Compile the kernels of a step, with one client: they do not depend on the number of clients."""
+        """Compile the kernels of a step for one client: the kernels do not depend on the number of clients."""
         from stableair.engine.kernels import compile_in_parallel
 
         compile_in_parallel(lambda: self.step(1))
 
 
 def _graph_size(m: int, n: int) -> int:
-    """The smallest of n, 3/4 n, n/2, 3/8 n, ... that holds m clients: few graphs, and little padding."""
+    """Return the smallest of n, 3/4 n, n/2, 3/8 n, ... that is at least m: few graphs, and little padding."""
     sizes = [-(-n * share // 64) for share in (64, 48, 32, 24, 16, 12, 8, 6, 4, 3, 2, 1)]
     return min(size for size in sizes if size >= m)
 
@@ -212,7 +212,7 @@ class StackedWorker(Worker):
         full = len(sizes) == 1 and not sizes.pop() % work.largest_batch  # whether every batch is full
         self.masked = isinstance(program, Stacked) and program.mixes_samples and not full
         self.exact_batches = isinstance(program, Vmapped) and program.mixes_samples
-        self.fixed: Tensors = {}  # counters and masks; a vmapped program may change them: a copy per client
+        self.fixed: Tensors = {}  # counters and masks, one copy per client: a vmapped program may change them
         if isinstance(program, Vmapped):
             buffers = {name: b for name, b in work.module.named_buffers() if name not in self.norms.names}
             self.fixed = {name: b.expand(n, *b.shape).clone() for name, b in buffers.items()}
@@ -224,15 +224,16 @@ class StackedWorker(Worker):
         self.operands = {} if self.rule else self._kernel_weights()
 
     def _kernel_weights(self) -> Tensors:
-        """Store the weights of convolutions by kernels in the kernels' layout; return copies in their precision."""
+        """Store weights with kernel steps in the kernels' layout; return their copies in the products' precision."""
         operands = {}
         for layer, fused in self.program.fused.items():
-            if fused.channels_last:
+            if fused.by_kernels:
                 name = f"{layer}.weight"
-                n, o, c, *kernel = self.p[name].shape
-                weights = torch.empty(n, o, *kernel, c, dtype=self.p[name].dtype, device=self.device)
-                self.p[name] = weights.movedim(-1, 2)
-                if self.dtype != weights.dtype:
+                p = self.p[name]
+                if p.ndim == 5:  # of a convolution: (N, O, C, K, K), in memory (N, O, K, K, C)
+                    n, o, c, *kernel = p.shape
+                    self.p[name] = p.new_empty(n, o, *kernel, c).movedim(-1, 2)
+                if self.dtype != p.dtype:
                     operands[name] = torch.empty_like(self.p[name], dtype=self.dtype)
         return operands
 
@@ -293,7 +294,7 @@ class StackedWorker(Worker):
     def _loss(
         self, parameters: Tensors, buffers: Tensors, x: Tensor, y: Tensor, weight: Tensor, taps: Taps | None
     ) -> Tensor:
-        """Each client's mean loss over its batch: (N,)."""
+        """Compute each client's mean loss over its batch: (N,)."""
         mask = (weight > 0).to(weight.dtype) if self.masked else None
         logits = self.program(parameters, buffers, x, mask, taps).to(weight.dtype)
         smoothing = self.work.label_smoothing

@@ -1,4 +1,4 @@
-"""The baseline of experiment ids: the defaults of version 0.2.0. Entries are added but never changed.
+"""The baseline of experiment ids: the defaults of version 0.2.0. Entries may be added, but never changed.
 
 `Experiment.id()` hashes the differences to this baseline. A new setting, component or argument is added with the value
 that keeps the earlier behaviour. If a default changes later, the entry here stays the same, and experiments that rely

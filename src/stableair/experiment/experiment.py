@@ -15,7 +15,7 @@ from stableair.spec import Call, format_call
 from stableair.validation import boolean, choice, fraction, integer, number, positive, short_repr, suggest
 
 MAX_COUNT = 10**9  # limit of clients, rounds, epochs and samples in a batch
-LR_RANGE = 1e-38, 1e38  # the rate and its inverse, which scales the payload, are within the range of float32
+LR_RANGE = 1e-38, 1e38  # float32 can represent the rate and its inverse, which scales the payload
 
 T = TypeVar("T")
 
@@ -42,12 +42,12 @@ TRUE_OR_FALSE = Allowed("true or false", boolean)
 
 
 def _setting(default: T, help: str, allowed: Allowed | None = None) -> T:
-    """A field of the experiment with its line in `stableair list settings`."""
+    """Return a field of the experiment with its description for `stableair list settings`."""
     return field(default=default, metadata={"help": help, "allowed": allowed})
 
 
 def _named_settings_only(cls: type[T]) -> type[T]:
-    """Make __init__ raise an InputError with a suggestion, instead of a TypeError, for an unknown setting."""
+    """Make __init__ raise an InputError with a suggestion for an unknown setting, instead of a TypeError."""
     init: Callable[..., None] = cls.__init__
 
     @functools.wraps(init)
@@ -67,11 +67,11 @@ def _named_settings_only(cls: type[T]) -> type[T]:
 class Experiment:
     """The settings of an experiment; the defaults are the paper's set-up on the embedded data.
 
-    An experiment is immutable; `with_` returns a modified copy. The paper names neither a number of rounds nor a
+    An experiment is immutable; `with_` returns a modified copy. The paper gives neither a number of rounds nor a
     threshold: rounds=100 and C=1 are this project's choices.
 
-    The constructor checks every setting: it parses each spec, and builds each component except the data set once,
-    which checks the arguments. It keeps the parsed specs, see `call` and `calls`.
+    The constructor checks every setting. It parses each spec, and builds each component except the data set once, to
+    check its arguments. `call` and `calls` return the parsed specs.
 
     Raises:
         InputError: A setting is unknown (`unknown-setting`) or its value is invalid (`wrong-type`, `out-of-range`,
@@ -134,7 +134,7 @@ class Experiment:
         "auto", "Engine of the local training; auto: the fastest one for this model and device."
     )
     precision: Literal["auto", Precision] = _setting("auto", "Precision of matrix products in the fast engine.")
-    chunk: int = _setting(0, "Clients whose updates are in memory at once; 0: as many as fit.", COUNT_OR_ZERO)
+    chunk: int = _setting(0, "Clients whose updates are in memory at once; 0: chosen by the engine.", COUNT_OR_ZERO)
 
     def __post_init__(self) -> None:
         for name, each in SETTING_FIELDS.items():
@@ -147,7 +147,7 @@ class Experiment:
             raise InputError(text, code="wrong-type", name="device", value=self.device)
         for name, calls in self._calls.items():
             for call in calls:
-                if name != "data" and not call.is_object:  # a data set is read when it is needed
+                if name != "data" and not call.is_object:  # a data set is read on first use
                     call()
             self._set(name, " | ".join(map(str, calls)) or "auto")
 
@@ -171,7 +171,7 @@ class Experiment:
         return {name: _parse(name, getattr(self, name)) for name in COMPONENT_SETTINGS}
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.to_dict()  # parsed specs refer to factories, which may not be picklable: they are parsed again
+        return self.to_dict()  # without the parsed specs: they refer to factories, which may not be picklable
 
     def calls(self, setting: str) -> tuple[Call, ...]:
         """Return the parsed components of a component setting.
@@ -317,7 +317,7 @@ class Experiment:
             text: An object with any of the settings, or a record.
 
         Returns:
-            The experiment; settings that are left out have their defaults.
+            The experiment; omitted settings have their defaults.
 
         Raises:
             InputError: The text is not JSON (`not-json`), or a setting is unknown or invalid.
@@ -335,7 +335,7 @@ class Experiment:
             text: Any of the settings; `noise.tau = 0.3` sets one argument of a component.
 
         Returns:
-            The experiment; settings that are left out have their defaults.
+            The experiment; omitted settings have their defaults.
 
         Raises:
             InputError: The text is not TOML (`not-toml`), or a setting is unknown or invalid.
@@ -353,7 +353,7 @@ class Experiment:
             path: A .json file, read as in `from_json`; any other file is read as TOML, as in `from_toml`.
 
         Returns:
-            The experiment; settings that are left out have their defaults.
+            The experiment; omitted settings have their defaults.
 
         Raises:
             InputError: The file cannot be read (`unreadable-file`), is not JSON or TOML (`not-json`, `not-toml`), or a
@@ -382,7 +382,7 @@ SETTING_FIELDS = {each.name: each for each in fields(Experiment)}
 
 
 def allowed_values(setting: str) -> tuple[str, ...]:
-    """Return the values that a setting may take; empty if they are not a fixed set.
+    """Return the allowed values of a setting; empty if they are not a fixed set.
 
     Args:
         setting: Name of a setting.
@@ -400,15 +400,15 @@ def _parse(name: str, text: Any) -> tuple[Call, ...]:
 
 
 def _with_arguments(name: str, calls: tuple[Call, ...], values: dict[str, Any]) -> str:
-    """The spec of a setting with some arguments changed in every component that takes them."""
+    """Return the spec of a setting with arguments changed in every component that accepts them."""
     spec = " | ".join(map(str, calls)) or "auto"
     for argument, value in values.items():
-        takers = [argument in call.parameters or call.entry.open for call in calls]
-        if not any(takers):
+        accepts = [argument in call.parameters or call.entry.open for call in calls]
+        if not any(accepts):
             allowed = [parameter for call in calls for parameter in call.parameters]
             advice = suggest(argument, allowed) if allowed else f"it takes none; set {name}= first"
             text = f"setting {name}.{argument}: {spec} has no argument {argument!r}; {advice}"
             raise InputError(text, code="unknown-argument", name=argument, allowed=allowed)
-        pairs = zip(calls, takers, strict=True)
-        calls = tuple(call.with_(argument, value) if takes else call for call, takes in pairs)
+        pairs = zip(calls, accepts, strict=True)
+        calls = tuple(call.with_(argument, value) if accepted else call for call, accepted in pairs)
     return " | ".join(map(str, calls))

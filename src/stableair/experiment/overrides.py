@@ -1,4 +1,4 @@
-"""Experiments from the words of a command line: `digits rounds=5 noise.tau=0.3`."""
+"""Parsing of experiments from the words of a command line: `digits rounds=5 noise.tau=0.3`."""
 
 import logging
 from pathlib import Path
@@ -40,7 +40,7 @@ def from_words(words: list[str]) -> Experiment:
 
 
 def parse_overrides(words: list[str]) -> dict[str, Any]:
-    """Return the settings in words of the form `key=value`; of a repeated key, use the last word.
+    """Return the settings in words of the form `key=value`; the last word of a repeated key is used.
 
     Raises:
         InputError: A word has no equals sign (`not-a-setting`), or a value has a wrong type (`wrong-type`).
@@ -49,14 +49,14 @@ def parse_overrides(words: list[str]) -> dict[str, Any]:
     for word in last_of_each(words):
         name, equals, text = word.partition("=")
         if not equals:
-            message = f"{word!r} is not key=value; a preset or a file comes first, and only one of them"
+            message = f"{word!r} is not key=value; only the first word may be a preset or a file"
             raise InputError(message, code="not-a-setting", value=word)
         settings[name] = _convert(name, text)
     return settings
 
 
 def last_of_each(words: list[str]) -> list[str]:
-    """Remove each `key=value` that a later word with the same key replaces, and log a note about it.
+    """Remove each `key=value` that a later word with the same key replaces, and log the replacement.
 
     >>> last_of_each(["digits", "rounds=5", "lr=0.1", "rounds=9"])
     ['digits', 'lr=0.1', 'rounds=9']

@@ -1,7 +1,7 @@
 """Records of experiments: ids, JSON and TOML, and the records that run folders and published runs keep.
 
-A record holds every setting, and under "arguments" every argument of every component, defaults included. It stays the
-same experiment when a default changes later. Records of older versions lack the settings that did not exist yet.
+A record holds every setting, and under "arguments" every argument of every component, defaults included. It still
+describes the same experiment if a default changes later. Records of older versions lack the settings of later versions.
 """
 
 import hashlib
@@ -38,8 +38,8 @@ Calls = Mapping[str, tuple[Call, ...]]  # the parsed components of each componen
 def experiment_id(settings: dict[str, Any], calls: Calls) -> str:
     """Return twelve hexadecimal digits that identify an experiment.
 
-    The id hashes the differences to the frozen baseline. A new setting or argument changes no id while it has the value
-    that keeps the earlier behaviour; a changed default changes ids. Execution settings are ignored.
+    The id hashes the differences to the frozen baseline. The id does not depend on a new setting or
+    argument that has the value of the earlier behaviour. A changed default changes ids. Execution settings are ignored.
     """
     plain = {key: value for key, value in settings.items() if key not in (*EXECUTION, *COMPONENT_SETTINGS)}
     different: dict[str, Any] = {key: v for key, v in plain.items() if not equal(v, BASELINE_SETTINGS.get(key))}
@@ -56,19 +56,19 @@ def _baseline_components(name: str) -> Components:
 
 
 def _beyond_baseline(name: str, components: Components) -> list[Any]:
-    """Components with the arguments that differ from the baseline, including those of nested specs."""
+    """Return components with their arguments that differ from the baseline, also in nested specs."""
     result = []
     for component, arguments in components:
         baseline = BASELINE_ARGUMENTS.get(name, {}).get(component, {})
         specs = registry(name).entry(component).specs
-        values, usual = ({k: _hashed(v, specs.get(k)) for k, v in each.items()} for each in (arguments, baseline))
-        different = {key: value for key, value in values.items() if key not in usual or value != usual[key]}
+        values, defaults = ({k: _hashed(v, specs.get(k)) for k, v in each.items()} for each in (arguments, baseline))
+        different = {key: value for key, value in values.items() if key not in defaults or value != defaults[key]}
         result.append([component, dict(sorted(different.items()))])
     return result
 
 
 def _hashed(value: Any, nested: Registry | None) -> Any:
-    """The form of an argument in the hash: its text, or for a nested spec its differences to the baseline."""
+    """Return the form of an argument in the hash: its text, or for a nested spec its differences to the baseline."""
     if nested is None:
         return format_value(value)
     call = nested.one(value)
@@ -109,7 +109,7 @@ def from_record(record: Any) -> dict[str, Any]:
 
 
 def settings_of_record(record: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of a record by name; settings that it lacks have their baseline value.
+    """Return the settings of a record by name; missing settings have their baseline value.
 
     Raises:
         InputError: A setting is missing (`missing-setting`), unknown (`unknown-setting`) or of another type
@@ -129,7 +129,7 @@ def settings_of_record(record: dict[str, Any]) -> dict[str, Any]:
 def components_of_record(record: dict[str, Any]) -> dict[str, Components]:
     """Return the components of a record by setting, with all their arguments.
 
-    Arguments that the record lacks have their baseline value.
+    Missing arguments have their baseline value.
 
     Raises:
         InputError: The recorded arguments contradict the settings (`contradictory-record`).
@@ -153,12 +153,12 @@ def components_of_record(record: dict[str, Any]) -> dict[str, Components]:
 
 
 def _contradiction(name: str, settings: dict[str, Any]) -> InputError:
-    text = f"the recorded {ARGUMENTS} are not those of {name}={settings[name]}"
+    text = f"the recorded {ARGUMENTS} contradict {name}={settings[name]}"
     return InputError(text, code="contradictory-record", name=name, value=settings[name])
 
 
 def _components(name: str, text: str) -> Components:
-    """The components of a setting, with the arguments in its text."""
+    """Parse the components of a setting, with the arguments in its text."""
     return [] if text == "auto" else parse_unchecked(name, text)
 
 
@@ -241,7 +241,7 @@ def flatten(table: Mapping[str, Any], *kept: str) -> dict[str, Any]:
 
     Args:
         table: The table.
-        *kept: Keys whose tables stay as they are.
+        *kept: Keys whose tables stay unchanged.
 
     >>> flatten({"noise": {"tau": 0.3}, "rounds": 5})
     {'noise.tau': 0.3, 'rounds': 5}

@@ -10,7 +10,7 @@ from stableair.spec import Registry, format_value, parse_unchecked
 from stableair.validation import suggest
 
 TYPES: dict[str, type] = {name: type(value) for name, value in BASELINE_SETTINGS.items()}
-EXECUTION = "rounds", "device", "engine", "precision", "chunk"  # how a run is computed: not part of the id
+EXECUTION = "rounds", "device", "engine", "precision", "chunk"  # settings that are not part of the id
 
 # The module and name of the registry of each component setting. A module is imported when its registry is first used.
 COMPONENT_SETTINGS = {
@@ -76,13 +76,15 @@ def dotted_keys(argument: str) -> list[str]:
     (['noise.tau'], ['receiver.max_norm'], [])
     """
     default = {name: str(BASELINE_SETTINGS[name]).partition("(")[0] for name in COMPONENT_SETTINGS}
-    takers = {name: [one.name for one in registry(name) if argument in one.parameters] for name in COMPONENT_SETTINGS}
-    of_defaults = [name for name, components in takers.items() if default[name] in components]
-    return [f"{name}.{argument}" for name in of_defaults or [name for name, one in takers.items() if one]]
+    accepting = {
+        name: [one.name for one in registry(name) if argument in one.parameters] for name in COMPONENT_SETTINGS
+    }
+    by_default = [name for name, components in accepting.items() if default[name] in components]
+    return [f"{name}.{argument}" for name in by_default or [name for name, one in accepting.items() if one]]
 
 
 def takes_argument(setting: str, text: Any, argument: str) -> bool:
-    """Whether a component of a spec takes an argument. The spec may lack arguments.
+    """Whether a component of a spec accepts an argument; the spec may be incomplete.
 
     >>> takes_argument("receiver", "mac | sign", "C"), takes_argument("receiver", "none()", "C")
     (True, False)

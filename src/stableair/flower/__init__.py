@@ -1,4 +1,4 @@
-"""Real clients with Flower: a strategy whose clients transmit over the air, and an app for stableair's experiments."""
+"""Integration with Flower: a strategy whose clients transmit over the air, and an app that runs an experiment."""
 
 from stableair.optional import require
 

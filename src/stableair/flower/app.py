@@ -1,7 +1,7 @@
 """A Flower app that runs an experiment, with one client per node.
 
-`server` and `client` take their settings from Flower's run config: a pyproject.toml that names them is a complete app.
-A simulation and a deployment of the app give the bits of `sa.run(experiment.with_(engine="reference"))`.
+`server` and `client` read their settings from Flower's run config: a pyproject.toml that refers to them is a complete
+app. The results of a simulation or a deployment are bit-identical to `sa.run(experiment.with_(engine="reference"))`.
 """
 
 from collections.abc import Mapping
@@ -44,7 +44,7 @@ def server_app(
         experiment: The experiment. None: the run config contains its settings, and also `folder`, `enough` and
             `timeout`.
         folder: Run folder; None records nothing.
-        strategy: The strategy inside `OverTheAir`; None: FedAvg.
+        strategy: The strategy that `OverTheAir` wraps; None: FedAvg.
         enough: Minimum number of replies per round.
         timeout: Seconds to wait for nodes at the start, and for replies in each round.
 
@@ -76,7 +76,7 @@ def server_app(
 def client_app(experiment: Experiment | None = None, mods: list[Mod] | None = None) -> ClientApp:
     """Return a ClientApp that trains one client of an experiment per node.
 
-    The number of the client is the `partition-id` of the node: a simulation sets it, a SuperNode gets it by
+    The number of the client is the `partition-id` of the node. A simulation sets it; for a SuperNode, set it with
     --node-config.
 
     Args:
@@ -122,14 +122,14 @@ def _check_same_experiment(config: ConfigRecord, experiment: Experiment) -> None
     """Refuse a server with another version of stableair or another experiment."""
     version = str(config.get("stableair"))
     if version != stableair.__version__:
-        text = f"the server has stableair {version}, this node {stableair.__version__}"
+        text = f"the server has stableair {version}, this node has {stableair.__version__}; install the same version"
         raise InputError(text, code="other-version", server=version, node=stableair.__version__)
     server = Experiment.from_json(str(config["experiment"]))
     if server.id() != experiment.id():
         ours = experiment.to_dict()
         pairs = {key: (value, ours[key]) for key, value in server.to_dict().items() if key not in EXECUTION}
         different = {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
-        text = "; ".join(f"{key} {theirs}, this node {mine}" for key, (theirs, mine) in different.items())
+        text = "; ".join(f"{key} {theirs}, this node has {mine}" for key, (theirs, mine) in different.items())
         raise InputError(f"the server has {text}", code="other-experiment", settings=list(different))
 
 

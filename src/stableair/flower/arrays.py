@@ -10,7 +10,7 @@ from torch import Tensor
 from stableair.errors import InputError
 from stableair.vector import Layout, ModelState, make_layout
 
-NORM_BUFFERS = "running_mean", "running_var"  # last part of their names in a state_dict
+NORM_BUFFERS = "running_mean", "running_var"  # last part of the names of norm buffers in a state_dict
 PAYLOAD = "payload"  # name of a reply's record with u_n and the moments of the norm buffers instead of weights
 
 
@@ -33,7 +33,7 @@ def layouts(arrays: ArrayRecord) -> tuple[Layout, Layout]:
 
 
 def flat(arrays: ArrayRecord, layout: Layout, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Concatenate the arrays of a layout to one vector (d,).
+    """Concatenate the arrays of a layout into one vector (d,).
 
     Raises:
         InputError: An array is missing, has another shape, or does not hold real numbers.
@@ -41,7 +41,7 @@ def flat(arrays: ArrayRecord, layout: Layout, dtype: torch.dtype = torch.float32
     blocks = [torch.empty(0, dtype=dtype)]
     for name, shape in zip(layout.names, layout.shapes, strict=True):
         if name not in arrays:
-            raise InputError(f"there is no array {name}", code="missing-array", name=name)
+            raise InputError(f"the array {name} is missing", code="missing-array", name=name)
         block = arrays[name].numpy()
         if block.shape != shape:
             text = f"{name} must have shape {shape}: got {block.shape}"
@@ -56,7 +56,7 @@ def flat(arrays: ArrayRecord, layout: Layout, dtype: torch.dtype = torch.float32
 def with_vectors(arrays: ArrayRecord, vectors: Iterable[tuple[Layout, Tensor]]) -> ArrayRecord:
     """Return the arrays with the blocks of the vectors in place of the arrays of the same names.
 
-    The dtypes stay.
+    Each array keeps its dtype.
     """
     replaced = dict(arrays)
     for layout, v in vectors:

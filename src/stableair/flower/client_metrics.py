@@ -1,4 +1,4 @@
-"""Validation and aggregation of the metrics that the nodes send. No metric of one node can stop the server."""
+"""Validation and aggregation of the metrics that the nodes send. An invalid metric cannot stop the server."""
 
 import math
 from collections import Counter
@@ -36,7 +36,7 @@ def common_metrics(records: dict[int, MetricRecord], k: int) -> dict[int, Metric
         if all(lengths[node].get(name, UNUSABLE) == n for name, n in used.items()):
             common[node] = MetricRecord({name: record[name] for name in used})
         else:
-            log(WARNING, "round %d: no metric of node %d is used: most nodes send other metrics", k, node)
+            log(WARNING, "round %d: node %d lacks metrics that most nodes send; its metrics are dropped", k, node)
     return common
 
 

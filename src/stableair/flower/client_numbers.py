@@ -1,4 +1,4 @@
-"""Map nodes to client numbers: a client number belongs to the node that used it first."""
+"""Assignment of client numbers to nodes: a client number belongs to the node that claimed it first."""
 
 import itertools
 from collections.abc import Iterable, Mapping
@@ -16,7 +16,7 @@ class ClientNumbers:
 
     Args:
         n: Number of clients.
-        owners: Node ids of the numbers that are bound already, by client number.
+        owners: Node ids of the numbers that are already bound, by client number.
     """
 
     def __init__(self, n: int, owners: Mapping[int, int] | None = None):
@@ -36,10 +36,10 @@ class ClientNumbers:
                 self.assigned[node] = next(free)
 
     def resolve(self, replies: Iterable[Reply]) -> tuple[list[Reply], dict[int, str]]:
-        """Return the number the replies of a round, without binding any number.
+        """Assign client numbers to the replies of a round, without binding any number.
 
         Returns:
-            The replies that have a valid number, and for the other nodes the reason why theirs is refused.
+            The replies with a valid number, and for each other node the reason why its reply is refused.
         """
         numbered, refused = [], {}
         owners = dict(self.owners)
@@ -54,7 +54,7 @@ class ClientNumbers:
             elif bound not in (None, client):
                 refused[node] = f"it claims to be client {client}, but was client {bound} before"
             elif owners.setdefault(client, node) != node:
-                refused[node] = f"client {client} is node {owners[client]}; a node keeps its id if it has a key"
+                refused[node] = f"client {client} belongs to node {owners[client]}; a node keeps its id if it has a key"
             else:
                 numbered.append(reply._replace(client=client))
         return numbered, refused

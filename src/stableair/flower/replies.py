@@ -1,4 +1,4 @@
-"""Validation of the nodes' replies: a message becomes a `Reply`, or an error of one line."""
+"""Validation of the nodes' replies: `read_reply` converts a message to a `Reply`, or raises a one-line error."""
 
 import math
 import re
@@ -29,7 +29,7 @@ class Reply(NamedTuple):
     """A valid reply of a node."""
 
     node: int
-    claim: int | None  # the client number that the node sends
+    claim: int | None  # the client number that the node claims
     samples: float
     update: Tensor  # (d,), the payload
     stats: Tensor  # (b,) float64, the moments of its norm buffers
@@ -42,9 +42,9 @@ class ReplyFormat(NamedTuple):
     """The contents that every reply must have."""
 
     model: ArrayRecord  # the model before the first round
-    layout: Layout  # of the parameters
-    norms: Layout  # of the norm buffers
-    scale: Callable[[int], float]  # round k -> the factor of w_k - w_{k,n} that makes it the payload
+    layout: Layout  # layout of the parameters
+    norms: Layout  # layout of the norm buffers
+    scale: Callable[[int], float]  # round k -> factor from the difference w_k - w_{k,n} to the payload
     weight: str  # the metric that holds the number of samples
     loss: str  # the metric that holds the training loss
 
@@ -85,7 +85,7 @@ def metric_record(message: Message) -> MetricRecord:
     """Return the record of metrics of a reply.
 
     Raises:
-        InputError: The reply holds none, or several.
+        InputError: The reply holds no record of metrics, or several.
     """
     records = list(message.content.metric_records.values())
     if len(records) != 1:

@@ -1,4 +1,4 @@
-"""The replies of a round: which nodes transmit, and why the other ones do not."""
+"""The replies of a round: the nodes that transmit, and the reasons why other nodes are dropped."""
 
 from collections.abc import Iterable, Iterator
 from logging import WARNING
@@ -22,7 +22,7 @@ class RoundReplies:
     Args:
         expected: The contents that every reply must have.
         numbers: The client numbers of the nodes.
-        enough: Minimum number of replies; with fewer of them, none is used.
+        enough: Minimum number of replies; with fewer replies, none is used.
         timeout: Seconds to wait for replies, for the log.
     """
 
@@ -32,19 +32,19 @@ class RoundReplies:
         self.sampled: list[int] = []  # node ids
         self.valid: list[Reply] = []
         self.used: list[Reply] = []  # in the order of summation
-        self.faults: dict[int, str] = {}  # by node: why its reply is invalid
-        self.refused: dict[int, str] = {}  # by node: why its client number is invalid
+        self.faults: dict[int, str] = {}  # reasons why replies are invalid, by node
+        self.refused: dict[int, str] = {}  # reasons why client numbers are invalid, by node
 
     def read(self, messages: Iterable[Message], broadcast: ArrayRecord, k: int) -> None:
         """Read the replies of the sampled nodes in round k, and select all of them."""
         replies: dict[int, Reply] = {}
         self.k, self.faults = k, {}
-        silent = f"no reply within {self.timeout:g} s"
+        no_reply = f"no reply within {self.timeout:g} s"
         for message in messages:
             node = message.metadata.src_node_id
             if node not in self.sampled:
                 if message.has_error():  # the SuperLink replies for a node that it has lost
-                    silent = error_text(message.error)
+                    no_reply = error_text(message.error)
                 else:
                     self.faults[node] = "it was not sampled in this round"
             elif node in replies:
@@ -54,12 +54,12 @@ class RoundReplies:
                     replies[node] = read_reply(message, broadcast, self.expected, k)
                 except Exception as error:  # a node may send anything
                     self.faults[node] = one_line(error) or type(error).__name__
-        self.faults |= {node: silent for node in self.sampled if node not in replies and node not in self.faults}
+        self.faults |= {node: no_reply for node in self.sampled if node not in replies and node not in self.faults}
         self.valid = [reply for node, reply in replies.items() if node not in self.faults]
         self.select(self.valid)
 
     def select(self, replies: Iterable[Reply]) -> None:
-        """Use the replies with valid client numbers; with fewer than `enough` of them, use none."""
+        """Use the replies with valid client numbers; if there are fewer than `enough`, use none."""
         numbered, self.refused = self.numbers.resolve(replies)
         enough = len(numbered) >= self.enough
         self.used = sorted(numbered, key=lambda reply: (-reply.samples, reply.client)) if enough else []
@@ -82,7 +82,7 @@ class RoundReplies:
             return
         reasons = self.faults | self.refused
         reason = f"the first: {reasons[min(reasons)]}" if reasons else "the strategy sampled no node"
-        text = f"round {self.k}: none of {pluralize(len(self.sampled), 'node')} can be used; {reason}"
+        text = f"round {self.k}: no reply of {pluralize(len(self.sampled), 'node')} can be used; {reason}"
         raise InputError(text, code="no-replies", k=self.k, nodes=len(self.sampled))
 
     def mean_loss(self) -> float | None:

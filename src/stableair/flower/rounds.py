@@ -51,10 +51,10 @@ def remote_simulation(e: Experiment, replies: RoundReplies) -> Simulation:
 def rounds_from_replies(
     sim: Simulation, state: State, ks: Iterable[int], replies: RoundReplies, last_row: dict[str, Any]
 ) -> Iterator[Round]:
-    """Run Algorithm 1. The replies of a round must have been read before the round is taken from the iterator.
+    """Run Algorithm 1. The caller must read the replies of a round before it takes the round from the iterator.
 
-    A state is checked before it is evaluated and adopted. Each round has the metrics of all earlier rounds: None where
-    it has no value.
+    A state is checked before it is evaluated and adopted. Each round has all metrics of the earlier rounds, with the
+    value None if the round lacks a metric.
 
     Args:
         sim: The parts of the algorithm.
@@ -86,11 +86,11 @@ def _finite_round(sim: Simulation, state: State, k: int, replies: RoundReplies) 
     by_norm = sorted(replies.valid, key=lambda reply: torch.linalg.vector_norm(reply.update, dtype=torch.float64))
     for count in range(len(by_norm), 0, -1):
         replies.select(by_norm[:count])
-        if not replies.used:  # fewer than `enough` replies: no single one is the cause
+        if not replies.used:  # fewer than `enough` replies: no single reply is the cause
             break
         new = _attempt(sim, state, k)
         if new and non_finite_parts(new.state) <= before:
-            overflow = "its weights are too large: the model or a memory of the server would not be finite"
+            overflow = "its weights are too large: the model or the memory of a component would not be finite"
             replies.faults |= {reply.node: overflow for reply in by_norm[count:]}
             return new.state, new.metrics
     replies.select(replies.valid)

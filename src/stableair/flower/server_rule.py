@@ -1,4 +1,4 @@
-"""A Flower strategy as the server's step of Algorithm 1."""
+"""Conversion of a Flower strategy to the server's step of Algorithm 1."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +10,7 @@ from torch import Tensor
 from stableair.contracts import Memory, Metrics, ServerRule
 from stableair.errors import InputError
 
-MEAN_STRATEGIES = FedAvg, FedAvgM, FedAdagrad, FedAdam, FedYogi  # they use only the mean of the replies
+MEAN_STRATEGIES = FedAvg, FedAvgM, FedAdagrad, FedAdam, FedYogi  # strategies that use only the mean of the replies
 STRATEGY_MEMORY = "m_t", "v_t", "momentum_vector"  # the attributes that these strategies keep between rounds
 
 
@@ -27,7 +27,7 @@ def check_uses_mean(strategy: Strategy) -> Strategy:
         raise InputError(text, code="wrong-type")
     base = next(kind for kind in type(strategy).__mro__ if "aggregate_train" in vars(kind))
     if base not in MEAN_STRATEGIES and not getattr(strategy, "over_the_air", False):
-        why = "over the air the server receives their sum alone, and a strategy gets one reply"
+        why = "over the air the server receives only their sum, and the strategy gets one reply"
         fix = f"use one of {', '.join(kind.__name__ for kind in MEAN_STRATEGIES)} and a receiver such as mac(C=auto)"
         custom = "a custom strategy that works with one reply sets over_the_air = True"
         text = f"{base.__name__} compares the replies of the clients: {why}; {fix}; {custom}"
@@ -46,11 +46,11 @@ def describe_strategy(strategy: Strategy) -> str:
 
 
 def server_step(rule: ServerRule, strategy: Strategy, aggregate: Callable[[Tensor], Tensor]) -> ServerRule:
-    """Return Eq. (4), followed by the step of a Flower strategy on the new model.
+    """Return a server rule: Eq. (4), followed by the step of a Flower strategy on the new model.
 
-    A strategy keeps its moments in attributes. They are set from the memory before the call and read back after it, so
-    that the step is a pure function of its arguments. A strategy without moments adds nothing to the rule's memory: a
-    plain run can continue a run of FedAvg.
+    A strategy keeps its moments in attributes. The rule sets them from its memory before each call and reads them back
+    after it, so that the step is a pure function of its arguments. A strategy without moments adds nothing to the
+    memory, so `sa.run` can continue a run of FedAvg.
 
     Args:
         rule: The server's step of Eq. (4).

@@ -53,7 +53,7 @@ Evaluation = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
 class OverTheAir(Strategy):
-    """A Flower strategy whose clients transmit over the air to the strategy that it wraps.
+    """A Flower strategy whose clients transmit over the air to the wrapped strategy.
 
     The weights w_{k,n} (or payloads u_n) that the nodes return become Eq. (3): g = (1/N) sum_n h_n u_n + xi with u_n =
     (w_k - w_{k,n}) / lr. They are summed in the order of the clients (most samples first, then by number), not in the
@@ -110,7 +110,7 @@ class OverTheAir(Strategy):
             self.clients = self.clients or self.experiment.clients
         receiving_side(self.experiment, Layout(("w",), ((1,),), (0, 1)), NOTHING)  # report invalid settings here
         self.left_out: list[DroppedNode] = []
-        self.diverged = False  # the model is no longer finite
+        self.diverged = False  # whether the model is no longer finite
 
     # ------------------------------------------------------------------------------------------------------- the run
 
@@ -239,7 +239,7 @@ class OverTheAir(Strategy):
         k = self.first + server_round - 1
         self.replies.read(replies, self.broadcast, k)
         try:
-            if server_round == 1:  # a wrong setup, not lost nodes
+            if server_round == 1:  # no valid reply in the first round means a wrong set-up, not lost nodes
                 self.replies.check_any()
             _, state, row = next(self.rounds)
         finally:
@@ -292,7 +292,7 @@ class OverTheAir(Strategy):
     # -------------------------------------------------------------------------------------------------- the evaluation
 
     def _evaluate(self, state: ModelState, averaged: ModelState | None) -> Metrics:
-        """Evaluate with the experiment's evaluation and with `evaluate_fn`; a metric without a group gets test/..."""
+        """Evaluate with the experiment's evaluation and with `evaluate_fn`; names without a group become test/..."""
         ours, record = self.experiment_evaluation(state, averaged), None
         if self.evaluate_fn:
             record = self.evaluate_fn(self.replies.k + 1, self._array_record(state))
@@ -353,7 +353,7 @@ def _wait_for_nodes(grid: Grid, wanted: int, timeout: float) -> int:
 
 
 def _renumbered(result: Result, first: int, arrays: ArrayRecord) -> Result:
-    """Flower's result with the round numbers of the whole run."""
+    """Return Flower's result with the round numbers of the whole run."""
     kinds = "train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp"
     metrics = {kind: {first + k: value for k, value in getattr(result, kind).items()} for kind in kinds}
     return Result(arrays=arrays, **metrics)

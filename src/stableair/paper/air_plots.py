@@ -46,7 +46,7 @@ def limit() -> Figure:
 
 
 def inversion(draws: int = 40_000) -> Figure:
-    """Cost and benefit of the inversion threshold, and the mean gain under imperfect channel knowledge."""
+    """Draw cost and benefit of the inversion threshold, and the mean gain under imperfect channel knowledge."""
     figure, (left, right) = _panels(2)
     t = np.geomspace(0.003, 3, 200)
     left.plot(t, np.exp(-t), label="share of the clients that send, exp(-t)")
@@ -73,7 +73,7 @@ def _mean_gain(csi: float, phase: float, law: str, draws: int) -> float:
 
 
 def bursts(entries: int = 3000, alpha: float = 1.2, tau: float = 0.1) -> Figure:
-    """Bursts of three lengths; the law of an entry is the same."""
+    """Draw bursts of three lengths; the entries have the same law."""
     figure, panels = _panels(3, "entry", r"$|\xi|$", tall=True)
     for axes, length in zip(panels, (1, 30, 300), strict=True):
         xi = bursts_noise(alpha, tau, length)(entries, generator(SEED, "noise", 0))
@@ -155,12 +155,12 @@ def ar(rounds: int = 150) -> Figure:
 
 
 def _round_numbers(rounds: int) -> np.ndarray:
-    """Return the numbers of the rounds on an axis, from 1."""
+    """Return the round numbers of an axis, which start at 1."""
     return np.arange(1, rounds + 1)
 
 
 def _panels(number: int, xlabel: str = "", ylabel: str = "", tall: bool = False) -> tuple[Figure, list[Axes]]:
-    """Draw a figure with `number` panels: side by side, or with `tall` one above the other."""
+    """Create a figure with `number` panels: side by side, or with `tall` one above the other."""
     size, shape = ((8, 1.9 * number), (number, 1)) if tall else ((5.2 * max(number, 1.5), 4.0), (1, number))
     figure = Figure(figsize=size, layout="constrained")
     panels = list(figure.subplots(*shape, squeeze=False).flat)

@@ -17,7 +17,7 @@ SEARCHED = {  # receiver, searched setting and range by method
     "MAC": (METHODS["mac"].receiver.format(0.13), METHODS["mac"].key, Range(0.01, 10, log=True)),
     "GNC": (METHODS["gnc"].receiver.format(100), METHODS["gnc"].key, Range(1, 100_000, log=True)),
 }
-# One local epoch on the embedded digits gives about the paper's SNR: after five the interference would hardly matter.
+# One local epoch on the embedded digits gives about the paper's SNR. After five, the interference has little effect.
 SMOKE: dict[str, Any] = {
     "data": "digits", "model": "auto", "norm_stats": "clients", "rounds": 60, "local_epochs": 1, "lr": 0.2,
 }  # fmt: skip
@@ -27,9 +27,7 @@ SMOKE_TRIALS = 6
 SNR = {0.05: -35, 0.1: -41, 0.2: -47, 0.3: -50}  # the paper's average SNR in dB, by tau
 SYMBOLS = {"noise.alpha": "α", "noise.tau": "τ", "receiver.C": "C"}
 AUTO, SCALED = "mac(C=auto)", "C = 1.3 τ"
-CHOICES: dict[
-    str, dict[str, Any]
-] = {  # the alternative to each choice that the paper leaves open: docs/reproduction.md
+CHOICES: dict[str, dict[str, Any]] = {  # an alternative to each choice of this project: docs/reproduction.md
     "the difference of the weights as payload": {"payload": "delta"},
     "fading of unit power instead of unit mean": {"fading": "rayleigh(power=1)"},
     "group norm instead of batch norm": {"model": "resnet18(norm=group)"},
@@ -99,7 +97,7 @@ FIGURES = {
         ours="the values of C",
     ),
 }  # fmt: skip
-SAME_RUNS = {"fig3d": "fig3a", "fig3e": "fig3b", "fig3f": "fig3c"}  # the loss and the accuracy of the same runs
+SAME_RUNS = {"fig3d": "fig3a", "fig3e": "fig3b", "fig3f": "fig3c"}  # loss and accuracy of the same runs
 DRAWINGS = {  # figures without runs
     "fig2": "what MAC does to a gradient: centralise, clip, recover",
     "interval": "the appendix's clipping decision interval",
@@ -146,7 +144,7 @@ def published_curves(name: str) -> dict[str, Experiment]:
     extra: dict[str, Experiment] = {}
     if not figure.vary:
         extra = {"MAC, C = auto": base.with_(receiver=AUTO)}
-    if figure.vary == "noise.tau":  # C in proportion to tau; at tau = 0.1 that is the common C
+    if figure.vary == "noise.tau":  # C in proportion to tau; at tau = 0.1 it equals the common C
         for tau in (tau for tau in SNR if tau != 0.1):
             scaled = paper[figure.label(tau)].with_(**{"receiver.C": round(1.3 * tau, 4)})
             extra[f"{figure.label(tau)}, C = {1.3 * tau:g}"] = scaled

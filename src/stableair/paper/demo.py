@@ -24,7 +24,7 @@ GRID = {  # receiver and candidate thresholds by method
 }
 FILES = "demo.png", "demo.json"
 RUNS = Path("runs", "demo")
-TUNING_ROUNDS = 30  # half of the rounds are enough to rank the thresholds
+TUNING_ROUNDS = 30  # half of the rounds, which is enough to rank the thresholds
 
 
 @typed
@@ -43,7 +43,7 @@ def demo(out: str | Path = ".", *, force: bool = False, callbacks: Sequence[Call
         The runs of the methods "ideal", "mac", "gnc" and "noisy".
 
     Raises:
-        InputError: A file was not made by stableair (`file-exists`), or cannot be written (`cannot-write`).
+        InputError: A file was not written by stableair (`file-exists`), or cannot be written (`cannot-write`).
 
     ```python
     runs = sa.demo()

@@ -29,7 +29,7 @@ class Content(NamedTuple):
     runs: Curves
     notes: list[str]  # further choices, such as the results of the searches
     data: str = ""  # description of the data; empty: the data set and its size
-    missing: Sequence[str] = ()  # the figure's curves without runs
+    missing: Sequence[str] = ()  # curves of the figure without runs
 
 
 def draw(plan: Plan, runs: Curves, style: PlotStyle = "screen") -> Picture:
@@ -44,7 +44,7 @@ def draw(plan: Plan, runs: Curves, style: PlotStyle = "screen") -> Picture:
     number = plan.figure.title.partition(":")[0]  # a smoke test has neither the data nor the model of the title
     title = [f"{number}: smoke test on {plan.base.data}" if plan.smoke else plan.figure.title]
     title += ["changed settings"] if plan.overrides else []
-    log = plan.figure.metric.endswith("/loss")  # the noisy curve may be a hundred times above the others
+    log = plan.figure.metric.endswith("/loss")  # the noisy curve may be a hundred times above the other curves
     panels = {"": runs} if plan.search_each else _panels(plan.figure, runs)
     with_snr = _label_with_snr if len(panels) == 1 else _label_with_mean_snr
     name = with_snr if plan.figure.vary == "noise.tau" and not terse else lambda label, runs: label
@@ -64,9 +64,9 @@ def draw_without_runs(name: str, style: PlotStyle = "screen") -> Picture:
 
 
 def _panels(figure: Figure, runs: Curves) -> dict[str, Curves]:
-    """Return the curves of Fig. 4(a) and (b) by how C was chosen, one panel each; other figures have one panel.
+    """Divide the curves of Fig. 4(a) and (b) into panels by the choice of C; other figures have one panel.
 
-    One panel shows all curves if a panel had only one curve.
+    If a panel would show only one curve, a single panel shows all curves.
     """
     panels: dict[str, Curves] = {}
     for label, each in runs.items():
@@ -139,7 +139,7 @@ def _setup(plan: Plan, runs: Curves) -> list[str]:
 
 
 def _seeds(plan: Plan, runs: Curves) -> str:
-    """Return the seeds, and whether some curves have fewer."""
+    """Return the seeds, and whether some curves have fewer seeds."""
     first, n = plan.base.seed, plan.seeds
     if n == 1:
         return f"seed {first}"
@@ -148,6 +148,6 @@ def _seeds(plan: Plan, runs: Curves) -> str:
 
 
 def _sample_count(runs: Curves) -> str:
-    """Return the number of training samples: the data folder may hold a part of a data set."""
+    """Return the number of training samples, since the data folder may hold only a part of a data set."""
     counts = [sum(map(sum, one.labels)) for each in runs.values() for one in each if one.labels]
     return f", {counts[0]:,} training samples" if counts else ""

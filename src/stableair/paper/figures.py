@@ -1,4 +1,4 @@
-"""Make a figure of the paper: compute the runs that are missing, or read the published ones; draw; write the files."""
+"""Figures of the paper: compute the missing runs or read the published runs, draw the figure, and write the files."""
 
 import inspect
 from collections.abc import Iterable, Sequence
@@ -27,7 +27,7 @@ from stableair.sweeps.plans import over_seeds
 from stableair.sweeps.processes import sweep
 from stableair.validation import as_path, choice, pluralize, typed
 
-RunSource = Run | str | Path | Iterable[Run | str | Path]  # runs, run folders, or folders that contain some
+RunSource = Run | str | Path | Iterable[Run | str | Path]  # runs, run folders, or folders of run folders
 
 
 @typed
@@ -55,7 +55,7 @@ def figure(
         trials: Number of trials of each threshold search. None: 12, or 6 with `smoke`.
         search_rounds: Rounds of each trial. None: 20, or `rounds` if it is smaller.
         published: Draw the runs that come with the package; compute nothing.
-        overlay: With `published`: runs, or folders of runs, to draw over the published ones.
+        overlay: With `published`: runs, or folders of runs, to draw over the published runs.
         metric: With `published`: metric to draw instead of the figure's, such as "test/accuracy_clients".
         style: Style of the picture, as for `sa.plot`.
         force: Whether to replace files that were not written by stableair.
@@ -120,7 +120,7 @@ def default_folder(smoke: bool, published: bool) -> str:
 
 
 def _refuse(reason: str, options: dict[str, Any]) -> None:
-    """Raise an error if one of these options of `figure` has another value than its default."""
+    """Raise an error if one of these options of `figure` does not have its default value."""
     defaults = {name: parameter.default for name, parameter in inspect.signature(figure).parameters.items()}
     if unused := [option for option, value in options.items() if value not in (defaults[option], False, [], {})]:
         raise InputError(f"{reason}: leave out {', '.join(unused)}", code="unused-options", options=unused)
@@ -135,7 +135,7 @@ def output_files(name: str, folder: Path, metric: str = "") -> list[Path]:
 def compute(
     plan: Plan, folder: Path, callbacks: Sequence[Callback] = (), plugin_changed: PluginChange = "refuse"
 ) -> tuple[Curves, list[str]]:
-    """Search the thresholds and compute the runs that are missing in a folder.
+    """Search the thresholds, and compute the runs that the folder does not contain.
 
     Args:
         plan: The plan of the figure.
@@ -174,7 +174,7 @@ def _search_threshold(
 def _run_curves(
     experiments: dict[str, list[Experiment]], folder: Path, callbacks: Sequence[Callback], plugin_changed: PluginChange
 ) -> Curves:
-    """Return the runs of every curve, computed as a sweep: other processes that make the same figure share the work."""
+    """Compute the runs of every curve as a sweep, so that several processes can share the work of a figure."""
     every = [one for seeds in experiments.values() for one in seeds]
     runs = {
         run.experiment.name: run for run in sweep(every, folder, plugin_changed=plugin_changed, callbacks=callbacks)
@@ -207,8 +207,8 @@ def published_content(name: str, overlay: RunSource = (), metric: str = "") -> C
 
     Args:
         name: The figure.
-        overlay: Runs, or folders of runs, to draw over the published ones. Those with another set-up are left out,
-            with a warning.
+        overlay: Runs, or folders of runs, to draw over the published runs. Runs with another set-up are left out, with
+            a warning.
         metric: Metric to draw instead of the figure's.
 
     Raises:
@@ -219,7 +219,7 @@ def published_content(name: str, overlay: RunSource = (), metric: str = "") -> C
     yours, left_out = overlay_runs(name, overlay) if has_overlay else ({}, [])
     log_left_out([*published.left_out, *left_out])
     if not published.curves:
-        raise InputError(f"no published run of {name} can be drawn; the first: {published.left_out[0]}",
+        raise InputError(f"no published run of {name} can be drawn; the first reason: {published.left_out[0]}",
                          code="no-drawable-run", figure=name)  # fmt: skip
     runs = [run for each in published.curves.values() for run in each]
     planned = plan(name, rounds=max(map(len, runs)), seeds=len({run.settings["seed"] for run in runs}))
@@ -273,7 +273,7 @@ def overlay_runs(name: str, source: RunSource) -> tuple[Curves, list[str]]:
 
 
 def _published_notes(plan: Plan, published: PublishedRuns, yours: Curves) -> list[str]:
-    """The caption's notes on published runs: thresholds, earlier versions, differing data files and provenance."""
+    """Return the caption's notes on published runs: thresholds, earlier versions, different data, provenance."""
     notes = [describe_search(published_runs.search_result(one, plan.base)) for one in published.searches.values()]
     if plan.figure.vary.startswith("noise."):
         notes.append("the one C, 0.13, was set, not searched")

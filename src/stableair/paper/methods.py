@@ -12,7 +12,7 @@ class Method(NamedTuple):
 
     label: str
     settings: dict[str, str]  # {} is replaced by the threshold
-    threshold: str = ""  # the argument of the receiver that is searched
+    threshold: str = ""  # the argument of the receiver to search; empty: none
 
     @property
     def receiver(self) -> str:

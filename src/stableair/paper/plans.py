@@ -20,7 +20,7 @@ from stableair.validation import choice, integer
 
 
 class Plan(NamedTuple):
-    """Everything that decides which runs a figure needs and how it is described."""
+    """The options that determine the runs and the caption of a figure."""
 
     figure: Figure
     base: Experiment  # the experiment that all curves start from
@@ -28,9 +28,9 @@ class Plan(NamedTuple):
     smoke: bool
     trials: int
     search_rounds: int
-    thresholds: dict[str, float]  # by method, instead of a search
+    thresholds: dict[str, float]  # thresholds by method, instead of a search
     search_each: bool  # Fig. 4: search C for every curve
-    overrides: dict[str, Any]  # the user's settings, without those of the execution
+    overrides: dict[str, Any]  # the user's settings, without execution settings
 
 
 def plan(
@@ -58,7 +58,7 @@ def plan(
     if smoke:
         base = base.with_(**SMOKE, partition=SMOKE_PARTITION.get(base.partition, base.partition))
     base = base.with_(**settings)
-    builder.device(base.device)  # an unavailable device is an error now, not after the search
+    builder.device(base.device)  # refuse an unavailable device now, not after the search
     for method, value in thresholds.items():
         with_threshold(method, base, value)
     if trials is None:

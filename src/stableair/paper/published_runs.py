@@ -1,4 +1,4 @@
-"""The runs published with the package: writing, reading, and checking them against the experiments of their curves.
+"""The runs that are published with the package: writing, reading, and comparison with their curves' experiments.
 
 published/NAME.csv has one line per round of every run of a figure. published/NAME.json describes these runs: the
 curve, the settings and the environment of each, the data, and the searches for the thresholds. A run belongs to a
@@ -32,14 +32,14 @@ class PublishedRuns(NamedTuple):
     """The published runs of a figure."""
 
     curves: dict[str, list[Run]]  # by label, the paper's curves first
-    environments: dict[str, list[dict[str, Any]]]  # by the name of the run
+    environments: dict[str, list[dict[str, Any]]]  # environments by the title of the run
     searches: dict[str, dict[str, Any]]  # contents of search.json, by name
     data: str  # description of the data set
     left_out: list[str]  # one line for each run that cannot be drawn
 
 
 def allowed_differences(name: str) -> dict[str, str]:
-    """The settings in which the published runs of a figure may differ from its experiments, each with the reason."""
+    """Return the settings in which the published runs of a figure may differ from its experiments, with reasons."""
     return json.loads((FOLDER / "differences.json").read_text())[name]
 
 
@@ -74,7 +74,7 @@ def _flatten(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def curve_name(name: str, record: dict[str, Any], curves: Curves) -> str | None:
-    """Return the label of the curve whose experiment is nearest to a record; None if no curve matches."""
+    """Return the label of the matching curve with the fewest differences to a record; None if no curve matches."""
     allowed, settings = allowed_differences(name).keys(), _flatten(record)
     differing = {label: _differing_keys(settings, _flatten_experiment(one)) for label, one in curves.items()}
     matching = [label for label, keys in differing.items() if keys <= allowed]
@@ -97,7 +97,7 @@ def write(
         runs: The runs, by title.
         searches: The contents of search.json of each threshold search, by name.
         data: Description of the data.
-        commits: The commits of runs whose environment records none, or that of another checkout, by title.
+        commits: Commits by title, for runs whose environment records no commit or a wrong one.
 
     Returns:
         The paths of the CSV and the JSON file.
@@ -212,7 +212,7 @@ def search_result(recorded: dict[str, Any], base: Experiment) -> Result:
 
 
 def provenance(published: PublishedRuns) -> str:
-    """The versions, the commits (not recorded by 0.1.0) and the devices that computed the runs, as one sentence."""
+    """Return the versions, commits (not recorded by 0.1.0) and devices of the runs as one sentence."""
     environments = [one for each in published.environments.values() for one in each]
     commits: dict[str, set[str]] = {}
     for one in environments:

@@ -19,7 +19,7 @@ ENTRIES = 512
 
 
 def waveform() -> Figure:
-    """Draw the effect of one impulse, and of stable noise, in the time domain on the entries for each modulation."""
+    """Draw the effect on the entries of one impulse, and of stable noise, in time, for each modulation."""
     figure = Figure(figsize=(12, 5.4), layout="constrained")
     rows = figure.subplots(2, 3, sharey="row")
     for top, bottom, (name, make) in zip(*rows, BASES.items(), strict=True):
@@ -58,7 +58,7 @@ def antennas() -> Figure:
         style = {
             "markersize": 10 - 3 * (alpha - 1),
             "fillstyle": "none",
-        }  # at M = 1 the marks coincide: keep all visible
+        }  # hollow marks of several sizes: at M = 1 they coincide
         (line,) = axes.loglog(counts, scales, marker, **style, label=f"alpha = {alpha:g}")
         mean = math.gamma(1 + alpha / 2) ** (1 / alpha)  # (E |H|^alpha)^(1 / alpha) of a complex normal H of power 1
         axes.loglog(counts, [mean * count ** (1 / alpha - 1) for count in counts], "--", lw=1, color=line.get_color())
@@ -75,7 +75,7 @@ def antennas() -> Figure:
 
 
 def digital() -> Figure:
-    """QSGD's error over the bits it takes, in both codings, and its bound."""
+    """Draw the error of QSGD over the bits per entry, for both codings, and its bound."""
     d, levels = 10_000, [1, 3, 7, 15, 31, 63, 127]
     u = generator(0, "payload").normal(d).float()
     errors: list[float] = []

@@ -60,7 +60,7 @@ class PseudoHuber:
         return cls(torch.cat([half, -half]))
 
     def losses(self, w: Tensor) -> Tensor:
-        """(d,) -> (n,)."""
+        """Compute the loss of each client: (d,) -> (n,)."""
         return (1 + (w - self.centres).square().sum(1)).sqrt() - 1
 
     def train(self, state: ModelState, k: int, clients: Tensor) -> Iterator[Upload]:
@@ -70,7 +70,7 @@ class PseudoHuber:
         yield Upload(torch.arange(n), gradients, torch.zeros(n, 0), self.losses(w))
 
     def simulation(self, seed: int, alpha: float, tau: float, C: float, eta: float) -> Simulation:
-        """Algorithm 1 with these losses, without fading: the proof omits its variance."""
+        """Build Algorithm 1 with these losses and without fading, whose variance the proof omits."""
         n, d = self.centres.shape
         return Simulation(
             n=n,

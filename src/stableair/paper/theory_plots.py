@@ -26,14 +26,14 @@ def overview(alpha: float, tau: float, C: float, G: float) -> Figure:
 
 
 def decision() -> Figure:
-    """Appendix B at the paper's alpha and tau; C and G are this project's choices."""
+    """Draw the interval of Appendix B at the paper's alpha and tau; C and G are this project's choices."""
     figure = Figure(figsize=(6.4, 4.2), layout="constrained")
     interval(figure.subplots(), alpha=1.5, tau=0.1, C=1.0, G=0.3)
     return figure
 
 
 def interval(axes: Axes, alpha: float, tau: float, C: float, G: float) -> None:
-    """Appendix B: an entry is kept for |xi| <= C - sqrt2 G and clipped for |xi| > C + sqrt2 G."""
+    """Draw the interval of Appendix B: |xi| <= C - sqrt2 G keeps an entry, and |xi| > C + sqrt2 G clips it."""
     width = math.sqrt(2) * G
     low, high = max(C - width, 0), C + width
     x = np.linspace(0, 1.35 * high, 600)
@@ -59,7 +59,7 @@ def interval(axes: Axes, alpha: float, tau: float, C: float, G: float) -> None:
 
 
 def efficacies(axes: Axes, alpha: float, ratio: float) -> None:
-    """Efficacy of clipping over C / tau as a share of the Fisher information, for several alpha; the best is marked."""
+    """Draw the efficacy of clipping over C / tau as a share of the Fisher information; mark the best C."""
     grid = np.geomspace(0.05, 50, 80)
     for a, style in zip(sorted({1.1, 1.3, 1.5, 1.7, 1.9, alpha}), LINES, strict=False):
         share = [theory.efficacy(clip(C), a) / theory.fisher(a) for C in grid]
@@ -104,7 +104,7 @@ def checks(rows: list[Check]) -> Figure:
 
 
 def steps(C: float = 1.0, entries: int = 60) -> Figure:
-    """Fig. 2: the three steps of MAC on the output layer's gradient, in the first round of 50 clients on digits."""
+    """Draw Fig. 2: the three steps of MAC on the output layer's gradient, in round 0 of 50 clients on digits."""
     experiment = Experiment(noise="sas(alpha=1.5, tau=0.3)", device="cpu")
     sim = build(experiment)
     clients = sim.participants(0)

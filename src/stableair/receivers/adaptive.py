@@ -1,11 +1,11 @@
 """Adaptive receivers: they estimate the interference from the received vector and set their threshold from it.
 
-For a signal far below the noise the best threshold is C*(alpha) tau (`theory.best_threshold`). For a stronger signal it
-is larger. A single vector does not show this, because its tails may be noise or signal; two rounds do, because their
-noise is independent and their signal is nearly the same. If a larger threshold aligns the clipped vector better with
-the previous rounds, it keeps more additional signal than noise: the receiver takes the threshold with the best
+For a signal far below the noise, the best threshold is C*(alpha) tau (`theory.best_threshold`). For a stronger signal,
+the best threshold is larger. A single vector cannot show this, because its tails may be noise or signal. Two rounds
+can, because their noise is independent and their signal is nearly the same. If a larger threshold aligns the clipped
+vector better with the previous rounds, it adds more signal than noise. The receiver uses the threshold with the best
 alignment. Correlations between rounds also show the share of the signal that clipping removes, the share of noise in
-the rest, and whether the steps still make progress.
+the clipped vector, and whether the steps still make progress.
 """
 
 import math
@@ -27,17 +27,17 @@ BEST_K = (0.1022, 0.2249, 0.3868, 0.5757, 0.7819, 1.000, 1.228, 1.465, 1.716, 1.
           5.912, 9.396)  # fmt: skip
 
 MEMORY = 10  # rounds over which estimates are averaged
-DOUBLINGS = 16  # maximum: 65,536 times the threshold of a weak signal
-SIGNIFICANCE = 3.0  # standard errors by which a threshold must improve the alignment, rounds agree, or one oppose them
+DOUBLINGS = 16  # largest number: 65,536 times the threshold of a weak signal
+SIGNIFICANCE = 3.0  # standard errors for each test: a larger threshold is better, rounds agree, a round opposes them
 EVIDENCE_DECAY = 0.9  # factor on the evidence per round
 REFERENCE_DECAY = 0.5  # factor on the weight of a past vector in the reference, per round of age
 TINY = 1e-60  # replaces the energy of a zero vector
 HORIZON = 25  # rounds over which the usual noise is averaged
 CHANGE = 0.25  # assumed relative change of the signal's energy per round
 CURVATURE, TRACE = 1 / 300, 12.0  # the assumed h, mean curvature times learning rate, is max(CURVATURE, TRACE / d)
-CUT = 0.5  # factor on the budget when rounds stop making progress; it is undone when they certainly make progress
+CUT = 0.5  # factor on the budget when rounds make no more progress; undone when they certainly make progress
 SHORTER, LONGER = 0.5, 1.2  # factors on the brake after a round that overshot, and after any other (as in Rprop)
-PFLUG_ERRORS, PFLUG_ROUNDS = 0.5, 5  # standard errors and least number of full steps of the test of progress
+PFLUG_ERRORS, PFLUG_ROUNDS = 0.5, 5  # standard errors and smallest number of full steps in the test of progress
 
 
 class NoiseEstimate:
@@ -75,15 +75,18 @@ class MacTracker(NoiseEstimate):
     With x = g - med(g) and the round's own (alpha, tau), y = clip(x, [-C, C]) / gain, where C is C*(alpha) tau times a
     power of two and the gain is the share of the signal that passes the clipping. Let S and N be the energies of signal
     and noise per entry of y, and h the mean curvature of the loss times the server's learning rate. A step w y gains
-    w S and loses w^2 h N / 2, so that w = min(1, S / (h N)) is best. Neither h nor a weak S can be measured. The
-    receiver assumes h = max(1 / 300, 12 / d) and adds to S / h the usual noise U, the geometric mean of N. If the
-    rounds no longer point along the previous ones, U + S / h is too large. The budget B, which starts at U, is halved
-    when the correlations since its last change add up to less than -1/2 standard error (Pflug, 1990). It is doubled
-    again when they add up to more than 3 standard errors. With c = min(1, B / U), at least 5 / c rounds precede a cut:
-    shorter steps need more rounds to show anything, and c falls at most as 5 / rounds, so that chance alone does not
-    end the training. The weight of a round is w = min(1, c (U + S / h) / N), times a brake: a single round that points
-    against the previous ones by three standard errors shows that a step overshot and halves the brake; every other
-    round multiplies it by 1.2, up to 1.
+    w S and loses w^2 h N / 2, so that w = min(1, S / (h N)) is best.
+
+    Neither h nor a weak S can be measured. The receiver assumes h = max(1 / 300, 12 / d) and adds to S / h the usual
+    noise U, the geometric mean of N. If the rounds no longer point in the direction of the previous rounds, U + S / h
+    is too large. The budget B starts at U. It is halved when the correlations since its last change add up to less than
+    -1/2 standard error (Pflug, 1990), and doubled again when they add up to more than 3 standard errors. With
+    c = min(1, B / U), at least 5 / c rounds precede a cut, since shorter steps need more rounds to show an effect. So c
+    falls at most as 5 / rounds, and chance alone does not end the training.
+
+    The weight of a round is w = min(1, c (U + S / h) / N), times a brake. A single round that points against the
+    previous rounds by three standard errors shows that a step overshot, and halves the brake. Every other round
+    multiplies the brake by 1.2, up to 1.
     """
 
     def __init__(
@@ -107,15 +110,15 @@ class MacTracker(NoiseEstimate):
         self.before = before  # mean of past rounds, weighted by REFERENCE_DECAY^age / energy
         self.trust = trust  # sum of these weights
         self.signal, self.known = signal, known  # estimate of S, and the inverse of its variance
-        self.log_noise = log_noise  # the usual N; the first round replaces it
-        self.budget = budget  # B, infinite before its first change
+        self.log_noise = log_noise  # logarithm of the usual noise U; the first round replaces it
+        self.budget = budget  # B; infinite until its first change
         self.progress = progress  # sum of the correlations since the last change of B
-        self.since_change = since_change  # their number
+        self.since_change = since_change  # number of these correlations
         self.brake = brake  # factor on the step, in (0, 1]
-        self.C, self.gain, self.step = math.inf, 1.0, 1.0  # of this round
+        self.C, self.gain, self.step = math.inf, 1.0, 1.0  # values of this round
 
     def memory(self) -> Memory:
-        """The memory of the next round."""
+        """Return the memory for the next round."""
         names = (
             "rounds", "alpha", "log_tau", "evidence", "before", "trust", "signal", "known", "log_noise", "budget",
             "progress", "since_change", "brake",
@@ -151,7 +154,7 @@ class MacTracker(NoiseEstimate):
             self.since_change += 1
 
     def _step_factor(self, energy: float, d: int, pilot: Tensor | None) -> float:
-        """The factor on the step, from the energy per entry of y: (d,)."""
+        """Compute the factor on the step from the energy per entry of y: (d,)."""
         signal = max(self.signal, 0.0)
         noise = max(energy - signal, energy / 10) if pilot is None else self._pilot_energy(pilot)
         if self.rounds == 1:
@@ -163,7 +166,7 @@ class MacTracker(NoiseEstimate):
         return self.brake * min(1.0, affordable / noise)
 
     def _test_progress(self, usual: float) -> None:
-        """Halve the budget if the rounds since its last change point against each other, double it if they agree."""
+        """Halve the budget if the rounds since its last change point against each other; double it if they agree."""
         share, error = min(1.0, self.budget / usual), math.sqrt(self.since_change)
         if share == 1:
             self.progress = min(self.progress, SIGNIFICANCE)  # so that early progress does not delay the first cut
@@ -173,14 +176,14 @@ class MacTracker(NoiseEstimate):
             self.budget, self.progress, self.since_change = CUT * min(self.budget, usual), 0.0, 0
 
     def _pilot_energy(self, pilot: Tensor) -> float:
-        """Energy of the pilot after the clipping and the division by the gain."""
+        """Compute the energy of the pilot after the clipping and the division by the gain."""
         return (pilot.double().clamp(-self.C, self.C).square().mean() / self.gain**2).item()
 
     def _threshold(self, x: Tensor, before: Tensor, C: float) -> tuple[float, float]:
         """Return the octave of C with the best alignment, and a correction factor of the gain.
 
-        Only rounds that point along the previous ones show which octave is best: in others, a threshold that drowns the
-        signal in noise would improve the alignment.
+        Only rounds that point in the direction of the previous rounds show which octave is best. In other rounds, a
+        threshold that adds mostly noise would improve the alignment.
         """
         start = math.floor(math.log2(C))
         steps = doublings(x, before, C)
@@ -198,7 +201,7 @@ class MacTracker(NoiseEstimate):
         return C * 2**chosen, self._passed(range(start + chosen, start + len(steps)))
 
     def _passed(self, octaves: range) -> float:
-        """The share of the signal that passes the clipping, relative to the share of unclipped entries."""
+        """Estimate the share of the signal that passes the clipping, relative to the share of unclipped entries."""
         passed = 1.0
         for octave in octaves:
             _, before_doubling, after_doubling, variance = self.evidence[octave]
@@ -213,7 +216,7 @@ class MacTracker(NoiseEstimate):
 
 
 def noise_sample(received: Reception, pilots: int, x: Tensor) -> Tensor:
-    """Entries to estimate the noise from: the pilots of the round if the rule uses pilots, otherwise x."""
+    """Return the entries from which to estimate the noise: the pilots if the rule uses pilots, otherwise x."""
     if pilots and received.pilot is None:
         text = f"pilot={pilots} needs a channel with pilots: set pilot=0 outside an experiment"
         raise InputError(text, code="no-pilots", setting="receiver")
@@ -261,19 +264,23 @@ def mac_with_gain(C: float) -> Rule:
 
 
 def _share(x: Tensor, C: float) -> float:
-    """The share of entries within C."""
+    """Compute the share of entries within C."""
     return (x.abs() <= C).double().mean().item()
 
 
 def doublings(x: Tensor, before: Tensor, C: float) -> list[tuple[float, ...]]:
-    """The effect of doubling C, 2C, 4C, ... on x, measured against the previous rounds: (n, 4).
+    """Measure the effect of doubling C, 2C, 4C, ... on x with the previous rounds as reference: (n, 4).
 
-    Let u and v be x clipped at C and at 2C, and r the reference `before` clipped at 2C. The second number is (v - u) r
-    with u and v scaled to length 1, the improvement of the direction, in standard errors |v - u| |r| / sqrt(d). The
-    first number is |v - u|, which makes the improvements of several doublings comparable. The others are u r and v r
-    with u and v divided by their shares of unclipped entries, the signal in each, in standard errors. Under noise
-    alone, with any tails, the second number and the difference of the last two have mean 0 and variance 1. A weak
-    signal passes both thresholds equally. Clipping r at the larger threshold avoids a bias to the smaller one.
+    Let u and v be x clipped at C and at 2C, and r the reference `before` clipped at 2C. The four numbers per doubling:
+
+    - |v - u| with u and v scaled to length 1, which makes the improvements of several doublings comparable;
+    - (v - u) r with u and v scaled to length 1: the improvement of the direction, in standard errors
+      |v - u| |r| / sqrt(d);
+    - u r and v r with u and v divided by their shares of unclipped entries: the signal in each, in standard errors.
+
+    Under noise alone, with any tails, the second number and the difference of the last two numbers have mean 0 and
+    variance 1. A weak signal passes both thresholds equally. Clipping r at the larger threshold avoids a bias to the
+    smaller threshold.
     """
     effects: list[tuple[float, ...]] = []
     u, share_u = x.clamp(-C, C), _share(x, C)
@@ -288,7 +295,7 @@ def doublings(x: Tensor, before: Tensor, C: float) -> list[tuple[float, ...]]:
 
 
 def _along(products: list[float], a: float, b: float, d: int) -> tuple[float, float, float]:
-    """|v/b - u/a|, and (u/a) r and (v/b) r in units of |v/b - u/a| |r| / sqrt(d), from products of u, v and r."""
+    """Compute |v/b - u/a|, and (u/a) r and (v/b) r in units of |v/b - u/a| |r| / sqrt(d), from products."""
     uu, vv, rr, uv, ur, vr = products
     squared_distance = uu / a**2 + vv / b**2 - 2 * uv / (a * b)
     if not (squared_distance > 1e-12 * vv / b**2 and rr > 0):  # u/a = v/b, or no reference
@@ -299,7 +306,7 @@ def _along(products: list[float], a: float, b: float, d: int) -> tuple[float, fl
 
 
 def weak_signal_threshold(x: Tensor) -> float:
-    """The best threshold for a signal far below the noise in x = g - med(g): (d,); inf if x is constant."""
+    """Estimate the best threshold for a signal far below the noise in x = g - med(g): (d,); inf if x is constant."""
     noise = NoiseEstimate()
     return noise.best(BEST_C) if noise.update(x) else math.inf
 
@@ -317,5 +324,5 @@ def adaptive_cauchy() -> Rule:
 
 
 def myriad(g: Tensor, K: float) -> Tensor:
-    """x / (1 + (x / K)^2), which suppresses entries far beyond K: (...) -> (...)."""
+    """Compute x / (1 + (x / K)^2), which suppresses entries far beyond K: (...) -> (...)."""
     return torch.where(g.isinf(), 0, g / (1 + (g / K).square())) if math.isfinite(K) else g

@@ -32,17 +32,17 @@ def as_receiver(rule: ReceiverLike) -> Rule:
     [1.0, -1.0]
     """
 
-    def lift(function: Callable[[Tensor], Tensor]) -> Rule:
+    def from_function(function: Callable[[Tensor], Tensor]) -> Rule:
         return Rule(lambda received, memory: (received.blocks.map(function, received.g), memory, {}))
 
-    return as_rule("receiver", rule, Rule, lift)
+    return as_rule("receiver", rule, Rule, from_function)
 
 
 def chain(*rules: ReceiverLike) -> Rule:
     """Apply receivers one after the other: chain(a, b)(g) is b(a(g)), and its spec is "a | b".
 
     A chain within a chain is flattened. The memory is a tuple with one entry per receiver. All receivers of a chain
-    have the same pilot.
+    share the pilots of the round.
 
     Args:
         *rules: Receivers, in the order in which they are applied.
@@ -78,7 +78,7 @@ def chain(*rules: ReceiverLike) -> Rule:
 
 
 def _numbered(every: Iterable[Metrics]) -> Metrics:
-    """Merge the metrics of several rules; a name that is taken gets a number: C, C_2, ..."""
+    """Merge the metrics of several rules; repeated names get a number: C, C_2, ..."""
     numbered: Metrics = {}
     for metrics in every:
         for name, value in metrics.items():
@@ -91,7 +91,7 @@ def _numbered(every: Iterable[Metrics]) -> Metrics:
 def blockwise(rule: ReceiverLike, layout: Layout) -> Rule:
     """Bind a receiver to the blocks of a layout (in the paper: layer-wise).
 
-    The receivers of a chain are bound one by one. A receiver that is bound already keeps its blocks.
+    The receivers of a chain are bound one by one. A receiver that is already bound keeps its blocks.
 
     Args:
         rule: The receiver.
@@ -119,7 +119,7 @@ def blockwise(rule: ReceiverLike, layout: Layout) -> Rule:
 
 
 def assemble(calls: Iterable[Call], layout: Layout, blocks: str) -> Rule:
-    """Make the receiver of an experiment: a chain of rules, each bound to the blocks that it works on.
+    """Build the receiver of an experiment: a chain of rules, each bound to its blocks.
 
     Args:
         calls: The parsed rules of "a | b".

@@ -23,7 +23,7 @@ def median(g: Tensor) -> Tensor:
     """
     if not isinstance(g, Tensor) or not g.ndim or not g.shape[-1] or g.is_complex() or g.dtype == torch.bool:
         raise InputError(f"the median needs a tensor of at least one real number: got {short_repr(g)}")
-    if g.is_cuda:  # there torch.median takes many times as long as sorting, which puts NaN last
+    if g.is_cuda:  # on a GPU torch.median is much slower than sorting, which puts NaN last
         ordered = g.sort(dim=-1).values
         last, middle = ordered[..., -1:], ordered[..., (g.shape[-1] - 1) // 2, None]
         return torch.where(last.isnan(), last, middle)

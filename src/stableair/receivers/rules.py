@@ -18,8 +18,8 @@ receiver = Registry("receiver", "receivers")
 
 # Pilots of mac(C=auto). The threshold that follows from p pilots keeps a share of the best threshold's efficacy
 # (`theory.efficacy`), on average over 1,000 samples: for alpha = 0.8, 1, 1.5 and 1.8 a share of 0.28, 0.43, 0.77 and
-# 0.91 with p = 2, of 0.81, 0.83, 0.87 and 0.92 with p = 10, of 0.95, 0.96, 0.96 and 0.97 with p = 50. One pilot has no
-# spread: nothing would be clipped. With 10^6 pilots the error of the threshold is below 1 %.
+# 0.91 with p = 2, of 0.81, 0.83, 0.87 and 0.92 with p = 10, of 0.95, 0.96, 0.96 and 0.97 with p = 50. A single
+# pilot has no spread, so that nothing would be clipped. With 10^6 pilots the error of the threshold is below 1 %.
 MIN_PILOTS, MAX_PILOTS = 50, 1_000_000
 
 
@@ -30,13 +30,14 @@ def mac(C: float | Literal["auto"], gain: bool | None = None, pilot: int = 0) ->
         m = med(g),    g_i -> m + clip(g_i - m, [-C, C])
 
     C="auto" estimates the interference in every round, from the received vector or from pilots, and sets the threshold
-    from the estimate. It shortens the step in rounds with unusually strong interference, and in all rounds once the
-    steps make no more progress.
+    from the estimate. It shortens the step in rounds with unusually strong interference. When the steps make no more
+    progress, it shortens them in all rounds.
 
     Args:
         C: Clipping threshold, above 0; inf clips nothing, "auto" estimates the threshold.
-        gain: Whether to divide the clipped part by its expected derivative, so that the step does not depend on C: the
-            share of unclipped entries, or for "auto" the share of the signal that passes. By default only for "auto".
+        gain: Whether to divide the clipped part by its expected derivative, so that the step does not depend on C. The
+            derivative is the share of unclipped entries, or for "auto" the share of the signal that passes. None: only
+            for "auto".
         pilot: Noise-only symbols per round from which "auto" estimates the interference, at least 50; 0 for the
             received vector itself.
 
@@ -73,7 +74,7 @@ def _check_pilots(pilots: int, auto: bool) -> None:
         text = f"pilot={pilots} requires C=auto: a fixed threshold uses no pilots"
         raise InputError(text, code="conflicting-arguments", name="pilot", value=pilots)
     if pilots < MIN_PILOTS:
-        text = f"pilot must be at least {MIN_PILOTS}, to estimate the noise, or 0 for no pilots: got {pilots}"
+        text = f"pilot must be at least {MIN_PILOTS} to estimate the noise, or 0 for no pilots: got {pilots}"
         raise InputError(text, code="out-of-range", name="pilot", value=pilots, low=MIN_PILOTS, high=MAX_PILOTS)
 
 
@@ -102,7 +103,8 @@ def gnc(max_norm: float, blocks: Blocks = "model") -> ReceiverLike:
 
         g -> g min(1, max_norm / |g|)    (Pascanu, Mikolov and Bengio, 2013)
 
-    With infinite entries the result is the limit for growing entries, not NaN: the direction of the infinite entries.
+    With infinite entries the result is not NaN: it points in the direction of the infinite entries, which is the limit
+    for growing entries.
 
     Args:
         max_norm: Largest norm of the result, above 0.

@@ -7,7 +7,7 @@ from typing import Any
 from stableair.experiment import EXECUTION, IDEAL, TYPES
 from stableair.markup import html_table, sparkline
 from stableair.results.run import LAST, Run
-from stableair.spec import without_digests
+from stableair.spec import with_short_digests, without_digests
 from stableair.validation import pluralize
 
 PLAIN = {"channel": "flat()", "power": "none()"}  # an ideal run with these settings is labelled "ideal"
@@ -49,7 +49,8 @@ def group(runs: list[Run]) -> dict[str, list[Run]]:
         runs: The runs.
 
     Returns:
-        The runs of each group by its label. The labels show the settings that differ between the groups.
+        The runs of each group by its label. The labels show the settings that differ between the groups, and do not
+        depend on the order of the runs.
     """
     groups: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:
@@ -57,12 +58,16 @@ def group(runs: list[Run]) -> dict[str, list[Run]]:
     settings = [members[0].settings for members in groups.values()]
     ideal, noisy = ([s for s in settings if _is_ideal(s) == which] for which in (True, False))
     label_settings = {True: _ideal_label_settings(ideal, noisy), False: _differing(noisy)}
+    specs = [_label(one, label_settings[_is_ideal(one)]) for one in settings]
+    names = [without_digests(spec) for spec in specs]
+    often = Counter(names)
+    names = [with_short_digests(spec) if often[name] > 1 else name for spec, name in zip(specs, names, strict=True)]
+    # Labels that are still equal omit the argument in which the groups differ: they are numbered.
+    by_identity = sorted(range(len(names)), key=lambda i: list(groups)[i])
     seen: Counter[str] = Counter()
-    names = []
-    for one in settings:
-        name = _label(one, label_settings[_is_ideal(one)])
-        seen[name] += 1  # equal labels: the groups differ in an argument that the label omits
-        names.append(f"{name} ({seen[name]})" if seen[name] > 1 else name)
+    for i in by_identity:
+        seen[names[i]] += 1
+        names[i] += f" ({seen[names[i]]})" if seen[names[i]] > 1 else ""
     return dict(zip(names, groups.values(), strict=True))
 
 
@@ -79,7 +84,7 @@ def _label(settings: dict[str, Any], keys: list[str]) -> str:
     for key in keys:
         unambiguous = isinstance(value := settings[key], str) and not (several and _bare(value) in AMBIGUOUS)
         words.append(value if unambiguous else f"{key}={value}")
-    return without_digests(", ".join(words) or settings["receiver"])
+    return ", ".join(words) or settings["receiver"]
 
 
 def _is_ideal(settings: dict[str, Any]) -> bool:

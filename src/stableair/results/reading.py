@@ -74,8 +74,7 @@ def find(folders: Iterable[str | Path]) -> tuple[list[Run], list[str]]:
         InputError: No run can be read (`no-run`).
     """
     run_folders: dict[Path, Path] = {}
-    runs: dict[tuple[Any, ...], Run] = {}
-    left_out = []
+    read, left_out = [], []
     for folder in folders:
         try:
             run_folders |= {path.resolve(): path for path in _run_folders(as_path("folder", folder))}
@@ -84,21 +83,32 @@ def find(folders: Iterable[str | Path]) -> tuple[list[Run], list[str]]:
     for path in run_folders.values():
         try:
             run = read_run(path)
-            key = run.identity
+            _ = run.identity  # an unreadable record fails here
+            read.append(run)
         except Exception as error:  # the other runs are read nevertheless
             known = isinstance(error, StableairError)
             left_out.append(str(error) if known else f"{path}: {type(error).__name__}: {error}")
-            continue
-        if (twin := runs.get(key)) and len(twin) >= len(run):
-            run, twin = twin, run
-        if twin:
-            left_out.append(f"{twin.folder}: the same run as {run.folder}")
-        runs[key] = run
+    runs, copies = _without_copies(read)
+    left_out += copies
     if not runs:
         first = left_out[0] if left_out else "the list of folders is empty"
         text = first if len(left_out) < 2 else f"none of {len(left_out)} folders can be read; the first: {first}"
         raise InputError(text, code="no-run", left_out=left_out)
-    return list(runs.values()), left_out
+    return runs, left_out
+
+
+def _without_copies(runs: Iterable[Run]) -> tuple[list[Run], list[str]]:
+    """Keep the longest of several copies of a run; return also a line for each copy that was left out."""
+    kept: dict[tuple[Any, ...], Run] = {}
+    left_out = []
+    for run in runs:
+        twin = kept.get(run.identity)
+        if twin and len(twin) >= len(run):
+            run, twin = twin, run
+        if twin and twin is not run:
+            left_out.append(f"{twin.folder or twin}: the same run as {run.folder or run}")
+        kept[run.identity] = run
+    return list(kept.values()), left_out
 
 
 def _run_folders(folder: Path) -> list[Path]:
@@ -123,7 +133,8 @@ def runs_from(sources: "Run | str | Path | Iterable[Run | str | Path]") -> tuple
         sources: Runs, run folders, or folders that contain run folders.
 
     Returns:
-        The runs, and for each folder that was left out, a line with the reason.
+        Each run once, the longest of several copies; and for each folder or copy that was left out, a line with the
+        reason.
 
     Raises:
         InputError: No folder contains a run (`no-run`), or a source is neither a run nor a path (`wrong-type`).
@@ -138,7 +149,8 @@ def runs_from(sources: "Run | str | Path | Iterable[Run | str | Path]") -> tuple
             )
     folders = [source for source in items if not isinstance(source, Run)]
     read, left_out = find(folders) if folders else ([], [])
-    return [*(source for source in items if isinstance(source, Run)), *read], left_out
+    runs, copies = _without_copies([*(source for source in items if isinstance(source, Run)), *read])
+    return runs, left_out + copies
 
 
 def log_left_out(lines: Iterable[str]) -> None:

@@ -24,7 +24,7 @@ from stableair.results.resources import (
 )
 from stableair.results.run_files import read_labels
 from stableair.results.stopping import StoppingRule
-from stableair.spec import Given, given, without_digests
+from stableair.spec import PassedObject, passed_objects, without_digests
 from stableair.validation import integer, pluralize, positive, short_repr, typed
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Run:
     rounds: list[Row]  # for each round, its metrics by name
     folder: Path | None = None  # the run folder; None for a run in memory
     final: "State | None" = field(default=None, compare=False)  # the last finite state, if it is in memory
-    objects: Mapping[str, Given] = field(default_factory=dict, repr=False, compare=False)  # Python objects, by digest
+    objects: Mapping[str, PassedObject] = field(default_factory=dict, repr=False, compare=False)  # objects by digest
     rule: StoppingRule | None = None  # of early stopping, for a run in memory; a run folder records it
 
     def __getitem__(self, metric: str) -> list[Any]:
@@ -248,7 +248,7 @@ class Run:
         from stableair.objects import as_settings
 
         settings, objects = as_settings(model=model, data=data)
-        with given({**self.objects, **objects}):
+        with passed_objects({**self.objects, **objects}):
             module = network(self.experiment.with_(**settings))
         vector.load(module, self.state.model)
         return module.eval()

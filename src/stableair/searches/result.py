@@ -18,8 +18,8 @@ class Trial(NamedTuple):
     values: dict[str, Any]  # value of each searched setting
     score: float  # validation accuracy, mean over the seeds of `Run.settled`
     rounds: int  # computed rounds, summed over the seeds
-    stopped: bool = False  # whether it was stopped before its last round because of a low score
-    failed: str = ""  # the error that stopped it
+    stopped: bool = False  # whether the trial was stopped before its last round because of a low score
+    failed: str = ""  # the error that stopped the trial; empty: no error
 
     def __str__(self) -> str:
         values = "  ".join(f"{key}={value}" for key, value in self.values.items())
@@ -43,9 +43,9 @@ class Result(NamedTuple):
     True
     """
 
-    base: Experiment  # evaluated on the test split
+    base: Experiment  # the experiment, with the test split for the evaluation
     spaces: dict[str, Space]  # the space of each searched setting
-    trials: list[Trial]  # in the order in which they were run
+    trials: list[Trial]  # in the order of computation
     folder: Path | None = None  # folder of the runs and of search.json
 
     @property
@@ -63,7 +63,7 @@ class Result(NamedTuple):
 
     @property
     def best(self) -> Experiment:
-        """The experiment with the best values, evaluated on the test split again."""
+        """The experiment with the best values; a run of it is evaluated on the test split."""
         return self.base.with_(**self.winner.values)
 
     def plot(self, out: str | Path | None = None, *, force: bool = False) -> "Figure":

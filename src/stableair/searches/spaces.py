@@ -11,7 +11,7 @@ from stableair.spec import format_value, literal
 from stableair.validation import short_repr, type_name
 
 DIGITS = 3  # significant digits of a searched number: C=0.134 is precise enough
-RESOLUTION = 100  # least number of values that rounding leaves in a range; a narrow range gets more digits
+RESOLUTION = 100  # smallest number of values in a range after rounding; a narrow range gets more digits
 
 
 class Range(NamedTuple):
@@ -24,7 +24,7 @@ class Range(NamedTuple):
 
     low: float  # lowest value
     high: float  # highest value
-    log: bool = False  # whether values are evenly spaced by ratio; low is then above 0
+    log: bool = False  # whether values are evenly spaced on a logarithmic scale; requires low above 0
     int: bool = False  # whether only whole numbers are allowed
 
     def suggest(self, trial: Any, key: str) -> float:
@@ -132,7 +132,7 @@ def space(key: str, text: str) -> Space | None:
 def parse_spaces(base: Experiment, spaces: Mapping[str, Space | str]) -> dict[str, Space]:
     """Return the space of each searched setting.
 
-    A range has the option int if the setting or argument takes whole numbers.
+    A range gets the option int if the setting or argument allows only whole numbers.
 
     Raises:
         InputError: A space is invalid (`invalid-range`, `one-value`, `empty-space`), its setting cannot be searched
@@ -143,7 +143,7 @@ def parse_spaces(base: Experiment, spaces: Mapping[str, Space | str]) -> dict[st
         text = f"{fixed[0]} cannot be searched: it must be the same for all trials"
         raise InputError(text, code="not-searchable", name=fixed[0])
     if not parsed:
-        raise InputError("nothing to search: give a range such as receiver.C=0.01:10:log", code="nothing-to-search")
+        raise InputError("nothing to search: add a range such as receiver.C=0.01:10:log", code="nothing-to-search")
     return parsed
 
 
@@ -173,15 +173,15 @@ def _takes_whole_numbers(base: Experiment, key: str) -> bool:
 
 
 def _checked(key: str, candidate: Range) -> Range:
-    """Return a range whose ends are finite and in order, and whole numbers for an int range.
+    """Check the ends of a range: finite, in order, and whole numbers for an int range; return the range.
 
     Raises:
-        InputError: They are not (`invalid-range`).
+        InputError: The ends are invalid (`invalid-range`).
     """
     low, high, log, whole = candidate
     problem = ""
     if not math.isfinite(high - low):
-        problem = "low and high must be finite, and so must their difference"
+        problem = "low, high and their difference must be finite"
     elif not low < high or (log and low <= 0):
         problem = f"low must be below high{', and above 0 for log' if log else ''}"
     elif whole and not (float(low).is_integer() and float(high).is_integer()):

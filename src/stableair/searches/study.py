@@ -1,4 +1,4 @@
-"""The search itself: an Optuna study whose trials are runs in the folder of the search."""
+"""Search with an Optuna study, whose trials are runs in the folder of the search."""
 
 import json
 import logging
@@ -28,7 +28,7 @@ from stableair.results.run import Run
 from stableair.runner import out_of_memory_as_error
 from stableair.searches.result import Result, Trial
 from stableair.searches.spaces import OneOf, Space, parse_spaces
-from stableair.spec import given
+from stableair.spec import passed_objects
 from stableair.streams import generator
 from stableair.sweeps.plans import over_seeds, with_objects
 from stableair.sweeps.workers import run_unlocked
@@ -38,8 +38,8 @@ log = logging.getLogger("stableair")
 
 RESULT = "search.json"
 METRIC = "validation/accuracy"
-MAX_CHECKS = 16  # trials at the ends of the spaces that are built before the first one runs
-MAX_CHANNELS = 256  # trials at the ends of the spaces whose channel is checked before the first one runs
+MAX_CHECKS = 16  # trials at the ends of the spaces that are built before the first trial runs
+MAX_CHANNELS = 256  # trials at the ends of the spaces whose channel is checked before the first trial runs
 
 
 class _Call(NamedTuple):
@@ -69,21 +69,21 @@ def search(
 ) -> Result:
     """Search settings of an experiment on a validation split. `stableair search` calls this function.
 
-    The search never evaluates on the test data. The first half of the trials is spread evenly over the spaces, the
-    second half is sampled by Optuna near good values. A trial in the worst quarter after a third of its rounds is
-    stopped. The same search with the same folder continues where it was stopped; a finished search is not computed
-    again.
+    The search never evaluates on the test data. The first half of the trials is spread evenly over the spaces; Optuna
+    samples the second half near good values. Once three trials have finished, a trial is stopped if its score after a
+    third of its rounds, or later, is in the worst quarter. The same search with the same folder continues after its
+    last complete round; a finished search is not computed again.
 
     Args:
         base: The experiment. A trial runs for `base.rounds` rounds.
         spaces: The space of each searched setting, such as `{"receiver.C": "0.01:10:log", "local_epochs": "1,2,5"}`.
         folder: Folder of the runs and of search.json. Default: a subfolder of runs with the name of the experiment.
-        trials: Number of trials: of values, or combinations of values, to run.
+        trials: Number of trials, each with one combination of values.
         seeds: Number of seeds per trial: base.seed, base.seed + 1, ...
         plugin_changed: What to do with recorded rounds of a plug-in that has changed since: "refuse" raises an error,
             "keep" uses them and records both versions, "recompute" restarts such runs.
-        callbacks: Observers of the runs of all trials. For a trial that was stopped early, `end` gets the run up to
-            then.
+        callbacks: Observers of the runs of all trials. For a trial that was stopped early, `end` gets the rounds
+            that were computed.
         data: A data set for all trials in place of the one in `base`, as for `run`.
         model: A network for all trials.
         receiver: A receiver for all trials.
@@ -118,7 +118,7 @@ def search(
     header |= {key: str(one) for key, one in parsed.items()} | control.record()
     if choices := _choices(list(parsed.values())):
         trials = min(trials, len(choices))  # further trials would repeat some
-    with given(objects), observing(callbacks, options, folder, trials * seeds) as observer:
+    with passed_objects(objects), observing(callbacks, options, folder, trials * seeds) as observer:
         _prepare_folder(folder, header, base, parsed)
         study = _study(base, parsed, trials)
         call = _Call(folder, plugin_changed, options, observer)
@@ -133,15 +133,15 @@ def search(
 
 
 def _check_extremes(base: Experiment, spaces: dict[str, Space], built: bool) -> None:
-    """Refuse a search with an impossible trial, such as more participants than clients, before its first trial.
+    """Refuse a search with an invalid trial, such as more participants than clients, before the first trial runs.
 
     Args:
         base: The experiment.
         spaces: The space of each searched setting.
-        built: Whether to build each trial too: data, partition, model and device.
+        built: Whether to also build each trial: data, partition, model and device.
 
     Raises:
-        InputError: A combination of the ends of the spaces is impossible.
+        InputError: A combination of the ends of the spaces is invalid.
     """
     of_channel = {key: one for key, one in spaces.items() if key.partition(".")[0] in CHANNEL_SETTINGS}
     _check_trials(base, of_channel, MAX_CHANNELS, lambda candidate: check_channels([candidate]))
@@ -157,7 +157,7 @@ def _check_trials(base: Experiment, spaces: dict[str, Space], most: int, check: 
                 check(base.with_(**settings))
         except StableairError as error:
             trial = " ".join(f"{key}={value}" for key, value in settings.items()) or "of the given experiment"
-            raise error.with_message(f"the trial {trial} is impossible: {error}") from error
+            raise error.with_message(f"the trial {trial} is invalid: {error}") from error
 
 
 def _extremes(ends: list[tuple[Any, ...]], most: int = MAX_CHECKS) -> list[tuple[Any, ...]]:
@@ -168,7 +168,7 @@ def _extremes(ends: list[tuple[Any, ...]], most: int = MAX_CHECKS) -> list[tuple
 
 
 def _prepare_folder(folder: Path, header: dict[str, Any], base: Experiment, spaces: dict[str, Space]) -> None:
-    """Create the folder of a search if all its trials are possible, or check that it holds the same search."""
+    """Create the folder of a search if all its trials are valid, or check that it holds the same search."""
     is_new = not (folder / RESULT).exists()
     if is_new:
         check_writable(folder)
@@ -232,11 +232,11 @@ def _run_trial(
 
 
 def _run_candidate(experiment: Experiment, call: _Call, reporter: "_TrialReporter") -> None:
-    """Run one seed of a trial. Another process with the same search may run it: then this one waits for it."""
+    """Run one seed of a trial. If another process with the same search runs it, wait for its result."""
     if rows := reporter.read_recorded():
         lock_and_record_kept(call.folder / experiment.name, experiment)
         reporter.report(rows)  # the score so far may stop the trial
-    if reporter.is_complete(experiment):  # without a need for its checkpoint
+    if reporter.is_complete(experiment):  # the checkpoint is not needed
         call.observer.end(experiment, reporter.runs[-1])
         return
     callbacks = [call.observer, reporter]
@@ -247,7 +247,7 @@ def _run_candidate(experiment: Experiment, call: _Call, reporter: "_TrialReporte
 
 
 class _TrialReporter(Callback):
-    """Reports the score of a trial to Optuna after each round, one seed after the other, and stops poor trials.
+    """Observer that reports the score of a trial to Optuna after each round, and stops trials with a low score.
 
     Raises optuna.TrialPruned to stop the trial.
     """
@@ -262,13 +262,13 @@ class _TrialReporter(Callback):
         self.runs.append(Run(experiment.to_record(), [], self.folder / experiment.name))
 
     def start(self, experiment: Experiment, engine: dict[str, Any]) -> None:
-        self.report(self.read_recorded())  # another process may have added some before this one got the lock
+        self.report(self.read_recorded())  # another process may have added rounds before this process got the lock
 
     def round(self, experiment: Experiment, row: Row) -> None:
         self.report([row])
 
     def read_recorded(self) -> list[Row]:
-        """Read the recorded rounds of the current seed; none if a plug-in has changed and they are recomputed."""
+        """Read the recorded rounds of the current seed; none if a plug-in has changed, so that they are recomputed."""
         run = self.runs[-1]
         if run.folder and (run.folder / EXPERIMENT).exists():
             recorded = read_run(run.folder)
@@ -282,7 +282,7 @@ class _TrialReporter(Callback):
         return len(run) >= experiment.rounds or run.diverged is not None
 
     def report(self, rows: list[Row]) -> None:
-        """Report rounds of the current seed; rounds that were reported before are skipped."""
+        """Report rounds of the current seed; skip rounds that were reported before."""
         for row in rows:
             if row["round"] >= len(self.runs[-1]):
                 self._report_round(row)
@@ -309,7 +309,7 @@ def _choices(spaces: list[Space]) -> list[tuple[Any, ...]]:
 
 
 def _spread(spaces: list[Space], n: int) -> list[tuple[Any, ...]]:
-    """The first trials: all combinations of listed values in random order, or n points spread evenly over ranges."""
+    """Return the first trials: all combinations of listed values in random order, or n points over the ranges."""
     if choices := _choices(spaces):
         return [choices[i] for i in generator(0, "search").permutation(len(choices)).tolist()]
     from scipy.stats import qmc  # takes a second to import

@@ -1,1 +1,1 @@
-"""Many experiments that belong together: plans, and the processes, machines and clusters that compute them."""
+"""Sweeps of experiments: plans, and the processes, machines and clusters that compute them."""

@@ -25,7 +25,7 @@ from stableair.validation import as_path, integer, number
 
 PORT_TIMEOUT = 5  # seconds within which a port must answer
 CONNECT_TIMEOUT = 20  # seconds within which a Ray cluster must accept the connection
-RETRIES = 20  # restarts of a task whose worker died, and of a job that reached its time limit
+RETRIES = 20  # largest number of restarts of a task whose worker died, or of a job at its time limit
 SBATCH_TIMEOUT = 60  # seconds within which sbatch must answer
 KILL_AFTER = 5  # seconds after which a hanging sbatch is killed
 TIMED_OUT = 124, 137, -9  # exit codes of the command `timeout`
@@ -35,10 +35,10 @@ MINUTES = 60  # time limit of a SLURM job; it is queued again afterwards
 
 
 class RequeuedJob(Job):
-    """A job that is queued again when its SLURM time limit is reached, and continues from the checkpoints."""
+    """A job that SLURM queues again at the time limit; it then continues from the checkpoints."""
 
     def checkpoint(self) -> Any:
-        """Return the job to submit again; submitit calls this method at the time limit."""
+        """Return the job for a new submission; submitit calls this method at the time limit."""
         return require("submitit.helpers", extra="slurm").DelayedSubmission(self)
 
 
@@ -109,7 +109,7 @@ def submit(
 
 @contextmanager
 def _limit_sbatch(executor: Any) -> Iterator[None]:
-    """Run sbatch under the command `timeout`: submitit waits for it without a limit."""
+    """Run sbatch under the command `timeout`, since submitit waits for it without a limit."""
     command = executor._make_submission_command
     limit = ["timeout", f"--kill-after={KILL_AFTER}", str(SBATCH_TIMEOUT)]
     executor._make_submission_command = lambda self, file: [*limit, *command(self, file)]
@@ -139,7 +139,7 @@ def run_on_ray(
 
     Args:
         experiments: The experiments.
-        folder: Where the run folders are; all machines of the cluster must share it.
+        folder: Folder of the run folders; all machines of the cluster must share it.
         address: HOST:PORT of the head of the cluster, or "auto" on a machine of the cluster.
         cpus: CPUs of each task.
         gpus: GPUs of each task; may be a fraction.
@@ -182,7 +182,7 @@ def _compute_all(
     ray: Any, task: Any, experiments: list[Experiment], folder: Path, plugin_changed: PluginChange,
     options: RunOptions | None, observer: Callback,
 ) -> dict[str, Outcome]:  # fmt: skip
-    """Submit a task for each experiment, and again if a process outside the cluster has locked its folder."""
+    """Submit a task for each experiment; submit it again if a process outside the cluster has locked its folder."""
 
     def submit_task(one: Experiment) -> Any:
         job = Job.create([one], folder, plugin_changed, options)
@@ -211,12 +211,12 @@ def _load(experiment: Experiment, folder: Path) -> Outcome:
     try:
         return trim(read_run(folder / experiment.name), experiment)
     except StableairError as error:
-        text = f"computed, but not visible on this machine: do all machines share {folder}? ({error.message})"
+        text = f"the run was computed, but is not visible here: all machines must share {folder} ({error.message})"
         return error.with_message(text)
 
 
 def _check_address(address: str) -> None:
-    """Check that a Ray cluster answers at the address; Ray itself would try for minutes."""
+    """Check that a Ray cluster answers at the address, since Ray itself would retry for minutes."""
     advice = "start one with `ray start --head`"
     host, _, port = address.rpartition(":")
     if address != "auto":
@@ -245,4 +245,4 @@ def _check_resources(nodes: list[dict[str, Any]], needs: dict[str, float]) -> No
     alive = [node["Resources"] for node in nodes if node["Alive"]]
     if not any(all(node.get(kind, 0) >= size for kind, size in needs.items()) for node in alive):
         wanted = " and ".join(f"{kind}s {size:g}" for kind, size in needs.items())
-        raise ResourceError(f"no machine of the Ray cluster has the {wanted} of a task", code="ray-resources")
+        raise ResourceError(f"no machine of the Ray cluster has the {wanted} that a task needs", code="ray-resources")

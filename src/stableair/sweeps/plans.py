@@ -1,7 +1,7 @@
-"""Plans: the settings of an experiment, of which any may be a list. Every combination of values is an experiment.
+"""Plans: settings of an experiment, each with one value or a list. Every combination of values is an experiment.
 
-A plan may also have `preset`, `seeds` (the number of seeds, counted from `seed`) and `runs`, a list of tables: each
-table is a plan that starts from the settings above it.
+A plan may also have the keys `preset`, `seeds` (the number of seeds, starting at `seed`) and `runs`, a list of tables.
+Each of these tables is a plan that inherits the settings above it.
 """
 
 import math
@@ -23,12 +23,12 @@ from stableair.experiment import (
 )
 from stableair.experiment.records import flatten, read_text
 from stableair.objects import OBJECT_SETTINGS, as_settings, is_object
-from stableair.spec import OBJECT, Given, literal
+from stableair.spec import OBJECT, PassedObject, literal
 from stableair.validation import choice, integer, short_repr, suggest
 
 Plan = Mapping[str, Any]
 PLAN_KEYS = "preset", "seeds", "runs"  # the keys of a plan that are not settings
-MAX_EXPERIMENTS = 10_000  # larger plans are refused
+MAX_EXPERIMENTS = 10_000  # largest number of experiments of a plan
 
 
 def over_seeds(experiment: Experiment, count: int) -> list[Experiment]:
@@ -48,7 +48,7 @@ def expand_plan(plan: "Plan | str | Path | Iterable[Experiment]") -> list[Experi
     """Return the experiments of a plan, each once.
 
     Args:
-        plan: Settings of which any may be a list, a .toml file with such settings, or a list of experiments.
+        plan: Settings, each with one value or a list; a .toml file with such settings; or a list of experiments.
 
     Raises:
         InputError: The plan is invalid, empty (`empty-plan`) or too large (`plan-too-large`).
@@ -65,20 +65,20 @@ def expand_plan(plan: "Plan | str | Path | Iterable[Experiment]") -> list[Experi
         text = f"a plan must be a table of settings, its file, or a list of experiments: got {short_repr(wrong[0])}"
         raise InputError(text, code="wrong-type", name="plan", value=wrong[0])
     if not experiments:
-        raise InputError("the plan is empty: it has no experiment", code="empty-plan")
+        raise InputError("the plan is empty: add an experiment", code="empty-plan")
     return _without_repeats(experiments)
 
 
-def replace_objects(plan: "Plan | str | Path | Iterable[Experiment]") -> tuple[Any, dict[str, Given]]:
-    """Replace the Python objects in a table of settings by their specs.
+def replace_objects(plan: "Plan | str | Path | Iterable[Experiment]") -> tuple[Any, dict[str, PassedObject]]:
+    """Replace the Python objects in a plan by their specs.
 
     Args:
         plan: As for `expand_plan`; `data`, `model`, `receiver` and `server` may be Python objects or lists of them.
 
     Returns:
-        The plan, and the objects by digest, for `spec.given`.
+        The plan, and the objects by digest, for `spec.passed_objects`.
     """
-    objects: dict[str, Given] = {}
+    objects: dict[str, PassedObject] = {}
     if not isinstance(plan, Mapping):
         return plan, objects
 
@@ -86,19 +86,19 @@ def replace_objects(plan: "Plan | str | Path | Iterable[Experiment]") -> tuple[A
         if type(value) in (list, tuple):  # a Dataset is a tuple too
             return [spec_of(name, one) for one in value]
         if name == "runs" and isinstance(value, Mapping):
-            table, given = replace_objects(value)
-            objects.update(given)
+            table, passed = replace_objects(value)
+            objects.update(passed)
             return table
         if name not in OBJECT_SETTINGS or not is_object(value):
             return value
-        settings, given = as_settings(**{name: value})
-        objects.update(given)
+        settings, passed = as_settings(**{name: value})
+        objects.update(passed)
         return settings[name]
 
     return {name: spec_of(name, value) for name, value in plan.items()}, objects
 
 
-def with_objects(experiments: list[Experiment], **objects: Any) -> tuple[list[Experiment], dict[str, Given]]:
+def with_objects(experiments: list[Experiment], **objects: Any) -> tuple[list[Experiment], dict[str, PassedObject]]:
     """Use the same Python objects in all experiments.
 
     Args:
@@ -106,18 +106,18 @@ def with_objects(experiments: list[Experiment], **objects: Any) -> tuple[list[Ex
         **objects: As for `as_settings`.
 
     Returns:
-        The experiments, and the objects by digest, for `spec.given`.
+        The experiments, and the objects by digest, for `spec.passed_objects`.
 
     Raises:
         InputError: An object cannot be used for its setting, or the setting varies among the experiments
             (`object-and-plan`).
     """
-    settings, given = as_settings(**objects)
+    settings, passed = as_settings(**objects)
     for name in settings:
         if len(values := {getattr(one, name) for one in experiments}) > 1:
-            text = f"the plan has {len(values)} values of {name}, and the argument {name} replaces all of them"
+            text = f"the plan has {len(values)} values of {name}, but the argument {name} would replace all of them"
             raise InputError(text, code="object-and-plan", name=name, advice="write the object into the plan")
-    return [one.with_(**settings) for one in experiments] if settings else experiments, given
+    return [one.with_(**settings) for one in experiments] if settings else experiments, passed
 
 
 def check_no_objects(experiments: Iterable[Experiment]) -> None:
@@ -138,7 +138,7 @@ def _without_repeats(experiments: list[Experiment]) -> list[Experiment]:
     """Return each experiment once; `mac(C=1)` and `mac(C=1, gain=none)` are the same experiment.
 
     Raises:
-        InputError: An experiment is repeated with other execution settings (`planned-twice`): both would have the same
+        InputError: Two experiments differ only in execution settings (`planned-twice`): they would have the same
             folder.
     """
     by_name: dict[str, Experiment] = {}
@@ -171,7 +171,7 @@ def _experiments(plan: Plan) -> list[Experiment]:
 
 
 def _applicable(point: dict[str, Any], axes: dict[str, list[Any]]) -> dict[str, Any]:
-    """Return a combination of values without the arguments that only other components of the plan take.
+    """Return a combination of values without the arguments that its components do not accept.
 
     In receiver=mac,none receiver.C=1, only mac gets the threshold.
     """
@@ -179,14 +179,14 @@ def _applicable(point: dict[str, Any], axes: dict[str, list[Any]]) -> dict[str, 
     def is_for_others(key: str) -> bool:
         setting, dot, argument = key.partition(".")
         components = axes.get(setting, []) if dot else []
-        takers = [one for one in components if takes_argument(setting, one, argument)]
-        return bool(takers) and point[setting] not in takers
+        accepting = [one for one in components if takes_argument(setting, one, argument)]
+        return bool(accepting) and point[setting] not in accepting
 
     return {key: value for key, value in point.items() if not is_for_others(key)}
 
 
 def _flatten(plan: Plan) -> dict[str, Any]:
-    """Return a plan with dotted keys, after a check of its keys."""
+    """Check the keys of a plan, and return it with dotted keys."""
     for key, value in plan.items():
         if not isinstance(key, str):
             raise InputError(
@@ -203,7 +203,7 @@ def _axes(settings: dict[str, Any]) -> dict[str, list[Any]]:
         if not values:
             raise InputError(f"{key} is an empty list: add a value or leave {key} out", code="empty-list", name=key)
         if key in EXECUTION and len(values) > 1:
-            text = f"{key} cannot vary: it changes how a run is computed, not which experiment it is; give one value"
+            text = f"{key} cannot vary: it does not change the experiment, only its computation; set one value"
             raise InputError(text, code="execution-varies", name=key)
     return axes
 
@@ -242,7 +242,7 @@ def parse_plan(words: list[str], alternative: str = "") -> dict[str, Any]:
         elif Path(first).suffix == ".toml" or Path(first).is_file():
             plan = _flatten(read_plan(first))
         else:
-            kinds = ", ".join(filter(None, ("a preset", "a plan's file", alternative)))
+            kinds = ", ".join(filter(None, ("a preset", "the file of a plan", alternative)))
             text = f"{first!r} is neither {kinds} nor key=value; {suggest(first, PRESETS)}"
             raise InputError(text, code="unknown-preset", value=first, allowed=list(PRESETS))
     for word in last_of_each(words):

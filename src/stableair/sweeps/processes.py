@@ -1,6 +1,6 @@
 """Sweeps: many experiments in this process, in several worker processes of this machine, or on a Ray cluster.
 
-A worker process reads its job from standard input, and exits when its standard input closes: it never outlives the
+A worker process reads its job from standard input, and exits when its standard input closes. So it exits with the
 process that started it.
 """
 
@@ -29,7 +29,7 @@ from stableair.results.callbacks import Callback
 from stableair.results.grouping import Sweep
 from stableair.results.lock import check_writable, has_locks
 from stableair.results.options import RunControl, RunOptions, observing
-from stableair.spec import given
+from stableair.spec import passed_objects
 from stableair.sweeps.clusters import run_on_ray
 from stableair.sweeps.plans import Plan, check_no_objects, expand_plan, replace_objects, with_objects
 from stableair.sweeps.workers import Job, Outcome, collect_runs, run_unlocked
@@ -37,7 +37,7 @@ from stableair.validation import as_path, choice, integer, short_repr
 
 log = logging.getLogger("stableair")
 
-EXIT_SECONDS = 20  # time limit for a worker process to exit
+EXIT_SECONDS = 20  # seconds within which a worker process must exit
 
 
 def sweep(
@@ -63,7 +63,7 @@ def sweep(
     anything is computed. If an experiment fails later, the others are computed before the error is raised.
 
     Args:
-        plan: Settings of which any may be a list, such as `{"receiver": ["mac(C=1)", "none()"], "seeds": 3}`; or a
+        plan: Settings, each with one value or a list, such as `{"receiver": ["mac(C=1)", "none()"], "seeds": 3}`; a
             .toml file with such a plan; or experiments. Values of `data`, `model`, `receiver` and `server` may be
             Python objects, as for `run`.
         folder: Folder of the run folders.
@@ -90,7 +90,7 @@ def sweep(
         InputError: The plan is invalid, the channel of an experiment cannot work, an object replaces several values of
             the plan (`object-and-plan`), or other processes would need the object (`object-needs-process`).
         StableairError: An experiment failed; the class is the class of the first error.
-        MissingExtraError: `ray` is given and Ray is not installed.
+        MissingExtraError: `ray` is set, but Ray is not installed.
 
     >>> from tempfile import TemporaryDirectory
     >>> import stableair as sa
@@ -111,9 +111,9 @@ def sweep(
         RunControl.create(options, split, folder)
     if ray is not None:
         _check_ray(ray, parallel)
-    with given({**in_plan, **objects}):
+    with passed_objects({**in_plan, **objects}):
         check_channels(experiments)
-    with given({**in_plan, **objects}), observing(callbacks, options, folder, len(experiments)) as observer:
+    with passed_objects({**in_plan, **objects}), observing(callbacks, options, folder, len(experiments)) as observer:
         if ray is None:
             outcomes = _run_here(experiments, folder, parallel, plugin_changed, options, observer)
         else:
@@ -125,19 +125,20 @@ def sweep(
 
 
 def _check_ray(ray: str, parallel: int) -> None:
-    """Refuse an address of a wrong type, and worker processes in addition to Ray's tasks."""
+    """Refuse an address of a wrong type, and `parallel` in addition to Ray."""
     if not isinstance(ray, str):
         text = f"ray must be the address of a Ray cluster, HOST:PORT or auto: got {short_repr(ray)}"
         raise InputError(text, code="wrong-type", name="ray", value=ray)
     if parallel > 1:
-        raise InputError("parallel and ray exclude each other: Ray decides how many tasks run", code="parallel-and-ray")
+        text = "parallel and ray exclude each other: Ray sets the number of tasks; leave out parallel"
+        raise InputError(text, code="parallel-and-ray")
 
 
 def _run_here(
     experiments: list[Experiment], folder: Path, processes: int, plugin_changed: PluginChange, options: RunOptions,
     observer: Callback,
 ) -> dict[str, Outcome]:  # fmt: skip
-    """Run the experiments in this process and in worker processes; the outcomes by name."""
+    """Run the experiments in this process and in worker processes; return the outcomes by name."""
     check_writable(folder)
     is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
@@ -162,7 +163,7 @@ def _workers(number: int, experiments: list[Experiment], job: Job) -> Iterator[N
         text = "torchrun's processes compute one experiment together: leave out parallel, or torchrun"
         raise InputError(text, code="parallel-and-torchrun")
     if not has_locks(Path(job.folder)):
-        text = f"{job.folder} is on a disk without file locks, which allows one process only: leave out parallel"
+        text = f"{job.folder} is on a disk without file locks, which several processes need: leave out parallel"
         raise InputError(text, code="no-file-locks", path=job.folder)
     threads = torch.get_num_threads()
     share = max(1, threads // (number + 1))
@@ -194,7 +195,7 @@ def _worker(environment: dict[str, str]) -> Any:
 def assign_gpu(number: int, experiments: list[Experiment]) -> dict[str, str]:
     """Return the environment variable that gives a worker process one GPU.
 
-    It is empty with a single GPU, or if an experiment names a device.
+    The result is empty with a single GPU, or if an experiment sets a device.
     """
     gpus = torch.cuda.device_count()
     if gpus < 2 or any(one.device not in ("auto", "cuda") for one in experiments):
@@ -204,7 +205,7 @@ def assign_gpu(number: int, experiments: list[Experiment]) -> dict[str, str]:
 
 
 def _stop_workers(processes: list[Any]) -> None:
-    """Stop the worker processes and wait for them; all complete rounds are on the disk."""
+    """Stop the worker processes and wait for their exit; all complete rounds are on the disk."""
     for process in processes:
         with suppress(BrokenPipeError):
             process.stdin.close()
@@ -221,7 +222,7 @@ def _stop_workers(processes: list[Any]) -> None:
 def _stop_at_end_of(stdin: Any) -> None:
     """Stop this worker when its standard input closes.
 
-    The process that started it has then exited, or needs the worker no longer.
+    Its standard input closes when the process that started it exits or no longer needs it.
     """
     stdin.read()
     os.kill(os.getpid(), signal.SIGTERM)

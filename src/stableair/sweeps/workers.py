@@ -1,7 +1,7 @@
-"""Worker processes that compute a list of experiments together, on one machine or on all that share a disk.
+"""Worker processes that share a list of experiments, on one machine or on several machines with a common disk.
 
-There is no coordinator. Each process runs the next experiment that is neither finished nor locked, continues it from
-its last checkpoint, and polls the locked ones. When a process dies its lock is released and another process continues.
+There is no coordinator. Each process runs the next experiment that is neither finished nor locked, from its last
+checkpoint, and polls the locked experiments. When a process exits, its lock is released and another process continues.
 """
 
 import os
@@ -30,7 +30,7 @@ from stableair.validation import pluralize
 
 POLLING_INTERVAL = 1.0  # seconds between two attempts to run the experiments that other processes have locked
 
-Outcome = Run | StableairError  # of an experiment: its run, or the error that stopped it
+Outcome = Run | StableairError  # the run of an experiment, or the error that stopped it
 
 
 class Job(NamedTuple):
@@ -57,7 +57,7 @@ class Job(NamedTuple):
         return cls(settings, str(folder.absolute()), list(PLUGINS), str(hub.folder()), plugin_changed, hidden)
 
     def experiments(self) -> list[Experiment]:
-        """Return the experiments; set the data folder and load the plug-ins before."""
+        """Set the data folder, load the plug-ins, and return the experiments."""
         os.environ[hub.VARIABLE] = self.data
         for file in self.plugins:
             if file not in PLUGINS:
@@ -79,12 +79,12 @@ def run_unlocked(
     plugin_changed: PluginChange = "refuse",
     options: RunOptions | None = None,
 ) -> Iterator[tuple[Experiment, Outcome]]:
-    """Run the experiments that no other process has locked, then poll the others until all are finished.
+    """Run the experiments that no other process has locked, and poll the locked experiments until all are finished.
 
     The caller displays the trackers and the progress bar of the options: see `observing`.
 
     Yields:
-        Each experiment with its outcome, in the order in which they finish. Any process may have computed it.
+        Each experiment with its outcome, in the order of completion. Any process may have computed it.
     """
     remaining, single = list(experiments), without_display(options or {})
     while remaining:
@@ -131,8 +131,8 @@ class ExperimentProgress(NamedTuple):
     experiment: Experiment
     rounds: int = 0  # recorded rounds
     row: Row = {}  # noqa: RUF012  the last recorded round
-    running: bool = False  # a process has locked its folder, or had when it was killed
-    stopped: bool = False  # by its stopping rule
+    running: bool = False  # whether its folder is locked, or was locked by a killed process
+    stopped: bool = False  # whether its stopping rule has ended it
 
     @property
     def finished(self) -> bool:
@@ -141,14 +141,14 @@ class ExperimentProgress(NamedTuple):
 
 
 class SweepProgress:
-    """Progress of each experiment of a sweep, read from the run folders: any process may compute them."""
+    """Progress of each experiment of a sweep, read from the run folders, since any process may compute them."""
 
     def __init__(self, experiments: list[Experiment], folder: Path):
         self.progress = {folder / one.name: ExperimentProgress(one) for one in experiments}
-        self.versions: dict[Path, tuple[int, int]] = {}  # of rounds.jsonl when it was read: time of change, size
+        self.versions: dict[Path, tuple[int, int]] = {}  # modification time and size of rounds.jsonl when it was read
 
     def refresh(self) -> list[ExperimentProgress]:
-        """Read the progress of all experiments; files that have not changed are not read again."""
+        """Read the progress of all experiments; unchanged files are not read again."""
         for folder, before in self.progress.items():
             if before.finished and not before.running:
                 continue
@@ -160,7 +160,7 @@ class SweepProgress:
                     row = _last_row(folder / ROUNDS)
                     now = now._replace(rounds=row["round"] + 1, row=row)
             if now.rounds and not now.running and not now.finished:
-                with suppress(StableairError):  # a process may be writing it
+                with suppress(StableairError):  # a process may be writing the file
                     now = now._replace(stopped=read_run(folder).stopped)
             self.progress[folder] = now
         return list(self.progress.values())

@@ -14,7 +14,7 @@ def crop_flip(x: Tensor, moves: Tensor) -> Tensor:
         moves: One move per image, (..., 3): rows down, columns right, and 1 to mirror.
 
     Returns:
-        The moved images, of the shape of x. Pixels from outside the image are black (0).
+        The moved images, of the shape of x. Pixels from outside the image are 0 (black).
     """
     h, w = x.shape[-2:]
     down, right, mirrored = moves.unbind(-1)

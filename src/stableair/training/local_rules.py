@@ -1,7 +1,7 @@
 """Optimisers of the clients' local training.
 
-The memory of a rule starts anew in every round at every client. The learning rate is a setting of the experiment, see
-`lr_decay`.
+Every client resets the memory of a rule in every round. The learning rate follows the settings `lr` and `lr_decay` of
+the experiment.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from stableair.validation import boolean, fraction, number, positive, short_repr
 
 local = Registry("local", "local")
 
-Momenta = dict[str, Tensor]  # of SGD: "velocity", and "start" for the proximal term
+Momenta = dict[str, Tensor]  # SGD: "velocity", and "start" for the proximal term; Adam: "m", "v" and "t"
 
 
 @local("sgd")
@@ -63,7 +63,7 @@ def fedprox(
 
         SGD on the loss plus mu / 2 norm(w - w_k)^2
 
-    `clip` acts on the gradient of the loss, before the proximal term and the weight decay are added.
+    `clip` limits the gradient of the loss, without the proximal term and the weight decay.
 
     Args:
         mu: Weight of the proximal term, at least 0; 0 is `sgd`.
@@ -157,8 +157,8 @@ class LocalSteps:
 
     Args:
         rule: The optimiser.
-        module: The model, which defines the trained parameters; the others do not change.
-        w: Parameters of the client, (d,); every call changes them in place.
+        module: The model; only its parameters with requires_grad are trained.
+        w: Parameters of the client, (d,); each call changes them in place.
         lr: Learning rate of the round.
     """
 
@@ -169,7 +169,7 @@ class LocalSteps:
         trained = [p.new_full((p.numel(),), p.requires_grad, dtype=torch.bool) for p in module.parameters()]
         all_trained = all(p.requires_grad for p in module.parameters())
         self.trained = slice(None) if all_trained else torch.cat(trained)
-        self.values = w[self.trained].clone()  # a memory may refer to it
+        self.values = w[self.trained].clone()  # a copy, since a memory may refer to it
         self.memory = rule.init(self.values)
 
     def __call__(self, grad: Tensor) -> None:
@@ -177,7 +177,7 @@ class LocalSteps:
         if self.rule == PLAIN_SGD:
             self.w.sub_(grad, alpha=self.lr)
             return
-        g = grad[self.trained].clone()  # likewise
+        g = grad[self.trained].clone()  # a copy, for the same reason
         with unchanged("local rule", self.values, g, self.memory, setting="local"):
             result = self.rule.step(self.values, g, self.memory, self.lr)
         self.values, self.memory = _checked_step(result, self.values)
@@ -228,7 +228,7 @@ def _sgd_memory(w: Tensor, mu: float, momentum: float) -> Momenta:
 
 @dataclass(frozen=True)
 class SGDStep:
-    """A step of SGD; engines that know the class compute it in place."""
+    """A step of SGD; the stacked engine recognises this class and computes the step in place."""
 
     mu: float
     momentum: float
@@ -249,7 +249,7 @@ class SGDStep:
 def _clipped_step(
     w: Tensor, g: Tensor, memory: Memory, lr: float, step: LocalStep, clip: float
 ) -> tuple[Tensor, Memory]:
-    """A step with the gradient scaled down to a norm of at most `clip`, as torch.nn.utils.clip_grad_norm_ does."""
+    """Take a step with the gradient scaled to a norm of at most `clip`, as torch.nn.utils.clip_grad_norm_ does."""
     share = (clip / (torch.linalg.vector_norm(g) + 1e-6)).clamp(max=1)
     return step(w, share * g, memory, lr)
 

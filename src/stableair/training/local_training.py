@@ -24,7 +24,7 @@ def payload_scale(payload: str, lr: float) -> float:
 
 @dataclass(frozen=True)
 class LocalTraining:
-    """The clients' computation in a round, independent of the engine: E epochs of minibatches.
+    """The local training of all clients in a round, independent of the engine: E epochs of minibatches.
 
     The payload is the accumulated gradient (w_k - w_{k,n}) / eta_k, or with "delta" the difference w_k - w_{k,n}.
     """
@@ -40,11 +40,11 @@ class LocalTraining:
     augment: str = "none"  # or "crop_flip": shift and mirror every image at random
     rule: LocalRule = PLAIN_SGD  # the optimiser
     lr_share: Schedule = full_rate  # k -> the share of lr in round k
-    label_smoothing: float = 0.0  # of the training loss, the cross entropy
+    label_smoothing: float = 0.0  # label smoothing of the training loss, the cross entropy
 
     @property
     def is_plain(self) -> bool:
-        """Whether the steps are those of plain SGD on the cross entropy, for which engines have faster programs."""
+        """Whether the steps are plain SGD on the cross entropy, for which engines have faster programs."""
         return self.rule == PLAIN_SGD and not self.label_smoothing
 
     def lr_in_round(self, k: int) -> float:
@@ -80,7 +80,7 @@ class LocalTraining:
         return self.epochs * -(-self.sizes[client] // self.batch_size)
 
     def _bits(self, stream: str, k: int, clients: Sequence[int], each: int = 1) -> Tensor:
-        """Random bits for every sample of clients with m samples each in round k, on the host: (N, E, m * each)."""
+        """Draw bits for every sample of clients with m samples each in round k, on the host: (N, E, m * each)."""
         shape = len(clients), self.epochs, self.sizes[clients[0]] * each
         sources = [generator(self.seed, stream, k, n) for n in clients]
         return first_bits(sources, math.prod(shape[1:])).view(shape)
@@ -107,7 +107,7 @@ class Trainer(Protocol):
     """Computes the local training of a round: the reference trainer, or an engine."""
 
     work: LocalTraining
-    chunk: int  # clients whose updates are in memory at once: an N x d matrix need never exist
+    chunk: int  # clients whose updates are in memory at once; an N x d matrix is not needed
 
     def __call__(self, state: ModelState, k: int, clients: Tensor) -> Iterator[Upload]:
         """Train these clients from w_k in round k; yield their uploads chunk by chunk, in the order of `clients`."""

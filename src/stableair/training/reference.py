@@ -19,7 +19,7 @@ from stableair.training.local_training import LocalTraining
 from stableair.vector import Layout, ModelState, attach, moments
 
 CHUNK = 10  # default number of clients whose updates are in memory at once
-SMALL = 1_000_000  # entries; below, one thread is faster than two
+SMALL = 1_000_000  # entries of a model; below, one thread is faster than two
 
 
 @dataclass(frozen=True)
@@ -72,19 +72,19 @@ class Reference:
         return Upload(clients, update, moments(stats, work.norms), loss)
 
     def __call__(self, state: ModelState, k: int, clients: Tensor) -> Iterator[Upload]:
-        for some in clients.split(self.chunk) if len(clients) else ():
-            yield self.train(state, k, some)
+        for chunk in clients.split(self.chunk) if len(clients) else ():
+            yield self.train(state, k, chunk)
 
 
 def cannot_train(k: int, client: int, error: Exception) -> InputError:
-    """Make the error for a client whose batches the model refuses, such as one value per channel for a batch norm."""
+    """Return the error for a client whose batches the model refuses, such as one value per channel for batch norm."""
     text = f"round {k}: client {client} cannot train: {str(error).strip().partition(chr(10))[0]}"
     return InputError(text, code="client-cannot-train", round=k, client=client)
 
 
 @contextmanager
 def restored_buffers(module: nn.Module, norms: Layout) -> Iterator[None]:
-    """Restore all buffers but the norm statistics afterwards: counters and masks start anew with every client."""
+    """Restore all buffers except the norm statistics on exit: counters and masks are reset for every client."""
     buffers = [(b, b.clone()) for name, b in module.named_buffers() if name not in norms.names]
     try:
         yield
@@ -95,18 +95,18 @@ def restored_buffers(module: nn.Module, norms: Layout) -> Iterator[None]:
 
 @contextmanager
 def restored_generators(device: torch.device) -> Iterator[None]:
-    """Restore the states of the global generators of torch, Python and numpy afterwards."""
-    python, of_numpy = random.getstate(), np.random.get_state()
+    """Restore the states of the global generators of torch, Python and numpy on exit."""
+    python_state, numpy_state = random.getstate(), np.random.get_state()
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         try:
             yield
         finally:
-            random.setstate(python)
-            np.random.set_state(of_numpy)
+            random.setstate(python_state)
+            np.random.set_state(numpy_state)
 
 
 def seed_generators(seed: int) -> None:
-    """Seed the global generators, for models that draw in their forward pass."""
+    """Seed the global generators, for models that draw random numbers in their forward pass."""
     torch.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)
@@ -125,14 +125,14 @@ def float32_matmul(tf32: bool = False) -> Iterator[None]:
 
 @contextmanager
 def threads_for(entries: int) -> Iterator[None]:
-    """Use one thread for small models: starting a second one takes longer than it saves."""
+    """Use one thread for small models: starting a second thread costs more time than it saves."""
     with threads(1 if entries < SMALL else None):
         yield
 
 
 @contextmanager
 def threads(number: int | None) -> Iterator[None]:
-    """Set the number of threads; None leaves it. In large models the number changes the last bits of a sum."""
+    """Set the number of threads; None keeps it. In large models the number changes the last bits of a sum."""
     before = torch.get_num_threads()
     torch.set_num_threads(number or before)
     try:

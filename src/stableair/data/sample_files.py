@@ -1,4 +1,4 @@
-"""CSV and npz files with samples."""
+"""Reading of CSV and npz files with samples."""
 
 import csv
 import hashlib
@@ -40,7 +40,7 @@ def read_csv(
 
     Raises:
         InputError: A file cannot be read, lacks a column, or holds an invalid value, which is named with its row.
-            Rows are counted from 0, below the line of names.
+            Row numbers start at 0, below the line of names.
     """
     special = [label, *([writer] if writer else [])]
     train, file = _read_rows(path, sep)
@@ -53,7 +53,7 @@ def read_csv(
 
 
 def _samples_of_rows(rows: Any, path: str | Path, chosen: list[str], special: list[str]) -> Samples:
-    """The samples of a table, with these columns of features, and the columns of labels and possibly writers."""
+    """Convert a table to samples: `chosen` are the feature columns, `special` the label and possibly the writer."""
     for name in (*special, *chosen):
         if name not in rows.columns:
             allowed = list(rows.columns)
@@ -94,7 +94,7 @@ def read_npz(path: str | Path, channels: Channels = "auto") -> tuple[Samples, Sa
     parts = {short: arrays[name] for short, long in NPZ_NAMES.items() for name in (long, short) if name in arrays}
     wanted = ["x", "y", *(["x_test", "y_test"] if {"x_test", "y_test"} & parts.keys() else [])]
     if missing := [name for name in wanted if name not in parts]:
-        text = f"{path} lacks the array {missing[0]}; it holds {', '.join(arrays) or 'none'}"
+        text = f"{path} has no array {missing[0]}; it holds {', '.join(arrays) or 'none'}"
         raise InputError(text, code="missing-array", path=path, name=missing[0], found=list(arrays))
     train = samples(parts["x"], parts["y"], parts.get("writer"), "", channels, str(path))
     test = samples(parts["x_test"], parts["y_test"], None, "_test", channels, str(path)) if "x_test" in parts else None
@@ -102,7 +102,7 @@ def read_npz(path: str | Path, channels: Channels = "auto") -> tuple[Samples, Sa
 
 
 def _read(path: str | Path) -> tuple[bytes, File]:
-    """The content of a file, its name and its SHA-256."""
+    """Return the content of a file, its name and its SHA-256."""
     path = as_path("path", path)
     try:
         content = path.read_bytes()
@@ -112,7 +112,7 @@ def _read(path: str | Path) -> tuple[bytes, File]:
 
 
 def _read_rows(path: str | Path, sep: str) -> tuple[Any, File]:
-    """A CSV file as a data frame, whose cells stay text unless they are numbers; and the file."""
+    """Read a CSV file as a data frame; cells that are not numbers stay text. Also return the file."""
     import pandas
 
     content, file = _read(path)
@@ -135,7 +135,7 @@ def _read_rows(path: str | Path, sep: str) -> tuple[Any, File]:
 
 
 def _numbers(column: Any, path: str, name: str) -> np.ndarray:
-    """A column of features as float32."""
+    """Convert a column of features to float32."""
     import pandas
 
     values = pandas.to_numeric(column, errors="coerce").to_numpy(np.float64)
@@ -151,7 +151,7 @@ def _numbers(column: Any, path: str, name: str) -> np.ndarray:
 
 
 def _numbers_or_text(column: Any) -> list[Any]:
-    """A column of labels or writers: numbers if every cell is a number, otherwise text."""
+    """Convert a column of labels or writers to numbers if every cell is a number, otherwise to text."""
     import pandas
 
     numbers = pandas.to_numeric(column, errors="coerce")

@@ -12,14 +12,14 @@ SPEC = "csv(path='flowers.csv', label=species, writer=gardener)"
 HEAD = "a,b,label\n"
 
 
-def test_csv_columns(own_files):
+def test_csv_columns(sample_files):
     data = dataset.one(SPEC)()
     assert (data.train.x.shape, data.test.x.shape, data.classes) == ((16, 2), (4, 2), 2)
     assert data.train.writer.unique().tolist() == [0, 1, 2]
     label = {0: "iris", 1: "rose"}
     rows = {
         tuple(map(float, row[:2])): row[2]
-        for row in (line.split(",") for line in (own_files / "flowers.csv").read_text().splitlines()[1:])
+        for row in (line.split(",") for line in (sample_files / "flowers.csv").read_text().splitlines()[1:])
     }
     for split in (data.train, data.test):
         for x, y in zip(split.x.tolist(), split.y.tolist(), strict=True):
@@ -29,8 +29,8 @@ def test_csv_columns(own_files):
     assert sa.Dataset.from_csv("flowers.csv", "species", features=("width", "length")).train.x.shape == (16, 2)
 
 
-def test_csv_with_test_file(own_files):
-    (own_files / "test.csv").write_text("width,species,length,gardener\n1,rose,2,g\n")
+def test_csv_with_test_file(sample_files):
+    (sample_files / "test.csv").write_text("width,species,length,gardener\n1,rose,2,g\n")
     data = sa.Dataset.from_csv("flowers.csv", "species", test_path="test.csv", writer="gardener")
     assert data.test.x.tolist() == [[2.0, 1.0]], "columns are found by name"
     assert data.test.y.tolist() == [1]
@@ -47,15 +47,15 @@ def test_csv_with_test_file(own_files):
         (["2", "x"], [0, 1]),
     ],
 )
-def test_labels_of_a_csv(own_files, labels, numbers):
-    (own_files / "a.csv").write_text(HEAD + "".join(f"1,2,{label}\n" for label in labels))
-    (own_files / "b.csv").write_text(HEAD + f"1,2,{labels[0]}\n")
+def test_labels_of_a_csv(sample_files, labels, numbers):
+    (sample_files / "a.csv").write_text(HEAD + "".join(f"1,2,{label}\n" for label in labels))
+    (sample_files / "b.csv").write_text(HEAD + f"1,2,{labels[0]}\n")
     assert sa.Dataset.from_csv("a.csv", "label", test_path="b.csv").train.y.tolist() == numbers
 
 
-def test_other_separators_and_a_byte_order_mark(own_files):
-    text = (own_files / "flowers.csv").read_text().replace(",", ";")
-    (own_files / "semicolons.csv").write_text(text, "utf-8-sig")
+def test_other_separators_and_a_byte_order_mark(sample_files):
+    text = (sample_files / "flowers.csv").read_text().replace(",", ";")
+    (sample_files / "semicolons.csv").write_text(text, "utf-8-sig")
     data = sa.Dataset.from_csv("semicolons.csv", "species", sep=";", features=("length", "width"))
     assert torch.equal(
         data.train.x, sa.Dataset.from_csv("flowers.csv", "species", features=("length", "width")).train.x
@@ -86,14 +86,14 @@ def test_other_separators_and_a_byte_order_mark(own_files):
         ("unreadable-file", b"\xff\xfe\x00\xd8", {}),
     ],
 )
-def test_bad_csv_is_one_line_that_names_the_file(own_files, code, text, fields):
-    (own_files / "bad.csv").write_bytes(text if isinstance(text, bytes) else text.encode())
+def test_bad_csv_is_one_line_that_names_the_file(sample_files, code, text, fields):
+    (sample_files / "bad.csv").write_bytes(text if isinstance(text, bytes) else text.encode())
     error = refused(code, lambda: sa.Dataset.from_csv("bad.csv", "label"))
     assert "bad.csv" in str(error)
     assert {key: error.fields[key] for key in fields} == fields
 
 
-def test_invalid_files_and_arguments_are_refused(own_files):
+def test_invalid_files_and_arguments_are_refused(sample_files):
     refused("unreadable-file", lambda: sa.Dataset.from_csv("nothing.csv", "label"))
     refused("unreadable-file", lambda: sa.Dataset.from_csv(".", "label"))
     refused("wrong-columns", lambda: sa.Dataset.from_csv("flowers.csv", "species", features=("species",)))
@@ -101,14 +101,14 @@ def test_invalid_files_and_arguments_are_refused(own_files):
     refused("wrong-type", lambda: sa.Dataset.from_csv("flowers.csv", 3))
     error = refused("invalid-feature", lambda: sa.Dataset.from_csv("flowers.csv", "species"))
     assert error.fields["column"] == "gardener"
-    (own_files / "other.csv").write_text("length,width,species\n1,2,lily\n")
+    (sample_files / "other.csv").write_text("length,width,species\n1,2,lily\n")
     columns = {"features": ("length", "width"), "test_path": "other.csv"}
     error = refused("unknown-class", lambda: sa.Dataset.from_csv("flowers.csv", "species", **columns))
     assert "other.csv" in str(error)
     assert error.fields["value"] == "lily"
 
 
-def test_npz(own_files):
+def test_npz(sample_files):
     data = dataset.one("npz('tokens.npz', test=0.5)")()
     assert data.train.x.dtype == torch.int64
     assert sorted(torch.cat([data.train.x, data.test.x]).tolist()) == sorted(np.load("tokens.npz")["x"].tolist())
@@ -132,18 +132,18 @@ def test_npz(own_files):
         ("missing-label", {"x": np.ones((4, 2)), "y": np.array([0, np.nan, 1, 1])}),
     ],
 )
-def test_bad_npz_is_one_line_that_names_the_file(own_files, code, arrays):
+def test_bad_npz_is_one_line_that_names_the_file(sample_files, code, arrays):
     np.savez("bad.npz", **arrays)
     assert "bad.npz" in str(refused(code, lambda: sa.Dataset.from_npz("bad.npz")))
 
 
-def test_a_file_that_is_not_npz_is_refused(own_files):
+def test_a_file_that_is_not_npz_is_refused(sample_files):
     for name in ("flowers.csv", "nothing.npz"):
         refused("unreadable-file", lambda name=name: sa.Dataset.from_npz(name))
 
 
 @pytest.mark.parametrize("spec", [SPEC, "npz(path='tokens.npz')"])
-def test_changed_file_is_refused_on_resume(own_files, tiny, spec):
+def test_changed_file_is_refused_on_resume(sample_files, tiny, spec):
     model = "logistic()"
     if "tokens" in spec:
         np.savez("tokens.npz", x=np.load("tokens.npz")["x"] / 7, y=np.load("tokens.npz")["y"])
@@ -153,12 +153,12 @@ def test_changed_file_is_refused_on_resume(own_files, tiny, spec):
     if "tokens" in spec:
         np.savez("tokens.npz", x=np.load("tokens.npz")["x"] * 2, y=np.load("tokens.npz")["y"])
     else:
-        (own_files / "flowers.csv").write_text((own_files / "flowers.csv").read_text().replace("0.1", "0.2"))
+        (sample_files / "flowers.csv").write_text((sample_files / "flowers.csv").read_text().replace("0.1", "0.2"))
     refused("data-changed", lambda: sa.run(experiment.with_(rounds=3), "run", resume=True))
 
 
-def test_command(own_files, command, monkeypatch):
-    monkeypatch.chdir(own_files)
+def test_command(sample_files, command, monkeypatch):
+    monkeypatch.chdir(sample_files)
     shown, _, errors = command("data", "show", "npz(path='tokens.npz')", "--clients", "3", "-o", "labels.png")
     assert shown == 0, errors
     settings = ["data=csv(path=\"flowers.csv\", label=species, features=('length', 'width'))", "rounds=1", "clients=4"]
