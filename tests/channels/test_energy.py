@@ -217,8 +217,17 @@ def test_a_power_rule_scales_the_interference_of_the_waveform(basis, time, rule,
     torch.testing.assert_close(got.pilot, draw.pilot * scale)
 
 
-@pytest.mark.parametrize("spec", ["digital()", "waveform()"])
-def test_fading_along_the_vector_is_refused_beside_a_rule_that_adapts_to_it(spec):
+class Halved(Power):
+    """Transmit half of each payload."""
+
+    def transmissions(self, h, clients, seed, k):
+        return {n: Transmission(0.5 * h[n].item(), 0.25) for n in clients.tolist()}
+
+
+@pytest.mark.parametrize("rule", [Boost(), Halved()], ids=["gain", "transmissions"])
+@pytest.mark.parametrize("spec", ["flat()", "digital()", "waveform()"])
+def test_fading_along_the_vector_is_refused_beside_a_rule_that_adapts_to_it(spec, rule):
     with pytest.raises(InputError) as error:
-        air(spec, Boost(), "block(entries=5)")
+        air(spec, rule, "block(entries=5)")
     assert error.value.code == "unsupported-fading"
+    air("flat(noise_on=sum)", "limit(P=1)", "block(entries=5)")

@@ -45,8 +45,9 @@ def test_a_block_of_rounds_and_entries_has_one_amplitude():
     assert (first != third).all()
 
 
-def test_a_block_as_long_as_the_vector_is_the_fading_within(tiny):
-    plain, long = (build(tiny.with_(fading=f)) for f in ("rayleigh()", "block(of='rayleigh()', entries=1000)"))
+@pytest.mark.parametrize("within", ["rayleigh()", "ar(0.9)"])
+def test_a_block_as_long_as_the_vector_is_the_fading_within(tiny, within):
+    plain, long = (build(tiny.with_(fading=f)) for f in (within, f"block(of='{within}', entries=1000000)"))
     for a, b in zip(simulate(plain, plain.start, 2), simulate(long, long.start, 2), strict=True):
         torch.testing.assert_close(a.state.model.w, b.state.model.w)
 

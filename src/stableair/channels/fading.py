@@ -302,7 +302,7 @@ class GaussMarkov(Generator):
         self.position = stop
         total = torch.zeros(math.prod(shape), dtype=torch.float64)
         rounds = torch.tensor(list(self.weights))
-        for chunk in rounds.split(max(CHUNK // stop, 1)):
+        for chunk in rounds.split(max(CHUNK // max(stop, 1), 1)):
             bits = first_bits([self.at(j) for j in chunk.tolist()], stop)[:, start:]
             weights = torch.tensor([self.weights[j] for j in chunk.tolist()], dtype=torch.float64)
             terms = weights[:, None] * box_muller(open_unit(bits).unflatten(-1, (-1, 2)))

@@ -26,6 +26,7 @@ from stableair.contracts import (
     Transmission,
     Upload,
 )
+from stableair.errors import InputError
 from stableair.memory import unchanged
 from stableair.streams import generator
 from stableair.validation import choice
@@ -68,6 +69,11 @@ class Flat:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "power", fit_power(self.power, self.fading, self.noise_on, "flat"))
+        if self._block_fading() and self.power.adapts_to_fading:
+            text = (
+                "the power rule adapts to the fading, which changes along the vector: choose power=limit or none, or "
+            )
+            raise InputError(f"{text}leave out entries=... of the fading", code="unsupported-fading", setting="fading")
 
     def with_reduction(self, reduction: Reduction) -> "Flat":
         """Return the same channel, with the sums distributed over processes.
@@ -106,9 +112,9 @@ class Flat:
             pilot = self._noise(self.pilots, "pilot", seed, k, device) if self.pilots else None
         with unchanged("power", h, clients):
             transmissions = self.power.transmissions(h, clients, seed, k)
-        if isinstance(self.fading, FadingLaw) and self.fading.block_length:
+        if law := self._block_fading():
             transmissions = {
-                client: Transmission(self._gain_along(self.fading, h[client].item(), seed, k, client), sent.energy)
+                client: Transmission(_gain_along(law, h[client].item(), seed, k, client), sent.energy)
                 for client, sent in transmissions.items()
             }
         return FlatDraw(k, clients, h[clients], xi, pilot, transmissions)
@@ -118,14 +124,9 @@ class Flat:
         drawn = self.noise(entries, generator(seed, stream, k, device=device))
         return check_shape("noise", drawn, entries).float()
 
-    def _gain_along(self, law: FadingLaw, first: float, seed: int, k: int, client: int) -> Gain:
-        """Return the gains of a client whose fading changes along the vector."""
-
-        def gain(d: int, device: torch.device) -> Tensor:
-            source = generator(seed, "fading", k, client, device=device)
-            return self.power.gain(amplitudes_along(law, first, d, source))
-
-        return gain
+    def _block_fading(self) -> FadingLaw | None:
+        """Return the fading if it changes along the vector."""
+        return self.fading if isinstance(self.fading, FadingLaw) and self.fading.block_length else None
 
     def superpose(self, uploads: Iterable[Upload], draw: FlatDraw) -> Received:
         """Apply Eq. (3): chunks of (m, d) payloads -> g (d,).
@@ -167,6 +168,15 @@ class Flat:
         """Assemble the sums over the whole vector from the slices of all processes."""
         faded, clean = self.reduction.assemble(total.faded, total.clean, d=d)
         return total._replace(faded=faded, clean=clean)
+
+
+def _gain_along(law: FadingLaw, first: float, seed: int, k: int, client: int) -> Gain:
+    """Return the gains of a client whose fading changes along the vector."""
+
+    def gain(d: int, device: torch.device) -> Tensor:
+        return amplitudes_along(law, first, d, generator(seed, "fading", k, client, device=device))
+
+    return gain
 
 
 @channel("flat", uses=("fading", "noise", "power", "pilots"))
