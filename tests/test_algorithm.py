@@ -192,12 +192,12 @@ def test_no_signal_and_no_noise_have_no_ratio():
     "reported",
     [
         Resources(symbols=torch.tensor(5.0)), Resources(symbols=math.nan), Resources(bits=-1.0),
-        Resources(energies=torch.ones(3)), Resources(energies=("1",)),
+        Resources(energies=(1.0,)), Resources(energies={9999: 1.0}), Resources(energies={0: "1"}),
     ],
 )  # fmt: skip
 def test_a_channel_must_report_its_resources_as_numbers(tiny, reported):
     with pytest.raises(InputError) as error:
-        used(reported, build(tiny))
+        used(reported, (), build(tiny))
     assert (error.value.code, error.value.setting) == ("wrong-type", "channel")
 
 

@@ -62,7 +62,7 @@ def test_all_memory_of_components_is_in_the_state(tiny, settings):
     """What a component says that it keeps is what its next round depends on."""
     sim = build(tiny.with_(**settings))
     *_, third, fourth = sa.simulate(sim, sim.start, 4)
-    forgotten = sim.start._replace(model=third.state.model)
+    forgotten = sim.start._replace(model=third.state.model, energies=third.state.energies)
     (again,) = sa.simulate(sim, forgotten, 4, start=3)
     kept = [name for name in ("receiver", "server", "average") if list(tensors(getattr(third.state, name)))]
     changed = not same(again.state, fourth.state)

@@ -2,11 +2,12 @@
 
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from numbers import Real
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from stableair.contracts import (
@@ -92,7 +93,7 @@ def simulate(sim: Simulation, state: State, rounds: int, start: int = 0) -> Iter
     """
     device = state.model.w.device
     for k in range(start, rounds):
-        model, receiver, server, average, memories = state
+        model, receiver, server, average, memories, energies = state
         clients = sim.participants(k)
         with unchanged("channel", clients):
             draw = sim.channel.draw(sim.n, clients, len(model.w), sim.seed, k, device)  # h_{n,k}, xi_k
@@ -110,8 +111,9 @@ def simulate(sim: Simulation, state: State, rounds: int, start: int = 0) -> Iter
         averaged = None
         if sim.average:
             average, averaged = sim.average(average, model)
-        state = State(model, receiver, server, average, memories)
-        transmission = observe(received, g, sim.snr_blocks) | used(received.resources, sim)
+        energies, resources = used(received.resources, energies, sim)
+        state = State(model, receiver, server, average, memories, energies)
+        transmission = observe(received, g, sim.snr_blocks) | resources
         yield Round(k, state, sim.evaluate(model, averaged) | transmission | metrics)
 
 
@@ -200,23 +202,52 @@ def observe(received: Received, g: Tensor | None, blocks: Layout = NOTHING) -> M
     } | {f"channel/snr_db/{name or 'model'}": x for name, x in snr(received.clean, received.noise, blocks).items()}
 
 
-def used(resources: Resources, sim: Simulation) -> Metrics:
-    """Compute the metrics of a round's resources: symbols, seconds on the air, energy in J, bits.
+def used(resources: Resources, total: Memory, sim: Simulation) -> tuple[Memory, Metrics]:
+    """Add up the energies of the clients, and compute the metrics of a round's resources.
 
     The mean energy is the mean over all n clients; a client that does not transmit has the energy 0.
 
+    Args:
+        resources: The resources of the round.
+        total: The energies of the earlier rounds, as in `State`.
+        sim: The simulation, for its number of clients, bandwidth and symbol energy.
+
+    Returns:
+        The energies after the round, and the metrics: symbols, seconds on the air, energies in J, bits.
+
     Raises:
-        InputError: An amount of the channel is not a number of at least 0 (`wrong-type`).
+        InputError: An amount of the channel is not a number of at least 0, or the energies are not a dict with the
+            indices of clients as keys (`wrong-type`).
     """
-    symbols, bits, *energies = (_amount(each) for each in (resources.symbols, resources.bits, *resources.energies))
-    energies = [sim.symbol_energy * energy for energy in energies]
-    return {
+    symbols, bits = _amount(resources.symbols), _amount(resources.bits)
+    _check_clients(resources.energies, sim.n)
+    energies = {client: sim.symbol_energy * _amount(energy) for client, energy in resources.energies.items()}
+    total = _with_round(total, energies, sim.n)
+    return total, {
         "channel/uses": symbols,
         "channel/seconds": symbols / sim.bandwidth,
-        "channel/energy_mean": math.fsum(energies) / sim.n,
-        "channel/energy_max": max(energies, default=0.0),
+        "channel/energy_mean": math.fsum(energies.values()) / sim.n,
+        "channel/energy_max": max(energies.values(), default=0.0),
+        "channel/energy_total_max": None if total is None else total.max().item(),
         "channel/bits": bits,
     }
+
+
+def _with_round(total: Memory, energies: Mapping[int, float], n: int) -> Memory:
+    """The energies of all n clients after a round, in a new tensor on the host."""
+    if total is None:
+        return None
+    before = total.cpu() if isinstance(total, Tensor) else torch.zeros(n, dtype=torch.float64)
+    added = torch.tensor(list(energies.values()), dtype=torch.float64)
+    return before.index_add(0, torch.tensor(list(energies), dtype=torch.int64), added)
+
+
+def _check_clients(energies: object, n: int) -> None:
+    """Check that the energies that a channel reports belong to clients."""
+    if not isinstance(energies, Mapping) or not all(type(client) is int and 0 <= client < n for client in energies):
+        text = f"the energies of the channel must be a dict, client index 0 ... {n - 1} to energy"
+        text += f": got {short_repr(energies)}"
+        raise InputError(text, code="wrong-type", setting="channel", expected="dict", actual=type(energies).__name__)
 
 
 def _amount(value: object) -> float:

@@ -13,6 +13,7 @@ from torch import nn
 from stableair import vector
 from stableair.algorithm import Simulation
 from stableair.channels import assembly
+from stableair.channels.digital import Digital, enough_clients
 from stableair.client_tests import client_tests
 from stableair.contracts import Channel, Dataset, Rule, ServerRule, Split, State, holds_tokens
 from stableair.data.datasets import hold_out
@@ -37,6 +38,7 @@ from stableair.vector import Layout, ModelState
 
 log = logging.getLogger("stableair")
 
+CHANNEL_SETTINGS = "clients", "participation", "receiver", "channel", *assembly.PARTS  # all that `check_channels` reads
 VALIDATION = 0.2  # share of the training data that evaluate="validation" holds out
 
 
@@ -314,13 +316,11 @@ def receiving_side(e: Experiment, layout: Layout, norms: Layout, divisor: float 
         The parts.
     """
     receiver = assemble(e.calls("receiver"), layout, e.blocks)
-    calls = {name: e.call(name) for name in ("channel", *assembly.PARTS)}
-    channel = assembly.assemble(calls, receiver.pilots, norms, divisor)
     step = e.call("server")
     if _uses_clients_lr(step):
         step = step.with_("lr", e.lr if e.payload == "gradient" else 1.0)
     return ReceivingSide(
-        channel,
+        _channel(e, receiver.pilots, norms, divisor),
         receiver,
         as_server_rule(step()),
         server_share=_server_share(e),
@@ -328,6 +328,42 @@ def receiving_side(e: Experiment, layout: Layout, norms: Layout, divisor: float 
         symbol_energy=e.symbol_energy,
         snr_blocks=vector.NOTHING if e.snr_blocks == "none" else layout.merge(e.snr_blocks),
     )
+
+
+def _channel(e: Experiment, pilots: int, norms: Layout, divisor: float | None) -> Channel:
+    return assembly.assemble({name: e.call(name) for name in ("channel", *assembly.PARTS)}, pilots, norms, divisor)
+
+
+@isolated()
+def check_channels(experiments: Iterable[Experiment]) -> None:
+    """Refuse experiments whose channel cannot work, before anything is computed; no data are read.
+
+    Args:
+        experiments: The experiments. Equal channels are checked once.
+
+    Raises:
+        InputError: The parts of a channel do not work together, as for `assembly.assemble`, or the clients are too few
+            for the participation (`out-of-range`) or the aggregator (`too-few-clients`). The error names the
+            experiment.
+    """
+    different: dict[tuple[object, ...], Experiment] = {}
+    for e in experiments:
+        different.setdefault(tuple(getattr(e, name) for name in CHANNEL_SETTINGS), e)
+    for e in different.values():
+        try:
+            with attribute_plugin_errors(e):
+                _check_channel(e)
+        except StableairError as error:
+            raise error.with_message(f"{e.name} with channel={e.channel}: {error}") from error
+
+
+def _check_channel(e: Experiment) -> None:
+    participation = e.call("participation")()
+    participants(participation, [1] * e.clients, e.seed)(0)
+    pilots = assemble(e.calls("receiver"), vector.NOTHING, e.blocks).pilots
+    channel = _channel(e, pilots, vector.NOTHING, divisor(participation, e.clients))
+    if isinstance(channel, Digital):
+        enough_clients(channel.aggregator, 0, e.clients, e.clients)
 
 
 def _server_share(e: Experiment) -> Schedule:

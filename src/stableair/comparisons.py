@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from html import escape
 from itertools import combinations
 from pathlib import Path
@@ -117,8 +117,8 @@ class Comparison(NamedTuple):
 
         Accuracies are between 0 and 1. `behind` is the mean paired difference to the best receiver of the channel,
         `low` and `high` are the ends of its 95 % confidence interval, `p` is its p-value with Holm's correction.
-        `symbols`, `airtime` (s), `energy` (J per client) and `bits` are mean totals of a run, `seconds` is its mean
-        computing time.
+        `symbols`, `airtime` (s), `energy` (J, mean over the clients), `energy_max` (J, largest of a client) and `bits`
+        are mean totals of a run, `seconds` is its mean computing time.
         """
         import pandas
 
@@ -232,8 +232,11 @@ class Comparison(NamedTuple):
     def _rows(self, channel: str) -> list[list[str]]:
         best = self.lines[channel][0]
         pairs = [self.pair(channel, best.receiver, line.receiver) for line in self.lines[channel]]
-        shown = {"with_rounds": self._has_unequal_rounds, "with_energy": self.budget is not None}
-        return [_row(line, pair, **shown) for line, pair in zip(self.lines[channel], pairs, strict=True)]
+        resources = {"symbols"} | ({"energy", self.budget.resource} if self.budget else set())
+        return [
+            _row(line, pair, self._has_unequal_rounds, resources)
+            for line, pair in zip(self.lines[channel], pairs, strict=True)
+        ]
 
     @property
     def _has_unequal_rounds(self) -> bool:
@@ -271,10 +274,10 @@ class Comparison(NamedTuple):
         return notes
 
 
-HEAD = ["", "accuracy", "behind", "95 % interval", "p", "seeds", "rounds", "symbols", "energy", "seconds"]
+HEAD = ["", "accuracy", "behind", "95 % interval", "p", "seeds", "rounds", *RESOURCES, "seconds"]
 
 
-def _row(line: Line, behind: PairedDifference | None, *, with_rounds: bool, with_energy: bool) -> list[str]:
+def _row(line: Line, behind: PairedDifference | None, with_rounds: bool, resources: Collection[str]) -> list[str]:
     """The cells of a line; `behind` is its difference to the best line, None for the best line itself."""
     std = f" ± {100 * mean_and_std(line.accuracies)[1]:.2f}" if len(line.accuracies) > 1 else ""
     diverged = f", {line.diverged} diverged" if line.diverged else ""
@@ -283,10 +286,11 @@ def _row(line: Line, behind: PairedDifference | None, *, with_rounds: bool, with
         p = "" if behind.p is None else f"{behind.p:.2g} {behind.mark or ' '}"
         difference, *ends = (None if value is None else f"{100 * value:z.2f}" for value in _behind(line, behind))
         cells = [difference or "", " to ".join(filter(None, ends)), p]
-    symbols, energy = (
-        "" if total is None else format_amount(total) for total in map(line.total, ("symbols", "energy"))
-    )
-    used = [f"{line.rounds:.4g}" if with_rounds else "", symbols, energy if with_energy else ""]
+    totals = [line.total(name) if name in resources else None for name in RESOURCES]
+    used = [
+        f"{line.rounds:.4g}" if with_rounds else "",
+        *("" if each is None else format_amount(each) for each in totals),
+    ]
     accuracy = f"{100 * line.accuracy:.2f}{std}{diverged}"
     name = f"{line.receiver} {MIXED}" if line.mixed_components else line.receiver
     return [name, accuracy, *cells, str(len(line.runs)), *used, f"{line.seconds:.1f}"]
@@ -346,8 +350,8 @@ def compare(
             runs, or folders of runs; then nothing is computed.
         folder: Folder of the runs; finished runs in it are not computed again.
         seeds: Number of seeds of each experiment of a plan; default: the number in the plan, or else five.
-        equal: Resource of which every run gets the same budget: "symbols", "airtime", "energy" or "bits". Each run is
-            cut after its last round within the budget. None: the runs have equal numbers of rounds.
+        equal: Resource of which every run gets the same budget: "symbols", "airtime", "energy", "energy_max" or "bits".
+            Each run is cut after its last round within the budget. None: the runs have equal numbers of rounds.
         budget: The budget. None: the smallest total of the compared runs. With a budget and without `stop`, the runs of
             a plan stop when they have used the budget.
         parallel: Number of processes on this machine.
@@ -379,9 +383,7 @@ def compare(
     ['mac(C=1)', 'none()']
     """
     if budget is not None and not equal:
-        raise InputError(
-            "a budget needs a resource: add equal=symbols, airtime, energy or bits", code="budget-without-equal"
-        )
+        raise InputError(f"a budget needs a resource: add equal={' or '.join(RESOURCES)}", code="budget-without-equal")
     objects = {"data": data, "model": model, "receiver": receiver, "server": server}
     if _is_recorded(plan):
         _refuse_unused({"seeds": seeds, **objects, **options})

@@ -4,7 +4,7 @@ data -> partition -> participation -> local training -> transmit power -> channe
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -188,7 +188,7 @@ class Accumulated(NamedTuple):
     max_norm: float  # largest norm of a payload; a waveform: of a modulated payload, see `Waveform`
     senders: int  # number of clients that were received
     dtype: torch.dtype  # dtype of the payloads
-    energies: tuple[float, ...] = ()  # per sender, sum_t |x_t|^2 of its signal, before the scaling of all payloads
+    energies: Mapping[int, float] = {}  # by client, sum_t |x_t|^2 before the scaling of all payloads
 
 
 class Resources(NamedTuple):
@@ -199,7 +199,7 @@ class Resources(NamedTuple):
     """
 
     symbols: float = 0.0  # complex symbols: the product of bandwidth and time, for all clients together
-    energies: tuple[float, ...] = ()  # per sender, sum_t |x_t|^2; a symbol of modulus 1 has the energy 1
+    energies: Mapping[int, float] = {}  # by client, sum_t |x_t|^2; a symbol of modulus 1 has the energy 1
     bits: float = 0.0  # bits of all clients together; an analog channel sends none
 
 
@@ -552,6 +552,7 @@ class State(NamedTuple):
     server: Memory = ()  # memory of the server rule
     average: Memory = ()  # memory of the averaged model
     clients: Memory = ()  # memory of the clients, passed on unchanged
+    energies: Memory = ()  # (n,) float64, energy in J that each client has transmitted; (): none; None: not recorded
 
 
 # (memory, the new model) -> (memory, the averaged model), for the evaluation

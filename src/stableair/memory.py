@@ -124,6 +124,8 @@ def same_structure(memory: Memory, like: Memory) -> bool:
 def non_finite_parts(state: State, infinite_memories: bool = False) -> set[str]:
     """The parts of a state that are not finite: "model", "receiver", "server", "average" or "clients".
 
+    The energies are not a part: no later model depends on them.
+
     Parameters and norm buffers must be finite: clients cannot train a model with other values. In a memory, infinity
     can be correct: for example a limit that is not set yet, or the largest entry of a received sum. NaN is never
     correct: every computation with it gives NaN again.
@@ -132,7 +134,7 @@ def non_finite_parts(state: State, infinite_memories: bool = False) -> set[str]:
         state: The state after a round.
         infinite_memories: Whether the tensors of memories may be infinite. Python numbers may always be infinite.
     """
-    memories = {name: memory for name, memory in state._asdict().items() if name != "model"}
+    memories = {name: memory for name, memory in state._asdict().items() if name not in ("model", "energies")}
     parts = {name for name, memory in memories.items() if not _is_finite(memory, infinite_memories)}
     return parts if _is_finite(state.model) else parts | {"model"}
 

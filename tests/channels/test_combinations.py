@@ -80,7 +80,7 @@ def check(specs):
         assert (a is None and b is None) or torch.equal(a, b), specs
     assert first.resources == again.resources, specs
     assert len(first.resources.energies) == first.senders, specs
-    assert all(energy > 0 for energy in first.resources.energies), specs
+    assert all(energy > 0 for energy in first.resources.energies.values()), specs
     assert first.resources.symbols > 0 or not first.senders, specs
     assert first.g.isfinite().all(), specs
     return ""

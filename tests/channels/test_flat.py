@@ -321,7 +321,7 @@ def test_a_power_rule_changes_gains_interference_and_pilots():
     torch.testing.assert_close(after.g, (update.double().mean(0) / 2 + 2 * draw.xi).float())
     torch.testing.assert_close(after.pilot, 2 * before.pilot)
     assert (after.g.dtype, after.noise.dtype) == (torch.float32, torch.float32)
-    assert after.resources.energies == pytest.approx((update.double().norm(dim=1) ** 2 / 4 / 4).tolist())
+    assert list(after.resources.energies.values()) == pytest.approx((update.double().norm(dim=1) ** 2 / 4 / 4).tolist())
 
 
 @pytest.mark.parametrize(

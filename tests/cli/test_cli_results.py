@@ -68,7 +68,7 @@ def test_plot_against_an_argument(command, runs):
     assert command(*words, "-o", "a.pdf") == (0, "a.pdf\n", "")
     code, _, errors = command("plot", runs, "--x", "C")
     assert (code, errors.count("\n")) == (2, 1)
-    assert "allowed: round, symbols, airtime, energy, bits, receiver.C, seed" in errors
+    assert "allowed: round, symbols, airtime, energy, energy_max, bits, receiver.C, seed" in errors
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ def test_our_app_gives_the_bits_of_a_plain_run(small, tmp_path):
     assert [row | {"seconds": 0} for row in run.rounds] == [row | {"seconds": 0} for row in plain.rounds]
     assert torch.equal(run.state.model.w, plain.state.model.w)
     assert torch.equal(run.state.model.stats, plain.state.model.stats)
+    assert torch.equal(run.state.energies, plain.state.energies)
     assert run.experiment == plain.experiment
     assert run.labels == plain.labels
 
@@ -40,8 +41,9 @@ def test_our_clients_train_with_the_local_rule_and_the_rounds_rate(small):
 
 def test_a_plain_run_continues_a_run_of_flower(small, tmp_path):
     OverTheAir(averaging(), small, tmp_path).start(ours(small), num_rounds=2)
-    resumed = sa.run(small, tmp_path, resume=True)
-    assert torch.equal(resumed.state.model.w, sa.run(small).state.model.w)
+    resumed, plain = sa.run(small, tmp_path, resume=True), sa.run(small)
+    assert torch.equal(resumed.state.model.w, plain.state.model.w)
+    assert resumed["energy_max"] == plain["energy_max"]
 
 
 def another(small, node, **changes):

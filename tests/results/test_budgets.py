@@ -7,6 +7,7 @@ import stableair as sa
 from helpers.errors import refused
 from stableair.comparisons import comparison
 from stableair.results.budgets import Budget, at_equal
+from stableair.results.resources import RESOURCES
 from stableair.results.run import Run
 from stableair.results.statistics import holm, p_value
 from test_comparisons import TINY
@@ -15,7 +16,7 @@ DIGITAL = {"fading": "unit()", "noise": "none()", "channel": "digital()", "recei
 
 
 def made(accuracy, cost, name="energy", **settings):
-    metric = {"energy": "channel/energy_mean", "symbols": "channel/uses", "bits": "channel/bits"}[name]
+    metric = RESOURCES[name].metric
     rows = [
         {"round": k, "test/accuracy": a, "seconds": 1.0} | {metric: cost if isinstance(cost, float) else cost[k]}
         for k, a in enumerate(accuracy)
@@ -46,7 +47,12 @@ def test_impossible_budgets_are_refused():
     refused("unknown-value", at_equal, pair(), "joule")
     refused("resource-not-recorded", at_equal, pair(), "symbols")
     silent = [made([0.1], 0.0, "bits"), made([0.1], 8.0, "bits", receiver="none()")]
-    refused("resource-not-used", at_equal, silent, "bits")
+    silent = [
+        Run(run.record, [row | {"channel/uses": 5.0, "channel/seconds": 0.0} for row in run.rounds]) for run in silent
+    ]
+    error = refused("resource-not-used", at_equal, silent, "bits")
+    assert str(error).endswith("resources that all runs used: symbols"), "neither bits nor airtime nor unrecorded ones"
+    assert error.fields["allowed"] == ["symbols"]
 
 
 def test_unfinished_runs_are_left_out_unless_they_have_used_the_budget(caplog):
@@ -86,6 +92,17 @@ def test_all_channels_share_a_table_with_rounds_and_resources():
     assert found.to_pandas()[["rounds", "energy"]].values.tolist() == [[1, 3], [4, 4]]
     assert "rounds  " not in str(comparison([pair()[0], made([0.5] * 4, 1.0, receiver="none()")]))
     refused("not-paired", comparison, runs)
+
+
+@pytest.mark.parametrize("name", RESOURCES)
+def test_the_resource_of_the_budget_has_a_column(name):
+    """Also if it is neither symbols nor energy; the other resources have none."""
+    cheap = made([0.1, 0.2], [2.0, 4.0], name)
+    costly = made([0.6, 0.8], [3.0, 9.0], name, receiver="none()")
+    head, first, second, *_ = str(comparison([cheap, costly], name)).splitlines()[1:]
+    assert head.split()[-3:] == ["rounds", name, "seconds"]
+    total = "4" if name == "energy_max" else "6"  # which is recorded as a total
+    assert [line.split()[-3:-1] for line in (first, second)] == [["1", "3"], ["2", total]]
 
 
 def test_holm_is_over_all_pairs_of_the_table():

@@ -140,6 +140,6 @@ def test_a_checkpoint_without_a_checksum_is_refused(finished, tmp_path):
 
 def test_a_checkpoint_can_still_be_read_with_torch_alone(finished):
     content = torch.load(finished[1].folder / CHECKPOINT, weights_only=True)
-    assert list(content) == ["rounds", "model", "receiver", "server", "average", "clients"]
+    assert list(content) == ["rounds", "model", "receiver", "server", "average", "clients", "energies"]
     assert content["rounds"] == 4
     assert torch.equal(content["model"]["w"], finished[1].state.model.w)

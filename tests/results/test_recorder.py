@@ -36,7 +36,7 @@ def test_a_run_is_a_folder(tiny, tmp_path):
     assert list(lines[0]) == [
         "round", "test/accuracy", "test/loss", "train/loss", "channel/snr_db", "gradient/norm",
         "clip/fraction", "channel/senders", "channel/uses", "channel/seconds", "channel/energy_mean",
-        "channel/energy_max", "channel/bits", "seconds", "checksum",
+        "channel/energy_max", "channel/energy_total_max", "channel/bits", "seconds", "checksum",
     ]  # fmt: skip
     assert json.loads((result.folder / ENVIRONMENT).read_text())[0]["torch"] == torch.__version__
     assert same(load(result.folder), result)

@@ -21,10 +21,14 @@ METRICS = [resource.metric for resource in RESOURCES.values()]
 
 
 def made(accuracy, energy, **settings):
-    """A run with an accuracy and an energy per round; a round takes 100 symbols and 2 seconds on the air."""
+    """A run with an accuracy and an energy per round; a round takes 100 symbols and 2 seconds on the air.
+
+    No client sends most in every round: the largest total is 1.5 times the mean, and not twice the mean.
+    """
     rows = [
         {"round": k, "test/accuracy": a, "seconds": 9.0, "channel/uses": 100.0, "channel/seconds": 2.0,
-         "channel/energy_mean": e, "channel/energy_max": 2 * e, "channel/bits": 0.0}
+         "channel/energy_mean": e, "channel/energy_max": 2 * e, "channel/bits": 0.0,
+         "channel/energy_total_max": 1.5 * sum(energy[: k + 1])}
         for k, (a, e) in enumerate(zip(accuracy, energy, strict=True))
     ]  # fmt: skip
     return Run(sa.Experiment(rounds=len(rows)).with_(**settings).to_record(), rows)
@@ -45,13 +49,16 @@ def test_a_run_has_the_totals_after_each_round():
     assert run["symbols"] == [100, 200, 300]
     assert run["airtime"] == [2, 4, 6], "not the seconds of computing"
     assert run["seconds"] == [9, 9, 9]
+    assert run["energy_max"] == [1.5, 4.5, 10.5], "recorded as a total"
     assert diverged(run)["energy"] == [1, 3, 7, 7]
+    assert diverged(run)["energy_max"] == [1.5, 4.5, 10.5, 10.5]
 
 
 def test_totals_of_a_real_run(tiny):
     run = sa.run(tiny)
     for name, resource in RESOURCES.items():
-        assert run[name] == pytest.approx(np.cumsum(run[resource.metric]))
+        recorded = run[resource.metric]
+        assert run[name] == (recorded if name == "energy_max" else pytest.approx(np.cumsum(recorded)))
     assert run["energy"][0] > 0
 
 
@@ -126,6 +133,7 @@ def test_a_picture_over_a_resource(tmp_path, caplog):
     assert sa.plot(runs, "symbols").axes[0].get_ylabel() == RESOURCES["symbols"].label
     error = refused("unknown-metric", sa.plot, list(map(without_resources, runs)), x="energy")
     assert "did you mean 'energy'" not in str(error)
+    assert not [name for name in RESOURCES if f" {name}," in f"{str(error).partition(';')[2]},"], "none was recorded"
     assert "airtime" in refused("unknown-x", sa.plot, runs, x="seconds").fields["allowed"]
 
 
@@ -133,9 +141,11 @@ def test_the_report_has_the_totals_and_the_axes():
     runs = [made([0.1, 0.2], [1.0, 2.0]), made([0.1, 0.4], [20.0, 20.0], receiver="none()")]
     old = without_resources(made([0.5], [1.0], receiver="sign(step=1)"))
     resources = report._resources({"a": runs[:1], "b": runs[1:]}, "test/accuracy")
-    assert resources["table"].rows == [["a", "200", "4", "3", "4"], ["b", "200", "4", "40", "40"]], "no bits"
+    assert resources["table"].rows == [["a", "200", "4", "3", "4.5", "4"], ["b", "200", "4", "40", "60", "40"]], (
+        "no bits"
+    )
     lines = [trace for trace in resources["curves"]["data"] if trace["name"] == "b"]
-    assert [line["x"] for line in lines] == [[100, 200, 200], [2, 4, 4], [20, 40, 40]]
+    assert [line["x"] for line in lines] == [[100, 200, 200], [2, 4, 4], [20, 40, 40], [30, 60, 60]]
     layout = resources["curves"]["layout"]
     assert [layout[axis]["type"] for axis in ("xaxis", "xaxis2", "xaxis3")] == ["linear", "linear", "log"]
     assert "<h2>Resources</h2>" in report.page([*runs, old])
@@ -149,8 +159,9 @@ def test_the_report_of_a_channel_that_reports_no_resources():
     assert "<h2>Resources</h2>" not in report.page([silent])
     overflowed = made([0.5], [1.0], receiver="sign(step=1)")
     overflowed.rounds[0]["channel/uses"] = None
-    names = report._resources({"a": [made([0.1], [1.0])], "b": [overflowed]}, "test/accuracy")["table"].rows
-    assert [row[0] for row in names] == ["a"]
+    found = report._resources({"a": [made([0.1], [1.0])], "b": [overflowed]}, "test/accuracy")
+    assert [row[:3] for row in found["table"].rows] == [["a", "100", "2"], ["b", report.MISSING, "2"]]
+    assert [trace["name"] for trace in found["curves"]["data"]].count("b") == len(RESOURCES) - 2, "no symbols, no bits"
 
 
 def test_a_picture_of_a_resource_against_an_argument_shows_the_totals():
@@ -163,7 +174,7 @@ def test_a_picture_of_a_resource_against_an_argument_shows_the_totals():
 def test_tables_have_totals_per_run_and_per_round():
     runs = [made([0.1, 0.2, 0.3], [1.0, 2.0, 4.0]), made([0.5, 0.6], [1.0, 1.0], seed=1, rounds=3)]
     frame = sa.table(runs)
-    assert frame[[*RESOURCES]].values.tolist() == [[300, 6, 7, 0], [200, 4, 2, 0]]
+    assert frame[[*RESOURCES]].values.tolist() == [[300, 6, 7, 10.5, 0], [200, 4, 2, 3, 0]]
     assert sa.table(runs, "round", metrics=["energy"])["energy"].tolist() == [1, 3, 7, 1, 2]
     ended = sa.table([diverged(runs[0])])
     assert (math.isnan(ended["test/accuracy"].iloc[0]), ended["energy"].iloc[0]) == (True, 7)
@@ -198,7 +209,8 @@ def test_a_table_at_a_budget_names_the_runs_that_do_not_reach_it(caplog):
     ("condition", "met"),
     [
         ("energy > 7", False), ("energy >= 7", True), ("symbols > 299", True), ("symbols > 300", False),
-        ("airtime >= 6", True), ("seconds > 10", False), ("bits > 0", False),
+        ("energy_max > 10", True), ("energy_max > 11", False), ("airtime >= 6", True), ("seconds > 10", False),
+        ("bits > 0", False),
     ],
 )  # fmt: skip
 def test_a_condition_on_a_total(condition, met):
@@ -243,3 +255,18 @@ def test_a_run_of_an_earlier_version_is_read_drawn_compared_and_resumed(old_run,
     assert resumed["test/loss"] == sa.run(tiny)["test/loss"]
     assert resumed["channel/energy_mean"][:2] == [None, None]
     assert not sa.load(old_run).has("energy")
+
+
+def test_a_curve_of_seeds_without_a_common_total_is_left_out(caplog):
+    """The first seed ends before the second one completes a round: a point would be the mean of one seed."""
+    apart = [made([0.1], [1.0]), made([0.7], [1.2], seed=1)]
+    common = [made([0.2], [3.0], receiver="none()"), made([0.4], [3.0], receiver="none()", seed=1)]
+    axes = sa.plot([*apart, *common], x="energy").axes[0]
+    assert [line.get_label() for line in axes.lines] == ["none() (2 seeds)"]
+    assert axes.lines[0].get_ydata().tolist() == pytest.approx([0.3])
+    assert "left out: mac(C=1): its seeds have no total of energy in common" in caplog.text
+    assert not sa.plot(apart, x="energy").axes[0].lines
+    assert len(sa.plot(apart, x="symbols").axes[0].lines) == 1
+    traces = report._resources({"a": apart, "b": common}, "test/accuracy")["curves"]["data"]
+    assert [trace.get("name") for trace in traces].count("a") == 2, "over symbols and airtime"
+    assert mean_curve([apart[0], diverged(apart[1])], "test/accuracy", x="energy").x.size == 0

@@ -87,7 +87,7 @@ def accumulate(
     faded, clean = torch.zeros(2, entries.stop - entries.start, dtype=torch.float64, device=device)
     stats = loss = torch.zeros((), dtype=torch.float64, device=device)
     max_norm, dtype = 0.0, torch.float32
-    energies: list[float] = []
+    energies: dict[int, float] = {}
     for upload in _finite_chunks(uploads, k):
         norms = upload.norms().tolist()
         for i, client in enumerate(upload.clients.tolist()):
@@ -95,16 +95,16 @@ def accumulate(
                 continue
             gain, energy = transmissions[client]
             if transmit:
-                energies.append(energy * transmit(client, upload.update[i]))
+                energies[client] = energy * transmit(client, upload.update[i])
             else:
                 _add_faded(faded, gain, upload.update[i], d, entries)
-                energies.append(energy * norms[i] ** 2)
+                energies[client] = energy * norms[i] ** 2
             clean.add_(upload.update[i])
             stats, loss = stats + upload.stats[i].double(), loss + upload.loss[i].double()
             max_norm = max(max_norm, norms[i])
         dtype = upload.update.dtype
         del upload  # free the chunk before the next one is computed
-    return Accumulated(faded, clean, stats, loss, max_norm, len(energies), dtype, tuple(energies))
+    return Accumulated(faded, clean, stats, loss, max_norm, len(energies), dtype, energies)
 
 
 def _finite_chunks(uploads: Iterable[Upload], k: int) -> Iterator[Upload]:
@@ -210,13 +210,13 @@ def _scaled(noise: Tensor, scale: float) -> Tensor:
     return noise * scale if scale else torch.zeros_like(noise)
 
 
-def scaled_energies(energies: tuple[float, ...], scale: float) -> tuple[float, ...]:
+def scaled_energies(energies: Mapping[int, float], scale: float) -> dict[int, float]:
     """Divide energies by the square of a power rule's `scale`; a scale of 0 means that nothing was sent.
 
-    >>> scaled_energies((1.0, 8.0), 2.0)
-    (0.25, 2.0)
+    >>> scaled_energies({3: 1.0, 7: 8.0}, 2.0)
+    {3: 0.25, 7: 2.0}
     """
-    return tuple(energy / scale / scale if scale else 0.0 for energy in energies)
+    return {client: energy / scale / scale if scale else 0.0 for client, energy in energies.items()}
 
 
 def fit_power(power: PowerRule, fading: Fading, noise_on: str, channel: str) -> PowerRule:

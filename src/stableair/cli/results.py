@@ -21,8 +21,8 @@ def plot(
         str,
         typer.Option(
             "--x",
-            help="Horizontal axis: round; a resource (symbols, airtime, energy, bits); or an argument that differs, "
-            "such as receiver.C.",
+            help="Horizontal axis: round; a resource (symbols, airtime, energy, energy_max, bits); or an argument that "
+            "differs, such as receiver.C.",
         ),
     ] = "round",
     band: Annotated[

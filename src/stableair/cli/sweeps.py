@@ -136,7 +136,7 @@ def compare(
     equal: Annotated[
         str | None,
         typer.Option(
-            metavar="symbols|airtime|energy|bits",
+            metavar="symbols|airtime|energy|energy_max|bits",
             help="Give every run the same budget of a resource instead of equal rounds, in one table.",
         ),
     ] = None,

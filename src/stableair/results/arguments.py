@@ -95,7 +95,8 @@ def by_argument(runs: list[Run], name: str) -> Lines:
     """
     is_component = name in COMPONENT_SETTINGS
     pairs = [(run, run.settings[name] if is_component else arguments(run).get(name)) for run in ordered(runs)]
-    _check_differs(name, [value for _, value in pairs], differing(runs))
+    totals = [resource for resource in RESOURCES if any(run.has(resource) for run in runs)]
+    _check_differs(name, [value for _, value in pairs], ["round", *totals, *differing(runs)])
     numeric = any(is_number(value) for _, value in pairs)
     has_position = is_number if numeric else (lambda value: value is not None)
     on_line = [(run, value) for run, value in pairs if has_position(value)]
@@ -117,7 +118,6 @@ def _check_differs(name: str, values: list[Any], allowed: list[str]) -> None:
     if len({format_value(value) for value in values if value is not None}) < 2:
         constant = next((value for value in values if value is not None), None)
         problem = f"no run has an argument {name!r}" if constant is None else f"{name} is {constant} in all runs"
-        allowed = ["round", *RESOURCES, *allowed]
         raise InputError(f"x: {problem}; {suggest(name, allowed)}", code="unknown-x", name=name, allowed=allowed)
 
 

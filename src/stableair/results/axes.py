@@ -87,7 +87,7 @@ def end_far_apart(ends: Sequence[float]) -> bool:
     >>> end_far_apart([100, 600]), end_far_apart([100, 500]), end_far_apart([0, 500])
     (True, False, False)
     """
-    return 0 < LOG_ENDS * min(ends) < max(ends)
+    return 0 < LOG_ENDS * min(ends, default=0) < max(ends, default=0)
 
 
 def label_argument(axes: "Axes", name: str, values: Sequence[float] | Sequence[str]) -> None:

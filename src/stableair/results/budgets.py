@@ -1,4 +1,4 @@
-"""Runs at equal resources: cut runs at a common budget of symbols, airtime, energy or bits."""
+"""Runs at equal resources: cut runs at a common budget of a resource."""
 
 import logging
 from typing import NamedTuple
@@ -14,7 +14,7 @@ log = logging.getLogger("stableair")
 class Budget(NamedTuple):
     """A budget of a resource, the same for every run."""
 
-    resource: str  # "symbols", "airtime", "energy" or "bits"
+    resource: str  # "symbols", "airtime", "energy", "energy_max" or "bits"
     amount: float  # in the unit of the resource
 
     def __str__(self) -> str:
@@ -37,7 +37,7 @@ def at_equal(runs: list[Run], resource: str, amount: float | None = None) -> tup
 
     Args:
         runs: Runs with at least one round.
-        resource: "symbols", "airtime", "energy" or "bits".
+        resource: "symbols", "airtime", "energy", "energy_max" or "bits".
         amount: The budget. None: the smallest total among the runs that did not diverge.
 
     Returns:
@@ -60,8 +60,9 @@ def at_equal(runs: list[Run], resource: str, amount: float | None = None) -> tup
     if not used:
         raise InputError("nothing to compare: no run is finished", code="no-rounds")
     if unused := [run for run in used if run.diverged is None and not run[resource][-1]]:
-        text = f"{unused[0]} used no {resource}; choose another resource: {', '.join(RESOURCES)}"
-        raise InputError(text, code="resource-not-used", resource=resource)
+        others = [name for name in RESOURCES if all(run.has(name) and run[name][-1] for run in used)]
+        text = f"{unused[0]} used no {resource}; resources that all runs used: {', '.join(others) or 'none'}"
+        raise InputError(text, code="resource-not-used", resource=resource, allowed=others)
     least = min(used, key=lambda run: (run.diverged is not None, run[resource][-1]))
     budget = Budget(resource, least[resource][-1] if amount is None else float(amount))
     if least.diverged is None and least[resource][-1] * (1 + ROUNDING) < budget.amount:

@@ -97,6 +97,8 @@ def _checked(content: Any) -> Checkpoint:
     Raises:
         ValueError: A name, a type or a shape is wrong.
     """
+    if isinstance(content, dict):
+        content = {"energies": None} | content  # development versions of 0.3 did not record them
     if not isinstance(content, dict) or set(content) != {"rounds", *State._fields}:
         missing = {"rounds", *State._fields} - set(content)
         raise ValueError(f"damaged, or written before version 0.3: missing fields: {', '.join(sorted(missing))}")

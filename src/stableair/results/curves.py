@@ -1,5 +1,6 @@
 """Curves: a metric of recorded runs against the rounds or the total of a resource."""
 
+import logging
 import math
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
@@ -24,6 +25,8 @@ BANDS: dict[Band, str] = {
     "sem": "one standard error",
     "ci95": "95 % confidence interval",
 }
+log = logging.getLogger("stableair")
+
 MAX_POINTS = 1000  # largest number of points of a curve along a resource
 MIN_ORDERED = 3  # from this number of values on, the order of the colours shows the order of the values
 
@@ -99,6 +102,8 @@ def draw_curves(
 ) -> None:
     """Draw the mean and the band of each group, and a cross for each run that diverged.
 
+    A curve without points is left out with a warning.
+
     Args:
         axes: The axes to draw into.
         groups: The runs of each group by its name.
@@ -111,6 +116,9 @@ def draw_curves(
     ends = []
     for name, runs in groups.items():
         curve = mean_curve(runs, metric, band, x)
+        if not len(curve.x):
+            log.warning("left out: %s: its seeds have no total of %s in common", name, x)
+            continue
         colour, marker = looks[name]["color"], "o" if len(curve.x) == 1 else None
         axes.plot(curve.x, curve.mean, label=text(name, runs), marker=marker, **looks[name])
         if len(runs) > 1:
@@ -194,7 +202,8 @@ def mean_curve(runs: list[Run], metric: str, band: Band = "std", x: str = "round
     """Return the mean of a metric over several runs, with its band.
 
     Against a resource the curve consists of steps: at each total, a run has the metric of its last round within this
-    total. The curve ends at the smallest final total of a run; runs that diverged do not shorten it.
+    total. The curve ends at the smallest final total of a run; runs that diverged do not shorten it. If a run ends
+    before another one completes its first round, the curve has no points.
 
     Args:
         runs: Runs that differ in the seed only.
@@ -226,17 +235,20 @@ def _along_resource(runs: list[Run], rows: list[np.ndarray], x: str, band: Band)
     used = [np.array(run[x])[: run.diverged] for run in runs]
     if not any(map(len, used)):  # all runs diverged in their first round
         return Curve(np.zeros(1), np.full(1, np.nan), np.zeros(1), [])
-    complete = [t for t, run in zip(used, runs, strict=True) if run.diverged is None]
-    grid = _grid([t for t in used if len(t)], min((t[-1] for t in complete), default=math.inf))
+    start = max(t[0] for t in used if len(t))
+    end = min((t[-1] for t, run in zip(used, runs, strict=True) if run.diverged is None), default=math.inf)
+    if start > end * (1 + ROUNDING):
+        nothing = np.zeros(0)
+        return Curve(nothing, nothing, nothing, [])
+    grid = _grid([t for t in used if len(t)], start, end)
     mean, half_width = mean_and_band([_held(row, t, grid) for row, t in zip(rows, used, strict=True)], band)
     ends = [t[-1] for t, run in zip(used, runs, strict=True) if run.diverged]
     crosses = [(float(end), float(mean[max(0, np.searchsorted(grid, end, "right") - 1)])) for end in ends]
     return Curve(np.repeat(grid, 2)[1:], np.repeat(mean, 2)[:-1], np.repeat(half_width, 2)[:-1], crosses)  # steps
 
 
-def _grid(used: list[np.ndarray], end: float) -> np.ndarray:
-    """Return the totals of all runs in ascending order, from the largest first total up to `end`: (points,)."""
-    start = max(t[0] for t in used)
+def _grid(used: list[np.ndarray], start: float, end: float) -> np.ndarray:
+    """Return the totals of all runs in ascending order, from `start` up to `end`: (points,)."""
     totals = np.unique(np.concatenate(used))
     grid = totals[(totals >= start) & (totals <= max(start, end))]
     return grid[np.unique(np.linspace(0, len(grid) - 1, MAX_POINTS).round().astype(int))]

@@ -22,9 +22,11 @@ def metric_names(rows: Iterable[Row]) -> list[str]:
 
 def unknown_metric(metric: object, rows: Iterable[Row]) -> InputError:
     """Return the error about a metric that was not recorded; its message suggests the closest recorded name."""
+    rows = list(rows)
     recorded = metric_names(rows)
     word = metric[:100] if isinstance(metric, str) else short_repr(metric)
-    known = [*recorded, *(name for name in RESOURCES if name != metric)]
+    totals = [name for name, resource in RESOURCES.items() if name != metric and resource.metric in recorded]
+    known = [*recorded, *totals]
     hint = suggest(word, known) if recorded else "no round is complete yet"
     text = f"metric {short_repr(metric)} was not recorded; {hint}"
     return InputError(text, code="unknown-metric", metric=metric, recorded=recorded)

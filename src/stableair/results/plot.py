@@ -58,8 +58,9 @@ def plot(
         metric: Name of a recorded metric, such as "test/accuracy", or a resource for its total.
         out: File to write; its extension determines the format. None: write no file.
         log: Whether the metric has a logarithmic axis.
-        x: "round"; the total of a resource: "symbols", "airtime" (in seconds), "energy" or "bits"; or an argument that
-            differs between the runs, such as "receiver.C" or "clients".
+        x: "round"; the total of a resource: "symbols", "airtime" (in seconds), "energy" (mean over the clients),
+            "energy_max" (largest of a client) or "bits"; or an argument that differs between the runs, such as
+            "receiver.C" or "clients".
         band: "std": one standard deviation over the seeds; "sem": one standard error; "ci95": 95 % confidence interval.
         style: "screen"; "paper": one column of an IEEE journal, 3.5 inches wide, font size 8 pt, without title and
             explanations; "dark": for a page with a dark background.

@@ -228,23 +228,28 @@ def _result_row(name: str, runs: list[Run], metric: str) -> list[Any]:
 
 def _resources(groups: Groups, metric: str) -> dict[str, Any] | None:
     """Return the totals of each setting and the accuracy against them; None without recorded and used resources."""
-    recorded = {
-        name: kept for name, runs in groups.items() if (kept := [run for run in runs if all(map(run.has, RESOURCES))])
-    }
-    used = [name for name in RESOURCES if any(run[name][-1] for runs in recorded.values() for run in runs)]
+    every = [run for runs in groups.values() for run in runs]
+    used = [name for name in RESOURCES if any(run.has(name) and run[name][-1] for run in every)]
     if not used:
         return None
-    rows = [[name, *_mean_totals(runs, used), _largest_energy(runs)] for name, runs in recorded.items()]
+    recorded = {name: runs for name, runs in groups.items() if any(run.has(each) for run in runs for each in used)}
+    rows = [
+        [name, *(_mean_total(runs, each) for each in used), _largest_energy(runs)] for name, runs in recorded.items()
+    ]
     head = ["", *(METRIC_LABELS[name] for name in used), "largest energy of a client in a round in J"]
     return {"table": Table(head, rows), "curves": _curves(recorded, [(metric, name) for name in used])}
 
 
-def _mean_totals(runs: list[Run], resources: Sequence[str]) -> list[str]:
-    return [format_amount(float(mean_and_std([run[name][-1] for run in runs])[0])) for name in resources]
+def _mean_total(runs: list[Run], resource: str) -> str:
+    used = [run[resource][-1] for run in runs if run.has(resource)]
+    return format_amount(float(mean_and_std(used)[0])) if used else MISSING
 
 
 def _largest_energy(runs: list[Run]) -> str:
-    return format_amount(max(energy or 0.0 for run in runs for energy in run[LARGEST_ENERGY]))
+    energies = [
+        energy for run in runs if run.has(LARGEST_ENERGY) for energy in run[LARGEST_ENERGY] if energy is not None
+    ]
+    return format_amount(max(energies)) if energies else MISSING
 
 
 def _mean_pm_std(values: Sequence[float | None]) -> str:
@@ -335,7 +340,7 @@ def _curves(groups: Groups, panels: Sequence[tuple[str, str]]) -> Figure:
         panel = {"row": i // 2 + 1, "col": i % 2 + 1}
         values, ends = [], []
         for name, runs in groups.items():
-            if recorded := [run for run in runs if metric in run.rounds[0]]:
+            if recorded := [run for run in runs if metric in run.rounds[0] and (x == "round" or run.has(x))]:
                 horizontal, mean = _line(figure, panel, name, recorded, metric, x, looks[name])
                 values += mean
                 ends += horizontal[-1:]
@@ -400,6 +405,8 @@ def _line(
 ) -> tuple[list[float], list[float]]:
     """Draw the mean of a group, its band and its crosses; return the points of the mean."""
     curve = mean_curve(runs, metric, x=x)
+    if not len(curve.x):
+        return [], []
     recorded = ~np.isnan(curve.mean)
     horizontal, mean = _six_digits(curve.x[recorded]), _six_digits(curve.mean[recorded])
     if len(runs) > 1:

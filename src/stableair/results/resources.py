@@ -1,10 +1,11 @@
-"""Resources of the uplink, summed over the rounds: complex symbols, time on the air, transmitted energy and bits.
+"""Totals of the resources of the uplink: complex symbols, time on the air, transmitted energy and bits.
 
-A run records the resources of each round; the totals are their sums. The energy is the mean over all clients. The total
-energy of a single client is not recorded; `channel/energy_max` is the largest energy of a client in a round.
+A run records the resources of each round; the totals are their sums. `energy` is the mean over all clients.
+`energy_max` is the total of the client that has transmitted most; a run records this total itself.
 """
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -17,15 +18,19 @@ ROUNDING = 1e-9  # relative tolerance of a budget: sums in a different order dif
 class Resource(NamedTuple):
     """A resource of the uplink."""
 
-    metric: str  # the recorded metric: the amount in a round
+    metric: str  # the recorded metric: the amount in a round; of energy_max, the total after the round
     label: str  # label of an axis
     unit: str  # unit to print after an amount
+    add: Callable[[float, float], float] = operator.add  # (total, recorded amount of the next round) -> total
 
 
 RESOURCES = {
     "symbols": Resource("channel/uses", "complex symbols", "complex symbols"),
     "airtime": Resource("channel/seconds", "time on the air in s", "s on the air"),
     "energy": Resource("channel/energy_mean", "transmitted energy per client in J", "J per client"),
+    "energy_max": Resource(
+        "channel/energy_total_max", "largest transmitted energy of a client in J", "J at most per client", max
+    ),
     "bits": Resource("channel/bits", "transmitted bits", "bits"),
 }
 
@@ -59,7 +64,8 @@ def totals(rows: Sequence[dict[str, Any]], name: str) -> list[float]:
     if rows and not is_recorded(rows, name):
         text = f"an earlier version did not record {name} in every round; compute the run again"
         raise InputError(text, code="resource-not-recorded", resource=name)
-    return list(accumulate(row[RESOURCES[name].metric] or 0.0 for row in rows))
+    metric, add = RESOURCES[name].metric, RESOURCES[name].add
+    return list(accumulate((row.get(metric) or 0.0 for row in rows), add))
 
 
 def rounds_within(totals: Sequence[float], budget: float) -> int:

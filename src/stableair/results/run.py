@@ -41,8 +41,9 @@ LAST = 10  # number of rounds over which `Run.settled` averages: with interferen
 class Run:
     """A recorded run: run["test/accuracy"] is the list of the values of a metric, one per round.
 
-    run["symbols"], run["airtime"], run["energy"] and run["bits"] are the totals of the resources after each round.
-    `len(run)` is the number of complete rounds. Notebooks display a run as a table with its accuracy curve.
+    run["symbols"], run["airtime"], run["energy"], run["energy_max"] and run["bits"] are the totals of the resources
+    after each round. `len(run)` is the number of complete rounds. Notebooks display a run as a table with its accuracy
+    curve.
 
     Raises:
         InputError: The metric was not recorded (`unknown-metric`).
@@ -183,7 +184,7 @@ class Run:
         Only the rounds are cut; `state` is still the final state of the whole run.
 
         Args:
-            resource: "symbols", "airtime", "energy" or "bits".
+            resource: "symbols", "airtime", "energy", "energy_max" or "bits".
             budget: Largest total of the resource.
 
         Returns:

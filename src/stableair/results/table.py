@@ -46,7 +46,8 @@ def table(
       (zero-based);
     - `earlier_version`, if a run contains results of an earlier version of a plug-in;
     - each metric;
-    - the total of each resource: `symbols`, `airtime` (s), `energy` (J, mean over the clients) and `bits`.
+    - the total of each resource: `symbols`, `airtime` (s), `energy` (J, mean over the clients), `energy_max` (J,
+      largest of a client) and `bits`.
 
     Args:
         runs: Runs, run folders, or folders that contain run folders.

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Unpack
 
 from torch import nn
 
-from stableair.builder import build
+from stableair.builder import CHANNEL_SETTINGS, build, check_channels
 from stableair.contracts import Dataset
 from stableair.errors import CorruptRunError, InputError, NonFiniteUpload, StableairError
 from stableair.experiment import Experiment
@@ -39,6 +39,7 @@ log = logging.getLogger("stableair")
 RESULT = "search.json"
 METRIC = "validation/accuracy"
 MAX_CHECKS = 16  # trials at the ends of the spaces that are built before the first trial runs
+MAX_CHANNELS = 256  # trials at the ends of the spaces whose channel is checked before the first trial runs
 
 
 class _Call(NamedTuple):
@@ -142,21 +143,26 @@ def _check_extremes(base: Experiment, spaces: dict[str, Space], built: bool) -> 
     Raises:
         InputError: A combination of the ends of the spaces is invalid.
     """
-    for values in _extremes([one.ends() for one in spaces.values()]):
+    of_channel = {key: one for key, one in spaces.items() if key.partition(".")[0] in CHANNEL_SETTINGS}
+    _check_trials(base, of_channel, MAX_CHANNELS, lambda candidate: check_channels([candidate]))
+    _check_trials(base, spaces, MAX_CHECKS, build if built else lambda candidate: None)
+
+
+def _check_trials(base: Experiment, spaces: dict[str, Space], most: int, check: Callable[[Experiment], object]) -> None:
+    """Call `check` with at most `most` trials at the ends of the spaces; the error names the trial."""
+    for values in _extremes([one.ends() for one in spaces.values()], most):
         settings = dict(zip(spaces, values, strict=True))
         try:
-            candidate = base.with_(**settings)
-            if built:
-                with out_of_memory_as_error():
-                    build(candidate)
+            with out_of_memory_as_error():
+                check(base.with_(**settings))
         except StableairError as error:
-            trial = " ".join(f"{key}={value}" for key, value in settings.items())
+            trial = " ".join(f"{key}={value}" for key, value in settings.items()) or "of the given experiment"
             raise error.with_message(f"the trial {trial} is invalid: {error}") from error
 
 
-def _extremes(ends: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    """Return all combinations of the ends if they are few, else combinations that contain each end at least once."""
-    if math.prod(map(len, ends)) <= MAX_CHECKS:
+def _extremes(ends: list[tuple[Any, ...]], most: int = MAX_CHECKS) -> list[tuple[Any, ...]]:
+    """Return all combinations of at most `most`, else combinations that contain each end at least once."""
+    if math.prod(map(len, ends)) <= most:
         return list(product(*ends))
     return [tuple(values[i % len(values)] for values in ends) for i in range(max(map(len, ends)))]
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Unpack
 
+from stableair.builder import check_channels
 from stableair.errors import InputError, ResourceError, RunBusyError, StableairError
 from stableair.experiment import Experiment
 from stableair.literals import PluginChange
@@ -70,8 +71,8 @@ def submit(
         The id of the job array.
 
     Raises:
-        InputError: The plan or an option is invalid (`slurm-options`), or a setting is a Python object
-            (`object-needs-process`).
+        InputError: The plan or an option is invalid (`slurm-options`), the channel of an experiment cannot work, or a
+            setting is a Python object (`object-needs-process`).
         MissingExtraError: submitit is not installed.
         ResourceError: SLURM is not available, rejects the jobs (`slurm`) or does not answer (`slurm-timeout`).
 
@@ -87,6 +88,7 @@ def submit(
     integer("jobs", jobs, 1, 1000)
     for split in {one.evaluate for one in experiments}:
         RunControl.create(run_options, split, folder)
+    check_channels(experiments)
     check_writable(folder)
     logs = folder / "slurm"
     try:

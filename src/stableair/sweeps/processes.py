@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 import stableair
+from stableair.builder import check_channels
 from stableair.contracts import Dataset
 from stableair.errors import InputError, StableairError
 from stableair.experiment import Experiment
@@ -57,8 +58,9 @@ def sweep(
 ) -> Sweep:
     """Run all experiments of a plan, each in a subfolder. `stableair sweep` calls this function.
 
-    Other processes may compute the same plan in the same folder, on this or another machine: they share the work. If an
-    experiment fails, the others are computed before the error is raised. A finished run is not computed again.
+    Other processes may compute the same plan in the same folder, on this or another machine: they share the work. A
+    finished run is not computed again. If the channel of an experiment cannot work, the sweep is refused before
+    anything is computed. If an experiment fails later, the others are computed before the error is raised.
 
     Args:
         plan: Settings, each with one value or a list, such as `{"receiver": ["mac(C=1)", "none()"], "seeds": 3}`; a
@@ -85,8 +87,8 @@ def sweep(
         The runs in the order of the plan, without their models. `load` reads a run with its model.
 
     Raises:
-        InputError: The plan is invalid, an object replaces several values of the plan (`object-and-plan`), or other
-            processes would need the object (`object-needs-process`).
+        InputError: The plan is invalid, the channel of an experiment cannot work, an object replaces several values of
+            the plan (`object-and-plan`), or other processes would need the object (`object-needs-process`).
         StableairError: An experiment failed; the class is the class of the first error.
         MissingExtraError: `ray` is set, but Ray is not installed.
 
@@ -109,6 +111,8 @@ def sweep(
         RunControl.create(options, split, folder)
     if ray is not None:
         _check_ray(ray, parallel)
+    with passed_objects({**in_plan, **objects}):
+        check_channels(experiments)
     with passed_objects({**in_plan, **objects}), observing(callbacks, options, folder, len(experiments)) as observer:
         if ray is None:
             outcomes = _run_here(experiments, folder, parallel, plugin_changed, options, observer)
