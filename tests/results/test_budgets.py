@@ -75,6 +75,47 @@ def test_a_run_that_diverged_sets_no_budget_and_counts_as_zero():
     assert at_equal([*pair(), late], "energy")[0][2].settled("test/accuracy") == pytest.approx(0.9), "within the budget"
 
 
+def diverged(cost, after, name="energy", **settings):
+    """A run that diverged after some complete rounds."""
+    run = made([0.9] * after, cost, name, **{"rounds": 9} | settings)
+    run.rounds.append({"round": after, "test/accuracy": None, RESOURCES[name].metric: None, "diverged": True})
+    return run
+
+
+def test_runs_that_all_diverged_need_a_budget():
+    runs = [diverged(1.0, 2), diverged(1.0, 3, seed=1)]
+    refused("all-diverged", at_equal, runs, "energy")
+    cut, budget = at_equal(runs, "energy", 5.0)
+    assert budget.amount == 5
+    assert [run.diverged for run in cut] == [2, 3]
+    assert at_equal([diverged(1.0, 0), *pair()], "energy")[1].amount == 4
+
+
+def test_a_run_is_cut_before_its_divergence_if_the_budget_ends_there():
+    assert [len(diverged(1.0, 6).within("energy", budget)) for budget in (2, 6, 7)] == [2, 6, 7]
+
+
+def test_a_budget_of_ten_equal_rounds_holds_ten_rounds():
+    """Sums of 0.1 are not exact: 0.1 + ... + 0.1 is 0.9999999999999999."""
+    tenths = made([0.5] * 10, 0.1)
+    assert at_equal([tenths], "energy", 1.0)[1].amount == 1.0
+    assert len(tenths.within("energy", 0.3)) == 3
+
+
+def test_an_analog_run_that_diverged_does_not_forbid_a_comparison_of_bits():
+    wild = diverged(0.0, 1, "bits")
+    cut, _ = at_equal([made([0.5, 0.6], 8.0, "bits", receiver="none()"), wild], "bits")
+    assert [run.diverged for run in cut] == [None, 1]
+
+
+def test_longer_recorded_runs_take_part_in_a_comparison(tmp_path):
+    plan = TINY | {"receiver": ["mac(C=1)", "none()"], "seeds": 1}
+    sa.sweep(plan | {"rounds": 3, "receiver": "mac(C=1)"}, tmp_path)
+    found = sa.compare(plan | {"rounds": 2}, tmp_path, equal="symbols")
+    (lines,) = found.lines.values()
+    assert sorted((line.receiver, line.rounds) for line in lines) == [("mac(C=1)", 2), ("none()", 2)]
+
+
 def test_all_channels_share_a_table_with_rounds_and_resources():
     runs = [run for seed in range(2) for run in (
         made([0.1, 0.2, 0.3, 0.4], 1.0, seed=seed), made([0.6, 0.8], 3.0, seed=seed, **DIGITAL)

@@ -45,6 +45,7 @@ def at_equal(runs: list[Run], resource: str, amount: float | None = None) -> tup
 
     Raises:
         InputError: A run did not record the resource (`resource-not-recorded`) or did not use it (`resource-not-used`);
+            without an `amount`, all runs diverged (`all-diverged`);
             the budget is smaller than a run's first round (`budget-too-small`), or a finished run used less
             (`budget-too-large`).
     """
@@ -54,7 +55,7 @@ def at_equal(runs: list[Run], resource: str, amount: float | None = None) -> tup
     if old := [run for run in runs if not run.has(resource)]:
         text = f"{old[0]}: an earlier version did not record {resource} in every round; compute the run again"
         raise InputError(text, code="resource-not-recorded", resource=resource)
-    used = [run for run in runs if is_finished(run) or (amount is not None and run[resource][-1] >= amount)]
+    used = [run for run in runs if run.finished or (amount is not None and run[resource][-1] >= amount)]
     if unfinished := len(runs) - len(used):
         log.warning("%s left out: unfinished", pluralize(unfinished, "run"))
     if not used:
@@ -63,15 +64,15 @@ def at_equal(runs: list[Run], resource: str, amount: float | None = None) -> tup
         others = [name for name in RESOURCES if all(run.has(name) and run[name][-1] for run in used)]
         text = f"{unused[0]} used no {resource}; resources that all runs used: {', '.join(others) or 'none'}"
         raise InputError(text, code="resource-not-used", resource=resource, allowed=others)
-    least = min(used, key=lambda run: (run.diverged is not None, run[resource][-1]))
-    budget = Budget(resource, least[resource][-1] if amount is None else float(amount))
-    if least.diverged is None and least[resource][-1] * (1 + ROUNDING) < budget.amount:
+    if complete := [run for run in used if run.diverged is None]:
+        least = min(complete, key=lambda run: run[resource][-1])
         total = Budget(resource, least[resource][-1])
-        text = f"the budget is {budget}, but {least} used only {total}; choose a smaller budget or more rounds"
-        raise InputError(text, code="budget-too-large", resource=resource, budget=budget.amount)
+        amount = total.amount if amount is None else amount
+        if total.amount * (1 + ROUNDING) < amount:
+            text = f"the budget is {Budget(resource, amount)}, but {least} used only {total}"
+            text += "; choose a smaller budget or more rounds"
+            raise InputError(text, code="budget-too-large", resource=resource, budget=amount)
+    if amount is None:
+        raise InputError("all runs diverged, so that none defines the budget: set a budget", code="all-diverged")
+    budget = Budget(resource, float(amount))
     return [run.within(resource, budget.amount) for run in used], budget
-
-
-def is_finished(run: Run) -> bool:
-    """Return whether a run completed all rounds, diverged, or was stopped early."""
-    return len(run) >= run.settings["rounds"] or run.diverged is not None or run.stopped

@@ -275,6 +275,11 @@ class Run:
         return read_best(self.folder)
 
     @property
+    def finished(self) -> bool:
+        """Whether the run completed all rounds, diverged, or was stopped early."""
+        return len(self) >= self.settings["rounds"] or self.diverged is not None or self.stopped
+
+    @property
     def stopped(self) -> bool:
         """Whether the run was stopped early by `stop` or `patience`."""
         recorded = [each["stopping"] for each in self.environments[-1:] if "stopping" in each]

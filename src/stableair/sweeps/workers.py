@@ -107,8 +107,9 @@ def run_unlocked(
 
 
 def trim(finished: Run, experiment: Experiment) -> Run:
-    """Return the run without rounds beyond the rounds of the experiment, and without its model."""
-    return replace(finished, rounds=finished.rounds[: experiment.rounds], final=None)
+    """Return the run as a run of the experiment's number of rounds, without further rounds and without its model."""
+    record = finished.record | {"rounds": experiment.rounds}
+    return replace(finished, record=record, rounds=finished.rounds[: experiment.rounds], final=None)
 
 
 def collect_runs(experiments: list[Experiment], outcomes: dict[str, Outcome]) -> Sweep:
