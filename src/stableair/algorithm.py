@@ -252,8 +252,8 @@ def _check_clients(energies: object, n: int) -> None:
 
 def _amount(value: object) -> float:
     """Check the amount of a resource that a channel returned."""
-    if not isinstance(value, Real) or not float(value) >= 0:
-        text = f"the resources of the channel must be numbers of at least 0: got {short_repr(value)}"
+    if not isinstance(value, Real) or not 0 <= float(value) < math.inf:
+        text = f"the resources of the channel must be finite numbers of at least 0: got {short_repr(value)}"
         raise InputError(text, code="wrong-type", setting="channel", expected="number", actual=type(value).__name__)
     return float(value)
 

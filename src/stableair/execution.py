@@ -111,8 +111,8 @@ def projection(sim: Simulation, rounds: int, engine: Engine) -> dict[str, float]
     """Project the duration of a run with the reference engine from the first local steps of one client.
 
     Returns:
-        {"projected_seconds": ...}; empty for every other engine, whose first round takes little time, and if no client
-        takes part in round 0.
+        {"projected_seconds": ..., "projected_rounds": rounds}; empty for every other engine, whose first round takes
+        little time, and if no client takes part in round 0.
     """
     if engine["engine"] != "reference" or not isinstance(sim.train, Reference):
         return {}
@@ -126,7 +126,7 @@ def projection(sim: Simulation, rounds: int, engine: Engine) -> dict[str, float]
         trainer.train(sim.start.model, 0, torch.tensor([0])).update.sum().item()  # waits for the GPU
         elapsed = time.perf_counter() - start
     steps = sum(work.steps(n) for n in clients)
-    return {"projected_seconds": elapsed / trainer.work.steps(0) * steps * rounds}
+    return {"projected_seconds": elapsed / trainer.work.steps(0) * steps * rounds, "projected_rounds": rounds}
 
 
 def _equal_chunks(sim: Simulation, ranks: int) -> int:

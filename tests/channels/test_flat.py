@@ -82,6 +82,20 @@ def test_infinite_noise_is_accepted_and_nan_is_refused(channel):
     assert (error.value.code, error.value.setting) == ("nan-in-channel", "noise")
 
 
+def test_a_gain_or_amplitude_that_is_nan_is_refused_by_name(channel):
+    class Wrong(Power):
+        def gain(self, h):
+            return torch.full_like(h, math.nan)
+
+    with pytest.raises(InputError) as error:
+        wrong = Flat(fading.one("unit()")(), noise.one("none()")(), Wrong())
+        wrong.superpose(uploads(torch.ones(2, 3)), wrong.draw(2, torch.arange(2), 3, 0, 0))
+    assert (error.value.code, error.value.setting) == ("nan-in-channel", "power")
+    with pytest.raises(InputError) as error:
+        Flat(lambda n, source: torch.full((n,), math.nan), channel.noise).draw(2, torch.arange(2), 3, 0, 0)
+    assert (error.value.code, error.value.setting) == ("nan-in-channel", "fading")
+
+
 @pytest.mark.parametrize("spec", EXAMPLES["fadings"])
 def test_every_fading_has_unit_mean_and_no_negative_amplitude(spec):
     h = amplitudes(spec)

@@ -397,3 +397,11 @@ def test_unsupported_parts_are_refused(tiny, settings, code):
     with pytest.raises(InputError) as error:
         build(tiny.with_(channel="waveform()", **settings))
     assert error.value.code == code
+
+
+def test_pilots_of_several_antennas_have_the_scale_of_the_interference():
+    parts = {"fading": fading.one("rayleigh()")(), "noise": noise.one("gaussian(std=1)")()}
+    link = channel.one("waveform('hadamard(n=16)', antennas=2)")()(**parts, pilots=20_000)
+    draw = link.draw(40, torch.arange(40), 20_000, seed=0, k=0)
+    assert draw.pilot.std().item() == pytest.approx(draw.xi.std().item(), rel=0.05)
+    assert draw.xi.std() > 2, "the combination raises the interference"

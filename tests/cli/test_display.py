@@ -43,8 +43,8 @@ def test_the_engine_and_the_projected_time_are_printed_at_the_start(capsys):
     display.start(e, ENGINE)
     display.start(e, ENGINE)
     assert capsys.readouterr().out == ENGINE_LINE, "once for runs that are computed alike"
-    display.start(e, ENGINE | {"projected_seconds": 12_000})
-    assert capsys.readouterr().out == "about 3 h 20 min for 100 rounds, estimated from the first local steps\n"
+    display.start(e, ENGINE | {"projected_seconds": 12_000, "projected_rounds": 60})
+    assert capsys.readouterr().out == "about 3 h 20 min for 60 rounds, estimated from the first local steps\n"
     display.start(e, ENGINE | {"ranks": 2, "engine": "reference"})
     assert capsys.readouterr().out == "engine reference, fp32, 2 ranks: a small model\n"
 

@@ -157,9 +157,12 @@ def test_a_run_logs_its_engine_and_a_resumed_run_keeps_it(tiny, tmp_path):
     assert [e["engine"] for e in recorded_engines(tmp_path / "a")] == ["reference", "reference"]
 
 
-def test_a_slow_run_projects_its_duration(tiny):
+def test_a_slow_run_projects_the_duration_of_its_remaining_rounds(tiny, tmp_path):
     seen = []
-    sa.run(tiny.with_(engine="reference", rounds=2), callbacks=[Hooks(start=seen.append)])
+    slow = tiny.with_(engine="reference", rounds=2)
+    sa.run(slow, tmp_path / "a", callbacks=[Hooks(start=seen.append)])
     assert 0 < seen[0]["projected_seconds"] < 600
+    sa.run(slow.with_(rounds=5), tmp_path / "a", resume=True, callbacks=[Hooks(start=seen.append)])
+    assert [how["projected_rounds"] for how in seen] == [2, 3]
     sa.run(tiny.with_(rounds=2), callbacks=[Hooks(start=seen.append)])
-    assert "projected_seconds" not in seen[1], "a fast engine has none"
+    assert "projected_seconds" not in seen[2], "a fast engine has none"

@@ -14,7 +14,7 @@ from helpers.components import RepeatedReceiver
 from helpers.isolation import forgotten
 from helpers.rounds import noise, received_rounds, signal
 from stableair.receivers import mac
-from stableair.receivers.adaptive import CURVATURE, CUT, PFLUG_ROUNDS
+from stableair.receivers.adaptive import CURVATURE, CUT, PFLUG_ROUNDS, MacTracker
 
 
 def steps(metrics):
@@ -221,3 +221,38 @@ def test_auto_is_within_two_points_of_the_best_fixed_threshold(name, patterns):
         for rule in ("mac(C=auto)", "mac(C=0.1)", "mac(C=0.3)", "mac(C=1)", "mac(C=3)", "mac(C=1, gain=True)")
     }
     assert mean.pop("mac(C=auto)") > max(mean.values()) - 2
+
+
+def test_infinite_entries_leave_the_memory_finite():
+    """The same entry is infinite in every round, so that the reference and the vector meet there."""
+    rule = RepeatedReceiver(mac("auto"))
+    for k in range(4):
+        g = noise(1.5, 0.1, k, 2000) + signal(0.05, 2000)
+        g[3] = math.inf
+        assert rule(g).isfinite().all()
+    assert rule.memory["before"].isfinite().all()
+    assert rule.memory["before"].dtype == torch.float32, "a checkpoint holds one vector of the model's size"
+    numbers = {name: value for name, value in rule.memory.items() if isinstance(value, float) and name != "budget"}
+    assert all(map(math.isfinite, numbers.values())), numbers
+
+
+def test_the_usual_noise_leaves_out_the_signal():
+    tracker = MacTracker(rounds=2, log_noise=0.0, signal=9.0)
+    tracker._step_factor(energy=10.0, d=1000, pilot=None)
+    assert tracker.log_noise == pytest.approx(0.0), "10 - 9 is the usual noise again"
+
+
+def test_the_evidence_is_a_decayed_sum_with_its_variance():
+    rule = RepeatedReceiver(mac("auto"))
+    for k in range(3):
+        rule(noise(1.5, 0.1, k, 2000) + signal(0.05, 2000))
+    variances = {round(sums[3], 6) for sums in rule.memory["evidence"].values()}
+    assert round(1 + 0.81 + 0.81**2, 6) in variances, "of the octaves that all three rounds have"
+    ages = [chosen for n in (1, 2, 3) for chosen in itertools.combinations(range(3), n)]
+    assert variances <= {round(sum(0.81**age for age in chosen), 6) for chosen in ages}
+
+
+@pytest.mark.parametrize(("before", "after", "passed"), [(10.0, 100.0, 0.5), (90.0, 103.0, 0.9), (100.0, 101.0, 1.0)])
+def test_the_share_of_a_signal_that_passes_one_octave(before, after, passed):
+    """The gain of a doubling is significant beyond three standard errors; an octave is taken to pass half at least."""
+    assert MacTracker(evidence={3: (0.0, before, after, 1.0)})._passed(range(3, 4)) == pytest.approx(passed)

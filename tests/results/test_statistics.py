@@ -12,6 +12,7 @@ import stableair as sa
 from stableair.results import statistics
 from stableair.results.statistics import (
     MIN_SEEDS,
+    compare_groups,
     confidence_interval,
     equal_differences,
     holm,
@@ -126,3 +127,26 @@ def test_the_mean_snr_in_db_and_of_the_linear_mean():
     assert snrs([run]) == [-10, -30]
     assert snrs([run, run], 1) == [-10, -10]
     assert linear_mean([-10, -30]) == pytest.approx(10 * math.log10(0.0505))
+
+
+def made(accuracy, **settings):
+    rows = [{"round": k, "test/accuracy": a, "diverged": a is None} for k, a in enumerate(accuracy)]
+    return sa.Run(sa.Experiment(**settings).to_dict(), rows)
+
+
+def test_a_run_that_diverged_later_than_the_other_run_ended_has_still_diverged():
+    short, wild = made([0.2, 0.4]), made([0.5, 0.6, 0.7, None], receiver="none()")
+    (pair,) = compare_groups({"short": [short], "wild": [wild]}, "test/accuracy")
+    assert (pair.better, pair.difference) == ("short", pytest.approx(short.settled("test/accuracy")))
+
+
+def test_a_pair_of_few_seeds_is_no_test_of_the_family():
+    rng = np.random.default_rng(0)
+    groups = {
+        name: [made([a], receiver=f"mac(C={i + 1})", seed=seed) for seed, a in enumerate(rng.normal(0.5, 0.02, n))]
+        for i, (name, n) in enumerate({"a": 6, "b": 6, "few": 3}.items())
+    }
+    found = {frozenset((pair.better, pair.worse)): pair for pair in compare_groups(groups, "test/accuracy")}
+    raw = p_value(*([run.settled("test/accuracy") for run in groups[name]] for name in "ab"))
+    assert found[frozenset("ab")].p == pytest.approx(raw), "the only test of three pairs"
+    assert found[frozenset(("a", "few"))].p is None

@@ -145,16 +145,7 @@ class Flat:
         d = len(draw.xi)
         total = self.reduce(self.accumulate(uploads, draw), d)
         symbols = (d + 1) // 2 + (self.pilots + 1) // 2  # a zero completes an odd number of entries
-        return finish(
-            total,
-            draw.xi,
-            draw.pilot,
-            self.power,
-            symbols=symbols,
-            norms=self.norms,
-            divisor=self.divisor,
-            noise_on=self.noise_on,
-        )
+        return finish(self, total, draw, symbols)
 
     def accumulate(self, uploads: Iterable[Upload], draw: FlatDraw) -> Accumulated:
         """Compute sum_n h_n u_n and sum_n u_n over this process's slice of the vector, in float64."""

@@ -7,6 +7,7 @@
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from numbers import Real
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -49,6 +50,9 @@ def amplitudes(fading: Fading, n: int, seed: int, k: int) -> Tensor:
     [1.0, 1.0]
     """
     h = check_shape("fading", fading(n, generator(seed, "fading", k)), n)
+    if h.isnan().any():
+        text = "the channel's fading is NaN; every amplitude must be a number or infinite"
+        raise InputError(text, code="nan-in-channel", setting="fading")
     return h.to(torch.float64, copy=True)  # a fading may reuse the tensor that it returned
 
 
@@ -150,28 +154,36 @@ def _add_symbols(faded: Tensor, gains: Tensor, u: Tensor) -> None:
         out.add_(product.flatten()[: len(entries)])
 
 
-def finish(
-    total: Accumulated,
-    xi: Tensor,
-    pilot: Tensor | None,
-    power: PowerRule,
-    *,
-    symbols: float,
-    norms: Layout,
-    divisor: float | None = None,
-    noise_on: str = "mean",
-) -> Received:
+class AnalogDraw(Protocol):
+    """The interference of a round, as `finish` needs it."""
+
+    @property
+    def xi(self) -> Tensor: ...  # (d,)
+    @property
+    def pilot(self) -> Tensor | None: ...  # noise-only symbols, if any
+
+
+class AnalogChannel(Protocol):
+    """The parts of an analog channel that `finish` needs."""
+
+    @property
+    def power(self) -> PowerRule: ...  # sets the scale of the interference and of the energies
+    @property
+    def norms(self) -> Layout: ...  # layout of the norm buffers
+    @property
+    def divisor(self) -> float | None: ...  # divisor of the sum; None for the number of senders
+    @property
+    def noise_on(self) -> str: ...  # "mean" adds xi to the mean; "sum" adds it to the sum, so that xi is divided, too
+
+
+def finish(channel: AnalogChannel, total: Accumulated, draw: AnalogDraw, symbols: float) -> Received:
     """Divide the sums, add the scaled interference, and round to the dtype of the interference: Eq. (3).
 
     Args:
+        channel: The channel.
         total: Sums over all senders.
-        xi: Interference (d,).
-        pilot: Noise-only symbols, if any.
-        power: Power rule, which sets the scale of the interference and of the energies.
+        draw: The interference of the round.
         symbols: Complex symbols of the round.
-        norms: Layout of the norm buffers.
-        divisor: Divisor of the sum; None for the number of senders.
-        noise_on: "mean" adds xi to the mean; "sum" adds it to the sum, so that xi is divided as well.
 
     Returns:
         The reception of the round.
@@ -179,17 +191,19 @@ def finish(
     Raises:
         InputError: The interference or a gain is NaN ("nan-in-channel"). Infinite entries are legal.
     """
-    n = divisor or max(total.senders, 1)
-    scale = noise_scale(power, total.max_norm, len(xi))
-    xi, pilot = _scaled(xi, scale), None if pilot is None else _scaled(pilot, scale)
-    if noise_on == "sum":
+    n = channel.divisor or max(total.senders, 1)
+    scale = noise_scale(channel.power, total.max_norm, len(draw.xi))
+    xi, pilot = _scaled(draw.xi, scale), None if draw.pilot is None else _scaled(draw.pilot, scale)
+    if channel.noise_on == "sum":
         xi, pilot = xi / n, None if pilot is None else pilot / n
     g = (total.faded / n + xi).to(xi.dtype)  # Eq. (3)
     if g.isnan().any():
-        setting = "noise" if xi.isnan().any() else "fading"
-        text = "the channel's noise or fading is NaN; every entry must be a number or infinite"
-        raise InputError(text, code="nan-in-channel", setting=setting)
-    stats, loss = side_link(total, norms)
+        if xi.isnan().any():
+            text = "the channel's noise is NaN; every entry must be a number or infinite"
+            raise InputError(text, code="nan-in-channel", setting="noise")
+        text = "the received sum is NaN: a gain of the power rule is NaN, or infinite where a payload has an entry of 0"
+        raise InputError(text, code="nan-in-channel", setting="power")
+    stats, loss = side_link(total, channel.norms)
     used = Resources(symbols, scaled_energies(total.energies, scale))
     return Received(g, stats, total.clean / n, loss, xi, total.senders, n, pilot, used)
 

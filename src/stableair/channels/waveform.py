@@ -202,16 +202,7 @@ class Waveform:
         """
         symbols = (self.basis.blocks(len(draw.xi)) + self.basis.blocks(self.pilots)) * self.basis.uses
         total = self._accumulate(uploads, draw)
-        return finish(
-            total,
-            draw.xi,
-            draw.pilot,
-            self.power,
-            symbols=symbols,
-            norms=self.norms,
-            divisor=self.divisor,
-            noise_on=self.noise_on,
-        )
+        return finish(self, total, draw, symbols)
 
     def _accumulate(self, uploads: Iterable[Upload], draw: WaveformDraw) -> Accumulated:
         """Add the signals of all clients, and demodulate the sum to `faded` (d,)."""

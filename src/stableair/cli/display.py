@@ -41,7 +41,7 @@ class EngineDisplay(Callback):
             print_line(line)
         self.line = line
         if (seconds := engine.get("projected_seconds")) is not None:
-            rounds = pluralize(experiment.rounds, "round")
+            rounds = pluralize(engine["projected_rounds"], "round")
             print_line(f"about {duration(seconds)} for {rounds}, estimated from the first local steps")
 
 
