@@ -473,12 +473,12 @@ def comparison(
 
 def _of_equal_length(runs: list[Run]) -> list[Run]:
     """Return the runs with the largest number of rounds, and shorter runs that diverged or stopped early."""
-    unfinished = [run for run in runs if run.diverged is None and not run.stopped]
     rounds = max((len(run) for run in runs if run.diverged is None), default=0)
-    if shorter := [len(run) for run in unfinished if len(run) < rounds]:
+    kept = [run for run in runs if len(run) == rounds or run.diverged is not None or run.stopped]
+    if shorter := [len(run) for run in runs if len(run) < rounds and run.diverged is None and not run.stopped]:
         lengths = " and ".join(pluralize(n, "round") for n in sorted(set(shorter)))
         log.warning("%s left out: %s, while the longest run has %d", pluralize(len(shorter), "run"), lengths, rounds)
-    return [run for run in runs if run not in unfinished or len(run) == rounds]
+    return kept
 
 
 def _by_channel(runs: list[Run], one_table: bool = False) -> dict[str, dict[str, list[Run]]]:

@@ -165,7 +165,7 @@ def with_metric(runs: list[Run], metric: str) -> tuple[list[Run], list[Run]]:
     Raises:
         InputError: No run has recorded the metric (`unknown-metric`).
     """
-    recorded = [run for run in runs if run.has(metric)]
+    recorded, others = ([run for run in runs if run.has(metric) == having] for having in (True, False))
     if not recorded:
         raise unknown_metric(metric, (row for run in runs for row in run.rounds[-1:]))
-    return recorded, [run for run in runs if run not in recorded]
+    return recorded, others
