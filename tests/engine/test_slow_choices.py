@@ -102,7 +102,7 @@ def test_kernels_that_compute_something_else_are_not_used(compiler, monkeypatch)
     monkeypatch.setattr(kernels, "conv_weight_grad_sgd", wrong)
     found = choice(convolutional(stride=4))
     assert found.engine == "stacked"
-    assert "its results differ" in found.why
+    assert "its updates differ" in found.why
 
 
 def test_the_memory_of_the_trials_is_free_when_the_clients_that_fit_are_counted(monkeypatch):
