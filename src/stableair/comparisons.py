@@ -104,13 +104,16 @@ class Comparison(NamedTuple):
 
         Args:
             channel: Name of the channel, a key of `lines`.
-            one: Name of a receiver.
+            one: Name of a receiver; `none` and `none()` are the same name.
             other: Name of another receiver.
 
         Returns:
             The paired difference; None if the receivers share no seed.
         """
-        return next((pair for pair in self.pairs[channel] if {pair.better, pair.worse} == {one, other}), None)
+        channel = by_spelling(self.lines).get(channel, channel)
+        names = by_spelling(line.receiver for line in self.lines[channel])
+        pair_names = {names.get(one, one), names.get(other, other)}
+        return next((pair for pair in self.pairs[channel] if {pair.better, pair.worse} == pair_names), None)
 
     def to_pandas(self) -> Any:
         """Return the comparison as a pandas DataFrame, one row per channel and receiver.
@@ -143,7 +146,8 @@ class Comparison(NamedTuple):
         dagger marks receivers with results of an earlier version of a plug-in.
 
         Args:
-            labels: Texts for receivers and channels, such as `{"mac(C=1)": "MAC, $C = 1$"}`, with formulas in $.
+            labels: Texts for receivers and channels, such as `{"mac(C=1)": "MAC, $C = 1$"}`, with formulas in $. `none`
+                and `none()` are the same name.
 
         Returns:
             The table as text.
@@ -183,6 +187,8 @@ class Comparison(NamedTuple):
     def _labelled(self, names: list[str], labels: Mapping[str, str]) -> dict[str, str]:
         """The texts of receivers and channels."""
         known = [*names, *self.lines]
+        spellings = by_spelling(known)
+        labels = {spellings.get(name, name): text for name, text in labels.items()}
         for name in labels:
             if name not in known:
                 text = f"label {name!r} is not a receiver or a channel; {suggest(name, known)}"
@@ -269,6 +275,15 @@ class Comparison(NamedTuple):
         if mixed := dict.fromkeys(name for line in lines for name in line.mixed_components):
             notes.append(f"{MIXED}: includes results of an earlier version of the {', '.join(mixed)}")
         return notes
+
+
+def by_spelling(names: Iterable[str]) -> dict[str, str]:
+    """Return names by their spellings with and without empty parentheses.
+
+    >>> by_spelling(["none()", "mac(C=1)"])
+    {'none': 'none()', 'none()': 'none()', 'mac(C=1)': 'mac(C=1)'}
+    """
+    return {spelling: name for name in names for spelling in (name.replace("()", ""), name)}
 
 
 HEAD = ["", "accuracy", "behind", "95 % interval", "p", "seeds", "rounds", "symbols", "energy", "seconds"]
