@@ -21,7 +21,7 @@ from stableair.results.callbacks import Callback
 from stableair.results.grouping import group
 from stableair.results.options import RunOptions
 from stableair.results.plugins import MIXED, mixed_components
-from stableair.results.reading import log_left_out, runs_from
+from stableair.results.reading import log_left_out, on_one_split, runs_from
 from stableair.results.resources import RESOURCES, check_resource, format_amount
 from stableair.results.run import LAST, Run
 from stableair.results.statistics import (
@@ -459,7 +459,7 @@ def comparison(
     """Compare recorded runs.
 
     Runs with fewer rounds than the longest are left out, unless they diverged or stopped early. With `equal`, runs that
-    are unfinished are left out.
+    are unfinished are left out. Runs on validation data are left out if there are runs on the test data.
 
     Args:
         runs: Runs, run folders, or folders that contain run folders.
@@ -471,11 +471,11 @@ def comparison(
     """
     readable, left_out = runs_from(runs)
     log_left_out(left_out)
-    started = [run for run in readable if run.rounds]
+    split, started = on_one_split([run for run in readable if run.rounds])
     if not started:
         raise InputError("nothing to compare: no run has a complete round", code="no-rounds")
     complete, common = at_equal(started, equal, budget) if equal else (_of_equal_length(started), None)
-    metric = f"{complete[0].settings['evaluate']}/accuracy"
+    metric = f"{split}/accuracy"
     lines, pairs = {}, {}
     for channel, groups in sorted(_by_channel(complete, one_table=bool(equal)).items()):
         unsorted = [Line(name, each, [run.settled(metric) for run in each]) for name, each in groups.items()]
