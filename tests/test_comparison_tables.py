@@ -5,6 +5,7 @@ import pandas
 import pytest
 
 import stableair as sa
+from stableair.cli.sweeps import parse_labels
 from stableair.comparisons import comparison
 from stableair.results.run import Run
 
@@ -67,6 +68,16 @@ def test_labels_replace_names_and_keep_formulas():
         with pytest.raises(sa.InputError) as error:
             comparison(RUNS).to_latex(wrong)
         assert error.value.code == code
+
+
+@pytest.mark.parametrize("spelling", ["none()", "none", "none() | mac(C=1)", "none | mac(C=1)"])
+def test_labels_accept_both_spellings(spelling):
+    receiver = "none() | mac(C=1)" if "mac" in spelling else "none"
+    found = comparison([made(0.5, receiver=receiver), made(0.4, receiver="clip(C=1)")])
+    assert "no clipping & \\textbf{50.00} \\\\" in found.to_latex({spelling: "no clipping"})
+    words = [f"{spelling}=no clipping, $C = 1$", "clip(C=1)=clip"]
+    assert list(parse_labels(words, found).values()) == ["no clipping, $C = 1$", "clip"]
+    assert "no clipping, $C = 1$ & " in found.to_latex(parse_labels(words, found))
 
 
 @pytest.mark.parametrize("ending", ["csv", "parquet", "tex"])

@@ -85,6 +85,15 @@ def test_holm_is_over_the_pairs_of_a_channel():
     assert comparison([*one, *more]).pair("none()", *RULES[:2]).p > alone.pair("none()", *RULES[:2]).p, "more pairs"
 
 
+def test_runs_of_earlier_versions_with_another_spelling_are_paired():
+    runs = many(5)[0]
+    old = [Run(run.record | {"noise": "none", "data": "digits"}, run.rounds) for run in runs[:5]]
+    old += [Run(run.record | {"receiver": "none", "power": "none"}, run.rounds) for run in runs[10:]]
+    found, same = comparison([*runs[5:10], *old]), comparison(runs)
+    assert (str(found), found.pairs) == (str(same), same.pairs)
+    assert found.pair("none", "none", "mac(C=1)") == same.pair("none()", "mac(C=1)", "none()") is not None
+
+
 def test_uses_seconds_and_divergence():
     runs = [made(0.5, uses=100, receiver="mac(C=1)", seed=i) for i in range(2)]
     ended = [made(0.9, uses=50, receiver="none()", seed=i) for i in range(2)]

@@ -21,7 +21,7 @@ from stableair.results.callbacks import Callback
 from stableair.results.grouping import group
 from stableair.results.options import RunOptions
 from stableair.results.plugins import MIXED, mixed_components
-from stableair.results.reading import log_left_out, runs_from
+from stableair.results.reading import log_left_out, on_one_split, runs_from
 from stableair.results.resources import RESOURCES, check_resource, format_amount
 from stableair.results.run import LAST, Run
 from stableair.results.statistics import (
@@ -104,13 +104,16 @@ class Comparison(NamedTuple):
 
         Args:
             channel: Name of the channel, a key of `lines`.
-            one: Name of a receiver.
+            one: Name of a receiver; `none` and `none()` are the same name.
             other: Name of another receiver.
 
         Returns:
             The paired difference; None if the receivers share no seed.
         """
-        return next((pair for pair in self.pairs[channel] if {pair.better, pair.worse} == {one, other}), None)
+        channel = by_spelling(self.lines).get(channel, channel)
+        names = by_spelling(line.receiver for line in self.lines[channel])
+        pair_names = {names.get(one, one), names.get(other, other)}
+        return next((pair for pair in self.pairs[channel] if {pair.better, pair.worse} == pair_names), None)
 
     def to_pandas(self) -> Any:
         """Return the comparison as a pandas DataFrame, one row per channel and receiver.
@@ -143,7 +146,8 @@ class Comparison(NamedTuple):
         dagger marks receivers with results of an earlier version of a plug-in.
 
         Args:
-            labels: Texts for receivers and channels, such as `{"mac(C=1)": "MAC, $C = 1$"}`, with formulas in $.
+            labels: Texts for receivers and channels, such as `{"mac(C=1)": "MAC, $C = 1$"}`, with formulas in $. `none`
+                and `none()` are the same name.
 
         Returns:
             The table as text.
@@ -183,6 +187,8 @@ class Comparison(NamedTuple):
     def _labelled(self, names: list[str], labels: Mapping[str, str]) -> dict[str, str]:
         """The texts of receivers and channels."""
         known = [*names, *self.lines]
+        spellings = by_spelling(known)
+        labels = {spellings.get(name, name): text for name, text in labels.items()}
         for name in labels:
             if name not in known:
                 text = f"label {name!r} is not a receiver or a channel; {suggest(name, known)}"
@@ -272,6 +278,15 @@ class Comparison(NamedTuple):
         if mixed := dict.fromkeys(name for line in lines for name in line.mixed_components):
             notes.append(f"{MIXED}: includes results of an earlier version of the {', '.join(mixed)}")
         return notes
+
+
+def by_spelling(names: Iterable[str]) -> dict[str, str]:
+    """Return names by their spellings with and without empty parentheses.
+
+    >>> by_spelling(["none()", "mac(C=1)"])
+    {'none': 'none()', 'none()': 'none()', 'mac(C=1)': 'mac(C=1)'}
+    """
+    return {spelling: name for name in names for spelling in (name.replace("()", ""), name)}
 
 
 HEAD = ["", "accuracy", "behind", "95 % interval", "p", "seeds", "rounds", *RESOURCES, "seconds"]
@@ -446,7 +461,7 @@ def comparison(
     """Compare recorded runs.
 
     Runs with fewer rounds than the longest are left out, unless they diverged or stopped early. With `equal`, runs that
-    are unfinished are left out.
+    are unfinished are left out. Runs on validation data are left out if there are runs on the test data.
 
     Args:
         runs: Runs, run folders, or folders that contain run folders.
@@ -458,11 +473,11 @@ def comparison(
     """
     readable, left_out = runs_from(runs)
     log_left_out(left_out)
-    started = [run for run in readable if run.rounds]
+    split, started = on_one_split([run for run in readable if run.rounds])
     if not started:
         raise InputError("nothing to compare: no run has a complete round", code="no-rounds")
     complete, common = at_equal(started, equal, budget) if equal else (_of_equal_length(started), None)
-    metric = f"{complete[0].settings['evaluate']}/accuracy"
+    metric = f"{split}/accuracy"
     lines, pairs = {}, {}
     for channel, groups in sorted(_by_channel(complete, one_table=bool(equal)).items()):
         unsorted = [Line(name, each, [run.settled(metric) for run in each]) for name, each in groups.items()]

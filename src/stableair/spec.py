@@ -113,10 +113,9 @@ class Call:
     registry: "Registry"  # the registry of its kind
     name: str  # name of the component
     arguments: dict[str, Any]  # the explicit arguments by name
-    bare: bool = False  # written without parentheses
 
     def __str__(self) -> str:
-        return self.name if self.bare and not self.arguments else format_call(self.name, self.arguments)
+        return format_call(self.name, self.arguments)
 
     @property
     def kind(self) -> str:
@@ -173,7 +172,7 @@ class Call:
         defaults = {k: p.default for k, p in declared.items() if p.default is not p.empty}
         complete = self.entry.complete(defaults | self.arguments)
         order = dict.fromkeys([*declared, *self.arguments])
-        return replace(self, arguments={k: complete[k] for k in order if k in complete}, bare=False)
+        return replace(self, arguments={k: complete[k] for k in order if k in complete})
 
     def without_defaults(self, names: Iterable[str]) -> "Call":
         """Return a copy without the named arguments whose value is the default."""
@@ -274,7 +273,7 @@ class Registry:
             arguments = entry.complete(arguments)
         except StableairError as error:
             raise error.with_message(f"{self.kind} {text}: {error}") from None
-        return Call(self, entry.name, arguments, bare=not isinstance(node, ast.Call))
+        return Call(self, entry.name, arguments)
 
     def _check_keywords(self, entry: Entry, keywords: list[ast.keyword], text: str) -> None:
         """Refuse arguments that the factory does not have, and arguments that are given twice."""
@@ -394,6 +393,15 @@ def parse_unchecked(kind: str, text: str) -> list[tuple[str, dict[str, Any]]]:
             _refuse_code(kind, text, node)
         components.append((function.id, {str(word.arg): _value(kind, text, word.value) for word in keywords}))
     return components
+
+
+def canonical(kind: str, text: str) -> str:
+    """Return a spec as `Experiment` writes it; the components need not be registered.
+
+    >>> canonical("receiver", "none|mac(C = 1.0)")
+    'none() | mac(C=1)'
+    """
+    return " | ".join(format_call(name, arguments) for name, arguments in parse_unchecked(kind, text))
 
 
 def literal(text: str) -> Any:

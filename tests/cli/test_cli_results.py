@@ -13,8 +13,33 @@ from helpers.words import but
 def test_runs_without_the_metric_are_left_out_and_logged(command, small):
     command("run", *small, "--out", "r/test")
     command("run", *but(small, "evaluate=validation"), "--out", "r/validation")
-    code, out, errors = command("plot", "r", "-o", "c.png")
+    code, out, errors = command("plot", "r", "-o", "c.png", "--metric", "test/accuracy")
     assert (code, out, errors) == (0, "c.png\n", "warning: left out: r/validation has no test/accuracy\n")
+
+
+def test_the_trials_of_a_search_are_read_like_other_runs(command, small):
+    """They are evaluated on the validation split."""
+    command("search", *small, "receiver.C=0.1:10:log", "--trials", 3, "--out", "r/search")
+    assert command("plot", "r/search", "-o", "c.png") == (0, "c.png\n", "")
+    assert command("export", "r/search", "-o", "c.csv", "--metric", "validation/accuracy")[0] == 0
+    assert command("report", "r/search", "-o", "c.html") == (0, "c.html\n", "")
+    code, out, errors = command("compare", "r/search")
+    assert (code, "on the validation data" in out, errors) == (0, True, "")
+    assert sa.plot("r/search").axes[0].get_ylabel() == "validation accuracy"
+
+
+def test_trials_beside_runs_on_the_test_data_are_left_out_with_one_warning(command, small):
+    command("search", *small, "receiver.C=0.1:10:log", "--trials", 3, "--out", "r/search")
+    for receiver in ("none()", "clip(C=1)"):
+        command("run", *but(small, f"receiver={receiver}"), "--out", f"r/{receiver[:4]}")
+    for words in (["plot", "r"], ["compare", "r"]):
+        code, out, errors = command(*words)
+        assert (code, errors.count("\n")) == (0, 1)
+        assert errors.startswith("warning: left out: 3 runs on validation data, such as r/search/")
+    assert "on the test data" in out
+    figure = sa.plot("r")
+    assert figure.axes[0].get_ylabel() == "test accuracy"
+    assert sorted(text.get_text() for text in figure.axes[0].get_legend().get_texts()) == ["clip(C=1)", "none()"]
 
 
 def test_plot_itself_needs_no_torch(tiny, tmp_path):

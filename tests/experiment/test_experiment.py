@@ -25,7 +25,7 @@ def test_the_defaults_are_the_papers_set_up():
     e = Experiment()
     assert (e.clients, e.lr, e.local_epochs, e.batch_size) == (50, 0.03, 5, 10)
     assert (e.noise, e.fading, e.payload) == ("sas(alpha=1.5, tau=0.1)", "rayleigh(mean=1)", "gradient")
-    assert (e.data, e.receiver, e.server, e.blocks, e.rounds) == ("digits", "mac(C=1)", "sgd()", "tensor", 100)
+    assert (e.data, e.receiver, e.server, e.blocks, e.rounds) == ("digits()", "mac(C=1)", "sgd()", "tensor", 100)
 
 
 def test_it_is_frozen():
@@ -131,6 +131,29 @@ def test_an_experiment_keeps_its_parsed_specs():
     assert refused("unknown-value", e.calls, "clients").fields["value"] == "clients"
     assert e.with_(seed=1).call("noise").arguments == {"tau": 2}
     assert (e, hash(e), e.to_dict()) == (same := Experiment(**e.to_dict()), hash(same), same.to_dict())
+
+
+@pytest.mark.parametrize(
+    ("setting", "spelling", "form"),
+    [
+        ("receiver", "none", "none()"),
+        ("receiver", "none|mac(1.0) | none()", "none() | mac(C=1) | none()"),
+        ("server", "sgd", "sgd()"),
+        ("data", "digits", "digits()"),
+        ("model", "auto", "auto"),
+        ("fading", "block(of=rayleigh, rounds=2)", "block(of='rayleigh(mean=1, power=None)', rounds=2)"),
+        ("noise", "markov(good='none')", "markov(good='none()')"),
+    ],
+)
+def test_every_spelling_of_a_spec_is_one_experiment(setting, spelling, form):
+    one, other = Experiment(**{setting: spelling}), Experiment(**{setting: form})
+    assert getattr(one, setting) == getattr(other, setting) == form
+    assert (one, hash(one), one.id(), one.to_record()) == (other, hash(other), other.id(), other.to_record())
+
+
+def test_a_setting_written_as_its_default_is_not_a_change():
+    written = {"server": "sgd", "data": "digits", "power": "none", "channel": "flat"}
+    assert (Experiment(**written), repr(Experiment(**written))) == (Experiment(), "Experiment()")
 
 
 def test_a_run_parses_no_spec_again(tiny, monkeypatch, tmp_path):

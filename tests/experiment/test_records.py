@@ -20,6 +20,7 @@ from stableair.experiment import (
     Experiment,
     baseline,
     registry,
+    settings_of_record,
 )
 from stableair.paper import published_runs
 from stableair.receivers import receiver
@@ -266,6 +267,20 @@ def test_a_record_writes_every_argument_out_and_comes_back():
     assert Experiment.from_json(json.dumps(record)) == e
     record["arguments"]["noise"][0]["tau"] = 0.4
     assert refused("contradictory-record", Experiment.from_record, record).fields["name"] == "noise"
+
+
+def test_a_record_of_an_earlier_version_has_the_form_of_this_one():
+    """Earlier versions recorded the spelling of the user."""
+    new = Experiment(receiver="none | mac(1)", noise="none", fading="unit", model="mlp")
+    spellings = {"receiver": "none | mac(C=1)", "noise": "none", "fading": "unit", "model": "mlp", "data": "digits"}
+    old = new.to_record() | spellings
+    assert old != new.to_record()
+    assert Experiment.from_record(old) == Experiment.from_json(json.dumps(old)) == new
+    assert Experiment.from_record(old).id() == new.id()
+    assert settings_of_record(old) == settings_of_record(new.to_record()) == new.to_dict()
+    own = settings_of_record(new.to_record() | {"receiver": "unregistered | other(C=1.0)"})
+    assert own["receiver"] == "unregistered() | other(C=1)", "without the plug-in"
+    refused("not-a-spec", settings_of_record, new.to_record() | {"receiver": "mac("})
 
 
 def test_an_infinite_argument_is_recorded_and_read_again(tiny, tmp_path):

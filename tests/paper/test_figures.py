@@ -48,9 +48,9 @@ def test_the_set_up_is_the_papers(name):
     assert (e.clients, e.lr, e.local_epochs, e.batch_size) == (50, 0.03, 5, 10)
     assert (e.noise, e.fading, e.payload) == ("sas(alpha=1.5, tau=0.1)", "rayleigh(mean=1)", "gradient")
     data, partition = {
-        "3a": ("cifar10", "iid()"), "3b": ("cifar100", "iid()"), "3c": ("femnist", "by_writer()"),
-        "3d": ("cifar10", "iid()"), "3e": ("cifar100", "iid()"), "3f": ("femnist", "by_writer()"),
-    }.get(name[3:], ("cifar10", "dirichlet(beta=0.3)"))  # fmt: skip
+        "3a": ("cifar10()", "iid()"), "3b": ("cifar100()", "iid()"), "3c": ("femnist()", "by_writer()"),
+        "3d": ("cifar10()", "iid()"), "3e": ("cifar100()", "iid()"), "3f": ("femnist()", "by_writer()"),
+    }.get(name[3:], ("cifar10()", "dirichlet(beta=0.3)"))  # fmt: skip
     assert (e.data, e.partition) == (data, partition)
     assert FIGURES[name].metric == ("test/loss" if name[3:] in ("3d", "3e", "3f") else "test/accuracy")
 

@@ -14,11 +14,11 @@ from helpers import ROOT
 from stableair import runner
 from stableair.cli import main as cli
 from stableair.errors import CorruptRunError, InputError
-from stableair.experiment import Experiment
+from stableair.experiment import Experiment, from_words
 from stableair.paper import published_runs
 from stableair.paper.catalogue import FIGURES, SAME_RUNS, SEARCHED, published_curves
 from stableair.paper.drawing import caption
-from stableair.paper.figures import draw_published, overlay_runs, published_content, read_published
+from stableair.paper.figures import draw_published, fitting_command, overlay_runs, published_content, read_published
 from stableair.results.reading import read_run
 from stableair.results.run import Run
 
@@ -287,14 +287,58 @@ def test_the_users_runs_are_drawn_over_the_published_ones(published_folder, capl
     texts = [text.get_text() for text in picture.axes[0].get_legend().get_texts()]
     assert texts == ["MAC", "Noisy, diverged at round 3", "yours: cauchy(K=1)", "yours: gnc(max_norm=5)"]
     assert picture.axes[0].get_ylabel() == "test loss"
-    assert "not the set-up of fig3d, it differs in clients" in caplog.text
+    assert "not the set-up of fig3d, it differs in clients\n" in caplog.text
     assert "different copy" not in caption(*published_content("fig3d", overlay))
     runs, left_out = overlay_runs("fig3a", recorded_run(0))
-    assert (runs, left_out) == ({}, ["None: no complete round"])
+    assert (runs, left_out) == ({}, [f"{recorded_run(0)}: no complete round"])
     assert overlay_runs("fig3a", recorded_run(evaluate="validation"))[0] == {}, "evaluated on other data"
     noniid = {"partition": "dirichlet(beta=0.3)"}
     for noise, fits in (("sas(alpha=1.2)", True), ("sas(alpha=1.2, tau=0.3)", False)):
         assert bool(overlay_runs("fig4a", recorded_run(noise=noise, **noniid))[0]) == fits, "the varied setting is free"
+
+
+def test_one_warning_covers_all_runs_that_do_not_fit(published_folder, caplog):
+    others = [recorded_run(clients=7, seed=seed) for seed in range(4)] + [recorded_run(noise="gaussian(std=1)")]
+    picture = draw_published("fig3a", [recorded_run(receiver="cauchy(K=1)"), *others, recorded_run(0)])
+    assert picture.axes[0].get_legend().get_texts()[-1].get_text() == "yours: cauchy(K=1)"
+    first, second = caplog.messages
+    assert first.startswith("left out: 5 runs, such as Run(cifar10()")
+    assert first.endswith(": not the set-up of fig3a, they differ in clients, noise"), "not in noise.tau as well"
+    assert second.endswith(": no complete round")
+
+
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [
+        ("fig3a", "stableair run cifar10 rounds=3 receiver=..."),
+        ("fig3d", "stableair run cifar10 rounds=3 receiver=..."),
+    ],
+)
+def test_an_overlay_of_runs_that_do_not_fit_is_refused(name, command, published_folder, caplog):
+    others = [recorded_run(clients=7, seed=seed) for seed in range(9)]
+    with pytest.raises(InputError) as error:
+        sa.figure(name, published_folder / "out", published=True, overlay=others)
+    assert (error.value.code, error.value.fields) == ("no-fitting-run", {"figure": name})
+    text = str(error.value)
+    assert text.startswith(f"no run of the overlay can be drawn over {name}: 9 runs, such as ")
+    assert text.endswith(f": not the set-up of {name}, they differ in clients; start from: {command}")
+    assert (caplog.messages, (published_folder / "out").exists()) == ([], False)
+    with pytest.raises(InputError) as error:
+        draw_published(name, recorded_run(0))
+    assert error.value.code == "no-fitting-run"
+    draw_published(name, [])
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_the_advised_command_gives_runs_that_fit(name):
+    """The advice is a command; with a receiver and a value it is the set-up of the figure."""
+    words = fitting_command(name, 60).removeprefix("stableair run ").split()
+    value = FIGURES[name].values[0] if FIGURES[name].vary else ""
+    settings = [word.replace("...", "mac(C=2)" if word.startswith("receiver") else str(value)) for word in words]
+    e = from_words(settings)
+    run = Run(e.to_record(), [{"round": 0, "test/accuracy": 0.1}])
+    assert e.rounds == 60
+    assert len(overlay_runs(name, run)[0]) == 1
 
 
 def test_the_caption_mentions_a_different_copy_of_the_data(published_folder, tmp_path):
@@ -317,8 +361,10 @@ def test_on_the_command_line(published_folder, tmp_path, monkeypatch, capsys):
     assert command("fig3a", "--published")[:2] == (0, "".join(f"runs/published/fig3a.{ending}\n" for ending in ENDINGS))
     sa.run(Experiment(clients=4, rounds=1), tmp_path / "mine")
     code, out, errors = command("fig3a", "--published", "--overlay", "mine", "--out", "over")
-    assert (code, out) == (0, "".join(f"over/fig3a.{ending}\n" for ending in ENDINGS))
-    assert re.fullmatch(r"\w+: left out: mine: not the set-up of fig3a, it differs in clients, data.*\n", errors)
+    assert (code, out, errors.count("\n"), (tmp_path / "over").exists()) == (2, "", 1, False)
+    assert re.search(
+        r" mine: not the set-up of fig3a, it differs in clients, data, .*; start from: stableair run", errors
+    )
     code, out, _ = command("fig3a", "--published", "--metric", "test/loss", "--out", "over")
     assert (code, out) == (0, "".join(f"over/fig3a-test-loss.{ending}\n" for ending in ENDINGS))
     for words, named in [

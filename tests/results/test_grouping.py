@@ -24,6 +24,18 @@ def test_labels_contain_the_settings_that_differ():
     assert list(group([made([1], **ideal, participation="sample(5)"), made([1])])) == ["ideal, sample(m=5)", "mac(C=1)"]
 
 
+def test_runs_of_earlier_versions_with_another_spelling_are_in_the_same_group():
+    """Earlier versions recorded `none` as well as `none()`."""
+    ideal = {"fading": "unit()", "noise": "none()", "receiver": "none()"}
+    old = [Run(run.record | dict.fromkeys(("noise", "receiver"), "none") | {"channel": "flat", "data": "digits"},
+               run.rounds) for run in (made([1], **ideal, seed=1), made([1], **ideal, clients=5))]  # fmt: skip
+    groups = group([made([1], **ideal), *old, made([1])])
+    assert {name: len(runs) for name, runs in groups.items()} == {
+        "ideal, clients=50": 2, "ideal, clients=5": 1, "mac(C=1)": 1,
+    }  # fmt: skip
+    assert old[0].settings["receiver"] == "none()"
+
+
 def test_only_the_plain_flat_channel_is_ideal():
     free = {"fading": "unit", "noise": "none()", "receiver": "none()"}
     krum = "digital(quantize='qsgd(s=4, coding=plain)', aggregate='krum(f=2, keep=1)')"

@@ -2,6 +2,7 @@ import math
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 import stableair as sa
 from stableair.results import plot
@@ -37,6 +38,15 @@ def test_runs_that_differ_in_the_seed_alone_are_one_line_with_a_band():
 def test_a_legend_shows_names_that_begin_with_an_underscore():
     runs = [made([0.1, 0.2]), made([0.3, 0.4], receiver="none()")]
     assert texts(sa.plot(runs, labels=["_mine", "other"])) == [" _mine", "other"]
+
+
+def test_the_default_metric_is_the_accuracy_on_the_data_of_the_evaluation():
+    searched = Run(sa.Experiment(evaluate="validation").to_dict(), [{"round": 0, "validation/accuracy": 0.25}])
+    for axes in (searched.plot(ax=Figure().subplots()), sa.plot(searched).axes[0]):
+        assert (axes.get_ylabel(), list(axes.lines[0].get_ydata())) == ("validation accuracy", [0.25])
+    planned = Run(sa.Experiment().to_dict(), [])  # not started: it does not decide
+    assert sa.plot([planned, searched]).axes[0].get_ylabel() == "validation accuracy"
+    assert sa.plot([searched, made([0.5])]).axes[0].get_ylabel() == "test accuracy"
 
 
 def test_a_legend_lies_on_no_line():

@@ -13,7 +13,7 @@ from helpers.callbacks import Hooks
 from helpers.runs import Stop, numbers, same, started, stop_after
 from stableair.results import lock
 from stableair.results.checkpoint import read_checkpoint
-from stableair.results.checksums import ENVIRONMENT, EXPERIMENT, ROUNDS
+from stableair.results.checksums import ENVIRONMENT, EXPERIMENT, ROUNDS, seal
 from stableair.results.reading import load
 from stableair.runner import run
 
@@ -37,6 +37,22 @@ def test_stopped_and_resumed_equals_uninterrupted(tiny, tmp_path, server, every,
     assert same(resumed, run(tiny))
     assert same(load(tmp_path / "a"), run(tiny))
     assert [e["first_round"] for e in json.loads((tmp_path / "a" / ENVIRONMENT).read_text())] == [0, k + 1]
+
+
+def test_a_run_of_an_earlier_version_with_another_spelling_is_resumed(tiny, tmp_path):
+    """Earlier versions recorded `none` as well as `none()`."""
+    tiny = tiny.with_(receiver="none()", model="logistic()")
+    with pytest.raises(Stop):
+        run(tiny, tmp_path / "a", callbacks=[Hooks(round=stop_after(1))])
+    record = json.loads((tmp_path / "a" / EXPERIMENT).read_text())
+    record = {key: value for key, value in record.items() if key != "checksum"}
+    spellings = {"receiver": "none", "model": "logistic", "power": "none", "server": "sgd"}
+    (tmp_path / "a" / EXPERIMENT).write_bytes(seal(record | spellings))
+    with pytest.raises(sa.InputError) as error:
+        run(tiny.with_(clients=3), tmp_path / "a", resume=True)
+    assert error.value.fields["settings"] == ["clients"]
+    assert same(run(tiny, tmp_path / "a", resume=True), run(tiny))
+    assert (load(tmp_path / "a").experiment, load(tmp_path / "a").settings) == (tiny, tiny.to_dict())
 
 
 @pytest.mark.gpu

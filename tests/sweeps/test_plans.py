@@ -117,5 +117,5 @@ def test_a_wrong_command_is_one_line_and_nothing_is_made(words, said, command, t
 def test_an_argument_belongs_to_the_components_that_take_it():
     words = ["receiver=mac,gnc,none", "receiver.C=1,2", "receiver.max_norm=9", "noise.tau=0.1,0.5", "rounds=1"]
     receivers = [one.receiver for one in expand_plan(parse_plan(words)) if "tau=0.5" in one.noise]
-    assert receivers == ["mac(C=1)", "mac(C=2)", "gnc(max_norm=9)", "none"]
+    assert receivers == ["mac(C=1)", "mac(C=2)", "gnc(max_norm=9)", "none()"]
     refused("unknown-argument", expand_plan, parse_plan(["receiver=none,sign(1)", "receiver.C=1"]))

@@ -15,7 +15,10 @@ from stableair.literals import Band, TableRow
 def plot(
     folders: Folders,
     out: Annotated[Path, out_option("Picture to write: .png, .pdf or .svg.")] = Path("curves.png"),
-    metric: Annotated[str, typer.Option(help="Metric to draw: its name in rounds.jsonl.")] = "test/accuracy",
+    metric: Annotated[
+        str | None,
+        typer.Option(help="Metric to draw: its name in rounds.jsonl (default: the accuracy).", show_default=False),
+    ] = None,
     log: Annotated[bool, typer.Option("--log", help="Use a logarithmic axis for the metric.")] = False,
     x: Annotated[
         str,

@@ -209,10 +209,12 @@ def print_comparison(comparison: "Comparison", table: Path | None, labels: list[
 
 def parse_labels(words: list[str], comparison: "Comparison") -> dict[str, str]:
     """Return the texts of --label by name. Names may contain `=`, so a word is compared with the known names."""
+    from stableair.comparisons import by_spelling
+
     names = [*comparison.lines, *(line.receiver for lines in comparison.lines.values() for line in lines)]
     labels = {}
     for word in words:
-        name = next((name for name in names if word.startswith(f"{name}=")), word.rpartition("=")[0])
+        name = next((name for name in by_spelling(names) if word.startswith(f"{name}=")), word.rpartition("=")[0])
         labels[name] = word.removeprefix(f"{name}=")
     return labels
 

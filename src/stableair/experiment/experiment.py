@@ -71,7 +71,8 @@ class Experiment:
     threshold: rounds=100 and C=1 are this project's choices.
 
     The constructor checks every setting. It parses each spec, and builds each component except the data set once, to
-    check its arguments. `call` and `calls` return the parsed specs.
+    check its arguments. `call` and `calls` return the parsed specs. The settings hold each spec in one form: `none` and
+    `mac(1)` become `none()` and `mac(C=1)`.
 
     Raises:
         InputError: A setting is unknown (`unknown-setting`) or its value is invalid (`wrong-type`, `out-of-range`,
@@ -85,7 +86,7 @@ class Experiment:
     'sas(alpha=1.5, tau=0.1)'
     """
 
-    data: str = _setting("digits", "Data set.")
+    data: str = _setting("digits()", "Data set.")
     partition: str = _setting("iid()", "How the training samples are divided among the clients.")
     model: str = _setting("auto", "Model; auto: the default model of the data set.")
     clients: int = _setting(50, "Number of clients N.", COUNT)

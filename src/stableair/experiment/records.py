@@ -9,7 +9,6 @@ import json
 import math
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from typing import Any
 from stableair.errors import InputError, StableairError
 from stableair.experiment.baseline import BASELINE_ARGUMENTS, BASELINE_SETTINGS
 from stableair.experiment.settings import COMPONENT_SETTINGS, EXECUTION, TYPES, check_known, registry
-from stableair.spec import Call, Registry, equal, format_call, format_value, parse_unchecked
+from stableair.spec import Call, Registry, canonical, equal, format_call, format_value, parse_unchecked
 from stableair.validation import as_path, short_repr
 
 ARGUMENTS = "arguments"  # key of a record: every argument of every component
@@ -102,8 +101,7 @@ def from_record(record: Any) -> dict[str, Any]:
         calls = []
         for (component, arguments), (_, explicit) in zip(components, _components(name, settings[name]), strict=True):
             call = registry(name).one(format_call(component, arguments))
-            call = call.without_defaults([key for key in arguments if key not in explicit])
-            calls.append(replace(call, bare="(" not in settings[name]))
+            calls.append(call.without_defaults([key for key in arguments if key not in explicit]))
         specs[name] = " | ".join(map(str, calls)) or "auto"
     return settings | specs
 
@@ -111,9 +109,11 @@ def from_record(record: Any) -> dict[str, Any]:
 def settings_of_record(record: dict[str, Any]) -> dict[str, Any]:
     """Return the settings of a record by name; missing settings have their baseline value.
 
+    The specs have the form in which `Experiment` writes them: earlier versions recorded both `none` and `none()`.
+
     Raises:
-        InputError: A setting is missing (`missing-setting`), unknown (`unknown-setting`) or of another type
-            (`wrong-type`).
+        InputError: A setting is missing (`missing-setting`), unknown (`unknown-setting`), of another type
+            (`wrong-type`) or not a spec (`not-a-spec`).
     """
     record = {key: value for key, value in record.items() if (key, value) != NOISE_ON and key != ARGUMENTS}
     if missing := [key for key in TYPES if key not in (*OPTIONAL, *record)]:
@@ -123,7 +123,9 @@ def settings_of_record(record: dict[str, Any]) -> dict[str, Any]:
         if type(value) is not TYPES[key] and (type(value), TYPES[key]) != (int, float):
             text = f"{key} must be of type {TYPES[key].__name__}: got {short_repr(value)}"
             raise InputError(text, code="wrong-type", name=key, value=value)
-    return BASELINE_SETTINGS | record
+    settings = BASELINE_SETTINGS | record
+    specs = {name: canonical(name, settings[name]) for name in COMPONENT_SETTINGS if settings[name] != "auto"}
+    return settings | specs
 
 
 def components_of_record(record: dict[str, Any]) -> dict[str, Components]:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from matplotlib.figure import Figure as Picture
 
-from stableair.experiment import components_of_record
+from stableair.experiment import Experiment, components_of_record
 from stableair.literals import PlotStyle
 from stableair.paper import theory_plots
 from stableair.paper.catalogue import DRAWINGS, SCALED, SNR, SYMBOLS, Figure
@@ -42,7 +42,7 @@ def draw(plan: Plan, runs: Curves, style: PlotStyle = "screen") -> Picture:
     """
     terse = style == "paper"
     number = plan.figure.title.partition(":")[0]  # a smoke test has neither the data nor the model of the title
-    title = [f"{number}: smoke test on {plan.base.data}" if plan.smoke else plan.figure.title]
+    title = [f"{number}: smoke test on {_data_name(plan.base)}" if plan.smoke else plan.figure.title]
     title += ["changed settings"] if plan.overrides else []
     log = plan.figure.metric.endswith("/loss")  # the noisy curve may be a hundred times above the other curves
     panels = {"": runs} if plan.search_each else _panels(plan.figure, runs)
@@ -109,9 +109,9 @@ def caption(plan: Plan, runs: Curves, notes: list[str], data: str = "", missing:
     """
     base = plan.base
     if plan.smoke:
-        first = f"Smoke test on {base.data}: the figure's form, not its result."
+        first = f"Smoke test on {_data_name(base)}: the figure's form, not its result."
     else:
-        first = f"Data: {data or base.data + _sample_count(runs)}."
+        first = f"Data: {data or _data_name(base) + _sample_count(runs)}."
     changed = (
         f" Changed settings: {', '.join(f'{k}={v}' for k, v in plan.overrides.items())}." if plan.overrides else ""
     )
@@ -120,6 +120,11 @@ def caption(plan: Plan, runs: Curves, notes: list[str], data: str = "", missing:
     cross = " ×: the last round before a run diverged." if diverged else ""
     without = f" Without runs: {', '.join(missing)}." if missing else ""
     return f"{first}{changed} {', '.join(_setup(plan, runs))}. Not from the paper: {'; '.join(ours)}.{without}{cross}"
+
+
+def _data_name(experiment: Experiment) -> str:
+    """Return the data set as a word of a sentence."""
+    return experiment.data.removesuffix("()")
 
 
 def _setup(plan: Plan, runs: Curves) -> list[str]:

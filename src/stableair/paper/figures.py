@@ -55,7 +55,8 @@ def figure(
         trials: Number of trials of each threshold search. None: 12, or 6 with `smoke`.
         search_rounds: Rounds of each trial. None: 20, or `rounds` if it is smaller.
         published: Draw the runs that come with the package; compute nothing.
-        overlay: With `published`: runs, or folders of runs, to draw over the published runs.
+        overlay: With `published`: runs, or folders of runs, to draw over the published runs. Runs with another set-up
+            are left out, with a warning.
         metric: With `published`: metric to draw instead of the figure's, such as "test/accuracy_clients".
         style: Style of the picture, as for `sa.plot`.
         force: Whether to replace files that were not written by stableair.
@@ -67,7 +68,8 @@ def figure(
         The matplotlib figure.
 
     Raises:
-        InputError: The figure is unknown (`unknown-value`), or it cannot use one of the options (`unused-options`).
+        InputError: The figure is unknown (`unknown-value`), it cannot use one of the options (`unused-options`), or no
+            run of `overlay` has its set-up (`no-fitting-run`).
 
     >>> from tempfile import TemporaryDirectory
     >>> import stableair as sa
@@ -212,17 +214,24 @@ def published_content(name: str, overlay: RunSource = (), metric: str = "") -> C
         metric: Metric to draw instead of the figure's.
 
     Raises:
-        InputError: No published run can be drawn, or the runs have not recorded the metric.
+        InputError: No published run can be drawn (`no-drawable-run`), no run of `overlay` has the set-up of the figure
+            (`no-fitting-run`), or the runs have not recorded the metric.
     """
     published = read_published(name)
     has_overlay = not (isinstance(overlay, list | tuple) and not overlay)
     yours, left_out = overlay_runs(name, overlay) if has_overlay else ({}, [])
-    log_left_out([*published.left_out, *left_out])
+    log_left_out(published.left_out)
     if not published.curves:
         raise InputError(f"no published run of {name} can be drawn; the first reason: {published.left_out[0]}",
                          code="no-drawable-run", figure=name)  # fmt: skip
     runs = [run for each in published.curves.values() for run in each]
-    planned = plan(name, rounds=max(map(len, runs)), seeds=len({run.settings["seed"] for run in runs}))
+    rounds = max(map(len, runs))
+    if has_overlay and not yours:
+        raise InputError(f"no run of the overlay can be drawn over {name}: {'; '.join(left_out)}",
+                         code="no-fitting-run", advice=f"start from: {fitting_command(name, rounds)}",
+                         figure=name)  # fmt: skip
+    log_left_out(left_out)
+    planned = plan(name, rounds=rounds, seeds=len({run.settings["seed"] for run in runs}))
     if metric:
         choice("metric", metric, [key for key in runs[0].rounds[0] if all(key in run.rounds[0] for run in runs)])
         planned = planned._replace(figure=planned.figure._replace(metric=metric))
@@ -256,20 +265,45 @@ def overlay_runs(name: str, source: RunSource) -> tuple[Curves, list[str]]:
     that the figure varies.
 
     Returns:
-        The runs by label, and a line for each run that is left out.
+        The runs by label, and a line for each reason for which runs are left out.
     """
     runs, left_out = runs_from(source)
-    figure, published, matching = FIGURES[name], SAME_RUNS.get(name, name), []
+    figure, published = FIGURES[name], SAME_RUNS.get(name, name)
+    different: set[str] = set()
+    matching, others, empty = [], [], []
     for run in runs:
         differing = published_runs.differences(run.record, figure.setup) - {"rounds", figure.vary}
         differing = {key for key in differing if key.partition(".")[0] != "receiver"}
         if differing and not published_runs.curve_name(published, run.record, published_curves(published)):
-            left_out.append(f"{run.folder}: not the set-up of {name}, it differs in {', '.join(sorted(differing))}")
+            others.append(run)
+            different |= {key for key in differing if key.partition(".")[0] not in differing - {key}}
         elif not run.rounds:
-            left_out.append(f"{run.folder}: no complete round")
+            empty.append(run)
         else:
             matching.append(run)
+    if others:
+        differ = f"{'it differs' if len(others) == 1 else 'they differ'} in {', '.join(sorted(different))}"
+        left_out.append(f"{_described(others)}: not the set-up of {name}, {differ}")
+    if empty:
+        left_out.append(f"{_described(empty)}: no complete round")
     return {f"yours: {label}": each for label, each in group(matching).items()}, left_out
+
+
+def _described(runs: list[Run]) -> str:
+    """Return the folder of one run, or the number of runs and their first folder."""
+    first = str(runs[0].folder or runs[0])
+    return first if len(runs) == 1 else f"{pluralize(len(runs), 'run')}, such as {first}"
+
+
+def fitting_command(name: str, rounds: int) -> str:
+    """Return the start of a command whose runs fit a figure; the user sets the receiver.
+
+    >>> fitting_command("fig4b", 60)
+    'stableair run cifar10-noniid rounds=60 receiver=... noise.tau=...'
+    """
+    figure = FIGURES[name]
+    varied = [f"{figure.vary}=..."] if figure.vary and not figure.vary.startswith("receiver") else []
+    return " ".join(["stableair run", figure.preset, f"rounds={rounds}", "receiver=...", *varied])
 
 
 def _published_notes(plan: Plan, published: PublishedRuns, yours: Curves) -> list[str]:

@@ -11,7 +11,7 @@ from stableair.spec import with_short_digests, without_digests
 from stableair.validation import pluralize
 
 PLAIN = {"channel": "flat()", "power": "none()"}  # an ideal run with these settings is labelled "ideal"
-AMBIGUOUS = "none", "auto", "tensor", "layer"  # several settings allow these values: labels add the setting's name
+AMBIGUOUS = "none", "none()", "auto", "tensor", "layer"  # values of several settings: labels add the setting's name
 
 
 class Sweep(list[Run]):
@@ -78,18 +78,18 @@ def _label(settings: dict[str, Any], keys: list[str]) -> str:
     """
     words = []
     if _is_ideal(settings):
-        channel, power = (None if _same(settings[key], value) else settings[key] for key, value in PLAIN.items())
+        channel, power = (None if settings[key] == value else settings[key] for key, value in PLAIN.items())
         words = [channel or "ideal", *([power] if power else [])]
     several = len(words) + len(keys) > 1
     for key in keys:
-        unambiguous = isinstance(value := settings[key], str) and not (several and _bare(value) in AMBIGUOUS)
+        unambiguous = isinstance(value := settings[key], str) and not (several and value in AMBIGUOUS)
         words.append(value if unambiguous else f"{key}={value}")
     return ", ".join(words) or settings["receiver"]
 
 
 def _is_ideal(settings: dict[str, Any]) -> bool:
     """Return whether a run has neither fading nor interference, and a receiver without effect."""
-    return all(_same(settings[key], value) for key, value in IDEAL.items())
+    return all(settings[key] == value for key, value in IDEAL.items())
 
 
 def _differing(runs: list[dict[str, Any]]) -> list[str]:
@@ -108,13 +108,4 @@ def _ideal_label_settings(ideal: list[dict[str, Any]], noisy: list[dict[str, Any
 
 
 def _values(runs: list[dict[str, Any]], key: str) -> set[Any]:
-    return {_bare(settings.get(key)) for settings in runs}
-
-
-def _same(one: Any, other: Any) -> bool:
-    return _bare(one) == _bare(other)
-
-
-def _bare(value: Any) -> Any:
-    """Return a spec without empty parentheses: "none()" becomes "none"."""
-    return value.removesuffix("()") if isinstance(value, str) else value
+    return {settings.get(key) for settings in runs}

@@ -18,7 +18,7 @@ from stableair.results.curves import BANDS, described, draw_curves, finish, line
 from stableair.results.grouping import group
 from stableair.results.outputs import METADATA, check_output
 from stableair.results.points import draw_points
-from stableair.results.reading import log_left_out, runs_from, with_metric
+from stableair.results.reading import log_left_out, on_one_split, runs_from, with_metric
 from stableair.results.resources import RESOURCES
 from stableair.results.run import Run
 from stableair.results.styles import TRUETYPE, drawing_style, new_figure, root_figure
@@ -31,7 +31,7 @@ DPI: dict[PlotStyle, int] = {"screen": 150, "dark": 150, "paper": 400}  # dots p
 @typed
 def plot(
     runs: Run | str | Path | Iterable[Run | str | Path],
-    metric: str = "test/accuracy",
+    metric: str | None = None,
     out: str | Path | None = None,
     log: bool = False,
     *,
@@ -55,7 +55,8 @@ def plot(
 
     Args:
         runs: Runs, run folders, or folders that contain run folders.
-        metric: Name of a recorded metric, such as "test/accuracy", or a resource for its total.
+        metric: Name of a recorded metric, such as "test/loss", or a resource for its total. None: "test/accuracy", or
+            "validation/accuracy" if all runs were evaluated on validation data, as the trials of a search.
         out: File to write; its extension determines the format. None: write no file.
         log: Whether the metric has a logarithmic axis.
         x: "round"; the total of a resource: "symbols", "airtime" (in seconds), "energy" (mean over the clients),
@@ -87,8 +88,10 @@ def plot(
         check_picture(out, force)
     if size is not None:
         _check_size(size, ax)
-    every_run, left_out = runs_from(runs)
-    shown = every_run
+    shown, left_out = runs_from(runs)
+    if metric is None:
+        split, shown = on_one_split(shown)
+        metric = f"{split}/accuracy"
     for name in (metric, x) if x in RESOURCES else (metric,):
         shown, others = with_metric(shown, name)
         left_out += [f"{run.folder} has no {name}" for run in others]

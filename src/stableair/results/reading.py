@@ -11,7 +11,7 @@ from stableair.results.grouping import Sweep
 from stableair.results.metrics import unknown_metric
 from stableair.results.run import Run
 from stableair.results.run_files import read_record, read_rounds
-from stableair.validation import as_path, short_repr
+from stableair.validation import as_path, pluralize, short_repr
 
 log = logging.getLogger("stableair")
 
@@ -157,6 +157,23 @@ def log_left_out(lines: Iterable[str]) -> None:
     """Log a warning for each run that was left out."""
     for line in lines:
         log.warning("left out: %s", line)
+
+
+def on_one_split(runs: list[Run]) -> tuple[str, list[Run]]:
+    """Keep the runs on the test data, or all runs if every run was evaluated on validation data.
+
+    The trials of a search are runs on validation data. One warning covers all runs that are left out.
+
+    Returns:
+        The split, "test" or "validation", and its runs.
+    """
+    splits = {run.settings["evaluate"] for run in runs if run.rounds}
+    if "test" not in splits:
+        return "validation" if splits else "test", runs
+    if others := [run for run in runs if run.settings["evaluate"] != "test"]:
+        first = others[0].folder or others[0]
+        log.warning("left out: %s on validation data, such as %s", pluralize(len(others), "run"), first)
+    return "test", [run for run in runs if run.settings["evaluate"] == "test"]
 
 
 def with_metric(runs: list[Run], metric: str) -> tuple[list[Run], list[Run]]:

@@ -312,14 +312,14 @@ class Run:
 
         return pandas.DataFrame([{k: v for k, v in row.items() if k != "diverged"} for row in self.rounds])
 
-    def plot(self, metric: str = "test/accuracy", *, ax: "Axes | None" = None, label: str | None = None) -> "Axes":
+    def plot(self, metric: str | None = None, *, ax: "Axes | None" = None, label: str | None = None) -> "Axes":
         """Draw a metric against the rounds. To draw several runs, use `sa.plot`.
 
         A cross marks the last finite round of a run that diverged. You can also draw several runs into the same axes;
         then add a legend with `ax.legend()`.
 
         Args:
-            metric: Name of a recorded metric.
+            metric: Name of a recorded metric. None: the accuracy on the data of the evaluation.
             ax: Axes to draw into. None: the axes of a new pyplot figure.
             label: Name of the line in a legend.
 
@@ -340,6 +340,7 @@ class Run:
 
         from stableair.results.axes import label_metric, label_rounds, mark_divergence
 
+        metric = f"{self.settings['evaluate']}/accuracy" if metric is None else metric
         values = self[metric]
         if not values:
             raise InputError(f"{self.folder}: no round is complete yet", code="no-rounds", folder=self.folder)
