@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import stableair as sa
-from stableair.cli.display import ProgressDisplay, describe_length, with_flag
+from stableair.cli.advice import with_flag
+from stableair.cli.display import ProgressDisplay, describe_length
 from stableair.cli.options import (
     DataDir,
     Device,
