@@ -71,6 +71,24 @@ def test_a_plug_in_that_does_not_import_names_its_line(tmp_path):
     assert f"{file}, line 3: AttributeError" in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("setting", "body"), [("receiver", "lambda g: g / 0"), ("server", "lambda w, g: w + torch.nan"), ("", "")]
+)
+def test_the_component_that_returns_nan_is_named(setting, body, tmp_path, registries, tiny, caplog):
+    experiment = tiny.with_(rounds=2)
+    if setting:
+        (file := tmp_path / "mine.py").write_text(HEAD.format(kind=setting, body=f"return {body}"))
+        sa.load_plugin(file)
+        experiment = experiment.with_(**{setting: "mine"})
+    else:  # the interference is the cause
+        experiment = experiment.with_(receiver="none()", noise="sas(alpha=0.5, tau=1e38)")
+    with caplog.at_level(logging.WARNING, "stableair"):
+        assert sa.run(experiment).diverged == 0
+    assert [message.partition(" returned")[0] for message in caplog.messages] == (
+        [f"round 0: the {setting}"] if setting else []
+    )
+
+
 def test_an_exception_of_the_caller_is_unchanged(tiny, registries):
     """A callback in the same file as a component of the user's own is no part of it."""
 
