@@ -10,7 +10,10 @@ def test_run_records_and_prints_its_result(command, small, tmp_path):
     code, out, errors = command("run", *small, "--out", "a")
     assert (code, errors) == (0, "")
     lines = out.splitlines()
-    assert lines.pop(0) == "engine stacked, fp32, 5 clients at a time: a small model, the clients' models stacked"
+    assert (
+        lines.pop(0)
+        == "engine stacked, fp32, 5 clients at a time: the model is small, so the clients are trained together"
+    )
     assert lines[0].startswith("seed 0  1/4  test accuracy 0.")
     assert re.search(r" dB  \S+ s per round, \S+ s left$", lines[0])
     assert re.search(r" dB  \S+ s per round$", lines[3])
