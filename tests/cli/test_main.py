@@ -46,7 +46,10 @@ from stableair.cli.advice import FLAGS
         (["data", "check", "cifar11"], "did you mean 'cifar10'"),
         (["data", "prepare", "digits"], "set of the hub 'digits' is unknown; allowed: cifar10, cifar100, femnist, hf"),
         (["data", "check", "hf(a/b)"], "is code"),
-        (["data", "check", "hf('a/b')"], "safetensors does not exist; with a network"),
+        (
+            ["data", "check", "hf('a/b')"],
+            "is not prepared; with a network: stableair data prepare with the same name; without: copy ",
+        ),
         (["data", "show", "femnist", "--partition", "by_writer()"], "at most the number of"),
         (["theory", "--alpha", "3"], "alpha must be in [0.5, 2]: got 3"),
         (["theory", "--tau", "0", "--plot", "t.png"], "tau must be positive"),
@@ -62,7 +65,10 @@ from stableair.cli.advice import FLAGS
         (["bench", "--record", "/proc/x"], "cannot write /proc/x"),
         (["figure", "fig3a", "--max-norm", "0"], "max_norm must be positive"),
         (["search", "digits", "receiver.C=0.1:1", "--device", "x"], "device 'x' is not available"),
-        (["search", "cifar10", "receiver.C=0.1:1", "--data-dir", "empty"], "cifar10.safetensors does not exist"),
+        (
+            ["search", "cifar10", "receiver.C=0.1:1", "--data-dir", "empty"],
+            "cifar10 is not prepared; with a network: pip install 'stableair[hub]', then stableair data prepare cifar10",
+        ),
     ],
 )
 def test_bad_input_is_one_line_exit_code_2_and_nothing_written(command, tmp_path, words, said, monkeypatch):
