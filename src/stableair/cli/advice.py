@@ -13,6 +13,7 @@ from stableair.experiment import COMPONENT_SETTINGS, TYPES, dotted_keys, registr
 FLAGS = {
     "resume": "add --resume or choose another --out",
     "folder": "choose another --out",
+    "settings": "repeat the settings of the folder, or choose another --out",
     "force": "add --force or choose another file",
     "plugin": "--plugin-changed=keep uses these results, --plugin-changed=recompute restarts the run",
     "component": "a custom component needs --plugin FILE.py",
