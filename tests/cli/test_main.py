@@ -67,7 +67,7 @@ from stableair.cli.advice import FLAGS
         (["search", "digits", "receiver.C=0.1:1", "--device", "x"], "device 'x' is not available"),
         (
             ["search", "cifar10", "receiver.C=0.1:1", "--data-dir", "empty"],
-            "cifar10 is not prepared; with a network: pip install 'stableair[hub]', then stableair data prepare cifar10",
+            "cifar10 is not prepared; with a network: pip install 'stableair[hub]', then stableair data prepare",
         ),
     ],
 )
@@ -144,7 +144,7 @@ def test_debug_shows_the_whole_traceback_wherever_it_stands(command, words):
 
 
 def test_a_suggested_command_is_printed_once(command):
-    assert command("runn")[2] == "error: No such command 'runn'. Did you mean 'run'?\n"
+    assert command("plott")[2] == "error: No such command 'plott'. Did you mean 'plot'?\n"
 
 
 def test_an_internal_error_is_one_line_and_another_exit_code(command, monkeypatch):
