@@ -7,7 +7,7 @@ from stableair import builder
 from stableair.channels.registries import fading, noise
 from stableair.errors import NonFiniteUpload
 from stableair.models import model
-from stableair.receivers import receiver
+from stableair.receivers import as_receiver, receiver
 from stableair.results.stopping import StoppingRule
 
 RUN = sa.Run(
@@ -59,6 +59,23 @@ TEXTS = {
     "monitored metric": (
         lambda: StoppingRule(patience=1, monitor="loss").is_met(RUN.rounds),
         "metric 'loss' was not recorded; did you mean 'test/loss'? allowed: test/accuracy, test/loss",
+    ),
+    "range without upper limit": (lambda: noise.one("sas(tau=-1)")(), "noise sas(tau=-1): tau must be at least 0 and"),
+    "power rule": (
+        lambda: builder.build(sa.Experiment(power="limit(P=1)")),
+        "the power rule Limit needs the interference on the sum of the payloads: got noise_on=mean; set noise_on=sum, ",
+    ),
+    "missing arguments": (
+        lambda: sa.Experiment(data="csv(sep=';')"),
+        "data set csv needs path and label; the signature is csv(path, label, test_path=None, ",
+    ),
+    "writers": (
+        lambda: builder.build(sa.Experiment(partition="by_writer")),
+        "by_writer needs data with writers: femnist, hf(..., writer=COLUMN), csv(..., writer=COLUMN) or npz",
+    ),
+    "nothing returned": (
+        lambda: as_receiver(None),
+        "the receiver must be a function or a Rule: got None; did you forget to return it?",
     ),
     "device": (lambda: builder.device("tpu"), "device 'tpu' is not available; "),
     "too few samples": (

@@ -36,6 +36,7 @@ def as_rule(
     has_methods = all(map(callable, methods))
     if isinstance(component, type) or not (has_methods or callable(component)):
         text = f"the {setting} must be a function or a {rule_class.__name__}: got {short_repr(component)}"
+        text += "; did you forget to return it?" if component is None else ""
         raise InputError(text, code="wrong-type", setting=setting)
     if not has_methods:
         return from_function(component)

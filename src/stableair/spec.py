@@ -6,6 +6,7 @@ spec.
 
 import ast
 import inspect
+import logging
 import math
 import re
 import sys
@@ -23,11 +24,18 @@ from typing import Any, NoReturn, TypeVar
 
 from stableair.errors import InputError, StableairError
 from stableair.sources import Source, source_of
-from stableair.validation import as_path, short_repr, suggest, type_name
+from stableair.validation import as_path, check_simple_types, short_repr, suggest, type_name
+
+log = logging.getLogger("stableair")
 
 MAX_LENGTH = 500  # characters of a spec
 REGISTRIES: dict[str, "Registry"] = {}
 PLUGINS: list[str] = []  # paths of the loaded plug-in files
+# The inputs and the form of the functions that a factory of these kinds returns.
+RULES = {
+    "receiver": (("the received vector",), "g -> g"),
+    "server": (("the model", "the received vector"), "(w, g) -> w"),
+}
 Factory = TypeVar("Factory", bound=Callable[..., Any])
 
 
@@ -66,6 +74,12 @@ class Entry:
     def typed_parameters(self) -> dict[str, str]:
         """The parameters with their types and defaults, such as `C: float | auto`, by their names."""
         return {name: _format_parameter(p) for name, p in inspect.signature(self.factory).parameters.items()}
+
+    @property
+    def required(self) -> list[inspect.Parameter]:
+        """The parameters without a default."""
+        parameters = inspect.signature(self.factory).parameters.values()
+        return [p for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
 
     @property
     def open(self) -> bool:
@@ -183,6 +197,8 @@ class Call:
     def __call__(self) -> Any:
         """Build the component."""
         try:
+            if self.entry.source:  # the components of this package check their arguments themselves
+                check_simple_types(self.entry.factory, self.arguments)
             return self.entry.factory(**self.arguments)
         except StableairError as error:
             raise error.with_message(f"{self.kind} {self}: {error}") from None
@@ -210,6 +226,11 @@ class Registry:
         self.entries: dict[str, Entry] = {}
         REGISTRIES[plural] = self
 
+    @property
+    def decorator(self) -> str:
+        """The public name of this registry, such as `receiver` in `@sa.receiver("soft")`."""
+        return self.kind.replace(" ", "")
+
     def entry(self, name: str) -> Entry:
         """Return the component of a name; "object" stands for the Python objects that are passed to a run."""
         return OBJECT_ENTRY if name == OBJECT else self.entries[name]
@@ -217,7 +238,10 @@ class Registry:
     def __call__(self, name: str, **declared: Any) -> Callable[[Factory], Factory]:
         """Register a factory: `@receiver("soft")` registers it as "soft"."""
         if not isinstance(name, str) or not name.isidentifier():
-            text = f"a {self.kind}'s name must be an identifier: got {name!r}"
+            text = f"a {self.kind}'s name must be an identifier: got {short_repr(name)}"
+            if callable(name):  # @sa.receiver without parentheses
+                function = getattr(name, "__name__", "name")
+                text = f'the {self.kind} {function} needs a name: write @sa.{self.decorator}("{function}")'
             raise InputError(text, code="not-an-identifier", value=name)
 
         def register(factory: Factory) -> Factory:
@@ -272,6 +296,7 @@ class Registry:
         try:
             arguments = entry.complete(arguments)
         except StableairError as error:
+            error.hint = ""  # its advice for the command line is for components that are settings
             raise error.with_message(f"{self.kind} {text}: {error}") from None
         return Call(self, entry.name, arguments)
 
@@ -306,7 +331,9 @@ class Registry:
     def _bind(self, entry: Entry, positional: list[Any], named: dict[str, Any], text: str) -> dict[str, Any]:
         """Return the arguments by name, including the arguments in **kwargs."""
         try:
-            bound = inspect.signature(entry.factory).bind(*positional, **named)
+            bound = inspect.signature(entry.factory).bind_partial(*positional, **named)
+            if missing := [p.name for p in entry.required if p.name not in bound.arguments]:
+                raise self._missing(entry, missing, positional, named, text)
         except TypeError as error:
             message = f"{self.kind} {text!r}: {error}; the signature is {entry.signature}"
             raise InputError(message, code="wrong-arguments", component=entry.name) from None
@@ -315,6 +342,26 @@ class Registry:
             passed_on = bound.signature.parameters[name].kind == inspect.Parameter.VAR_KEYWORD
             arguments |= value if passed_on else {name: value}
         return arguments
+
+    def _missing(
+        self, entry: Entry, missing: list[str], positional: list[Any], named: dict[str, Any], text: str
+    ) -> InputError:
+        """Return the error about arguments that a spec lacks."""
+        fields: dict[str, Any] = {"component": entry.name, "kind": self.kind, "names": missing, "value": text}
+        message = f"{self.kind} {entry.name} needs {' and '.join(missing)}; the signature is {entry.signature}"
+        given = [*map(format_value, positional), *(f"{name}={format_value(value)}" for name, value in named.items())]
+        advice = f"write {entry.name}({', '.join([*given, *(f'{name}=VALUE' for name in missing)])})"
+        inputs, form = RULES.get(self.kind, ((), ""))
+        if entry.source and missing == entry.parameters and len(missing) == len(inputs):
+            function = getattr(entry.factory, "__name__", entry.name)
+            factory = f"`def {function}(): return lambda {', '.join(missing)}: ...`"
+            annotations = [p.annotation for p in entry.required]
+            if all(str(getattr(one, "__name__", one)).rpartition(".")[2] == "Tensor" for one in annotations):
+                message = f"{self.kind} {entry.name}: {function} must return a function {form}: it is a factory"
+                return InputError(f"{message}; write {factory}", code="not-a-factory", **fields)
+            if all(one is inspect.Parameter.empty for one in annotations):
+                message += f"; if {' and '.join(missing)} is {' and '.join(inputs)}, write {factory}"
+        return InputError(message, code="missing-argument", hint="argument", advice=advice, **fields)
 
 
 # -------------------------------------------------------------------------------------------------- Python objects
@@ -465,6 +512,7 @@ def load_plugin(path: str | Path) -> None:
     """
     if not as_path("plug-in", path).is_file():
         raise InputError(f"plug-in {path} does not exist", code="missing-file", path=path)
+    before = _custom_components()
     loader = SourceFileLoader(f"stableair_plugin_{Path(path).stem}", str(path))
     spec = spec_from_loader(loader.name, loader)
     assert spec, "a file's loader always has a spec"
@@ -478,6 +526,13 @@ def load_plugin(path: str | Path) -> None:
         cause = traceback_location(error, str(path)) or f"{type(error).__name__}: {error}"
         raise InputError(f"plug-in {path} cannot be imported: {cause}", code="plugin-failed", path=path) from error
     PLUGINS.append(str(path))
+    if _custom_components() == before:
+        log.warning('plug-in %s registers no component; decorate a factory, such as with @sa.receiver("name")', path)
+
+
+def _custom_components() -> set[tuple[str, str]]:
+    """Return the kinds and names of the components that are registered outside this package."""
+    return {(one.kind, entry.name) for one in REGISTRIES.values() for entry in one if entry.source}
 
 
 def traceback_location(error: BaseException, *files: str) -> str:

@@ -8,7 +8,8 @@ import functools
 import inspect
 import math
 import os
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from numbers import Integral, Real
 from pathlib import Path
@@ -112,6 +113,8 @@ def number(name: str, value: object, low: float = -math.inf, high: float = math.
         allowed = f"in [{low:g}, {high:g}]"
         if high == math.inf or low == -math.inf:
             allowed = f"at least {low:g}" if high == math.inf else f"at most {high:g}"
+        elif high == sys.float_info.max:
+            allowed = f"at least {low:g} and finite"
         raise _out_of_range(name, value, allowed, low=low, high=high)
     return value
 
@@ -202,6 +205,27 @@ def typed(function: Callable[P, T]) -> Callable[P, T]:
         return function(*args, **kwargs)
 
     return checked
+
+
+def check_simple_types(function: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
+    """Check arguments whose annotation consists of int, float, bool, str, None and Literal; accept all others.
+
+    Raises:
+        InputError: An argument has another type (`wrong-type`).
+    """
+    try:
+        kinds = get_type_hints(function.__init__ if isinstance(function, type) else function)  # type: ignore[misc]
+    except Exception:  # an annotation may be any text or object
+        return
+    for name, value in arguments.items():
+        if name in kinds and _is_simple(kinds[name]) and not _is_a(value, kinds[name]):
+            raise _wrong_type(name, value, type_name(kinds[name]))
+
+
+def _is_simple(kind: Any) -> bool:
+    if get_origin(kind) in (Union, UnionType):
+        return all(map(_is_simple, get_args(kind)))
+    return kind in (int, float, bool, str, NoneType) or get_origin(kind) is Literal
 
 
 def _wrong_type(name: str, value: object, wanted: str) -> InputError:

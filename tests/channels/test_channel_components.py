@@ -69,7 +69,7 @@ def test_every_part_is_the_same_on_a_gpu(tiny, part, cuda):
         (power, "inversion(P=1, threshold=1, phase=-1)", ("out-of-range", "phase")),
         (power, "inversion(P=1, threshold=1, phase_law=normal)", ("unknown-value", "phase_law")),
         (power, "inversion(P=1, threshold=1, cfo=1)", ("out-of-range", "cfo")),
-        (power, "inversion(P=1)", ("wrong-arguments", None)),
+        (power, "inversion(P=1)", ("missing-argument", None)),
     ],
 )  # fmt: skip
 def test_errors_are_one_line(registry, text, expected):

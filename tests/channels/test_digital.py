@@ -217,7 +217,7 @@ def test_a_stated_divisor_divides_the_sum():
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("digital(quantize=qsgd)", ("wrong-arguments", None)),
+        ("digital(quantize=qsgd)", ("missing-argument", None)),
         ("digital(quantize='qsgd(s=0)')", ("out-of-range", "s")),
         ("digital(quantize='qsgd(s=40000)')", ("out-of-range", "s")),
         ("digital(quantize='qsgd(s=4, coding=huffman)')", ("unknown-value", "coding")),

@@ -15,6 +15,8 @@ import stableair as sa
         (["sweep", "--batch-size", 3], "write batch_size=3"),
         (["run", "--noise.tau", 0.3], "write noise.tau=0.3"),
         (["search", "--C", 1], "write receiver.C=1"),
+        (["run", "--round", 3], "write rounds=3"),
+        (["sweep", "--locl-epochs=3"], "write local_epochs=3"),
         (["run", "seeds=3"], "write --seeds 3"),
         (["search", "receiver.C=1:2", "trials=4"], "write --trials 4"),
         (["run", "checkpoint_every=5"], "write --checkpoint-every 5"),
@@ -28,7 +30,9 @@ def test_the_right_form_is_named(words, advice, command, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("words", [["plot", "--rounds", 2], ["run", "--bogus", 2], ["list", "--tau", 2]])
+@pytest.mark.parametrize(
+    "words", [["plot", "--rounds", 2], ["run", "--bogus", 2], ["run", "--sedes", 2], ["list", "--tau", 2]]
+)
 def test_no_setting_is_advised_where_there_is_none(words, command):
     code, _, errors = command(*words)
     assert (code, "No such option" in errors, "write" in errors) == (2, True, False)

@@ -38,6 +38,14 @@ def test_the_list_of_a_kind_describes_the_arguments(command):
     assert description not in command("list")[1]
 
 
+def test_list_prints_one_setting(command):
+    code, out, _ = command("list", "norm_stats")
+    assert (code, out.splitlines()[0]) == (0, "norm_stats: clients | recalibrated | batch = clients")
+    assert SETTING_FIELDS["norm_stats"].metadata["help"] in out
+    assert command("list", "batch_size")[1].startswith("batch_size: int, at least 1 = 10\n")
+    assert "did you mean 'norm_stats'?" in command("list", "norm_stat")[2]
+
+
 def test_list_works_without_earlier_commands():
     words = [sys.executable, "-m", "stableair", "list"]
     done = subprocess.run(words, capture_output=True, text=True, check=False)

@@ -10,7 +10,10 @@ def test_run_records_and_prints_its_result(command, small, tmp_path):
     code, out, errors = command("run", *small, "--out", "a")
     assert (code, errors) == (0, "")
     lines = out.splitlines()
-    assert lines.pop(0) == "engine stacked, fp32, 5 clients at a time: a small model, the clients' models stacked"
+    assert (
+        lines.pop(0)
+        == "engine stacked, fp32, 5 clients at a time: the model is small, so the clients are trained together"
+    )
     assert lines[0].startswith("seed 0  1/4  test accuracy 0.")
     assert re.search(r" dB  \S+ s per round, \S+ s left$", lines[0])
     assert re.search(r" dB  \S+ s per round$", lines[3])
@@ -26,8 +29,11 @@ def test_resume_and_refusal(command, small):
     code, out, _ = command("run", *small, "--out", "a", "--resume")
     assert code == 0
     assert [line[:10] for line in out.splitlines()[1:-1]] == ["seed 0  3/", "seed 0  4/"]
-    code, out, _ = command("run", *small, "--out", "a", "--resume")
+    code, out, errors = command("run", *small, "--out", "a", "--resume")
     assert (code, len(out.splitlines())) == (0, 1), "a finished run is not computed again"
+    assert errors == "note: a is complete with 4 rounds; increase rounds to continue\n"
+    code, out, errors = command("run", *but(small, "seed=1"), "--out", "a", "--resume")
+    assert (code, out, "seed: 0 in the folder, 1 now; repeat the settings" in errors) == (2, "", True)
 
 
 def test_each_seed_has_a_separate_folder(command, small, tmp_path):

@@ -8,7 +8,7 @@ import pytest
 
 import stableair as sa
 from stableair.cli import main as cli
-from stableair.cli.display import FLAGS
+from stableair.cli.advice import FLAGS
 
 
 @pytest.mark.parametrize(
@@ -29,12 +29,27 @@ from stableair.cli.display import FLAGS
         (["run", "--sedes", "3"], "No such option"),
         (["rum"], "No such command 'rum'"),
         (["plot", "missing"], "missing: there is no such folder"),
-        (["plot"], "Missing argument"),
+        (["plot"], "such as: stableair plot runs -o curves.png"),
+        (["report"], "name at least one folder of runs"),
+        (["sweep"], "name at least one setting with several values"),
+        (["compare"], "or folders of runs"),
+        (["search"], "receiver.C=0.01:10:log"),
+        (["run", "noise.tau=-1"], "tau must be at least 0 and finite: got -1"),
+        (["run", "receiver=mac"], "; add receiver.C=VALUE"),
+        (["run", "receiver=mac()"], "; write mac(C=VALUE)"),
+        (["run", "receiver=mac | gnc"], "; write mac(C=VALUE)"),
+        (["run", "data=csv"], "; add data.path=VALUE data.label=VALUE"),
+        (["run", "fading=block(of='nakagami')"], "; write nakagami(m=VALUE)"),
+        (["run", "power=limit(P=1)"], "the power rule Limit needs the interference on the sum"),
+        (["run", "power=limit(P=1)"], "; set channel.noise_on=sum"),
         (["list", "recevers"], "did you mean 'receivers'"),
         (["data", "check", "cifar11"], "did you mean 'cifar10'"),
         (["data", "prepare", "digits"], "set of the hub 'digits' is unknown; allowed: cifar10, cifar100, femnist, hf"),
         (["data", "check", "hf(a/b)"], "is code"),
-        (["data", "check", "hf('a/b')"], "safetensors does not exist; with a network"),
+        (
+            ["data", "check", "hf('a/b')"],
+            "is not prepared; with a network: stableair data prepare with the same name; without: copy ",
+        ),
         (["data", "show", "femnist", "--partition", "by_writer()"], "at most the number of"),
         (["theory", "--alpha", "3"], "alpha must be in [0.5, 2]: got 3"),
         (["theory", "--tau", "0", "--plot", "t.png"], "tau must be positive"),
@@ -50,7 +65,10 @@ from stableair.cli.display import FLAGS
         (["bench", "--record", "/proc/x"], "cannot write /proc/x"),
         (["figure", "fig3a", "--max-norm", "0"], "max_norm must be positive"),
         (["search", "digits", "receiver.C=0.1:1", "--device", "x"], "device 'x' is not available"),
-        (["search", "cifar10", "receiver.C=0.1:1", "--data-dir", "empty"], "cifar10.safetensors does not exist"),
+        (
+            ["search", "cifar10", "receiver.C=0.1:1", "--data-dir", "empty"],
+            "cifar10 is not prepared; with a network: pip install 'stableair[hub]', then stableair data prepare",
+        ),
     ],
 )
 def test_bad_input_is_one_line_exit_code_2_and_nothing_written(command, tmp_path, words, said, monkeypatch):
@@ -123,6 +141,10 @@ def test_debug_shows_the_whole_traceback_wherever_it_stands(command, words):
     assert errors.startswith("Traceback (most recent call last):")
     assert errors.endswith("\nerror: rounds must be at least 1: got 0\n")
     assert "Traceback" in command("nothing")[2], "and so does the variable, which it has set"
+
+
+def test_a_suggested_command_is_printed_once(command):
+    assert command("plott")[2] == "error: No such command 'plott'. Did you mean 'plot'?\n"
 
 
 def test_an_internal_error_is_one_line_and_another_exit_code(command, monkeypatch):

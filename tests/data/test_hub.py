@@ -174,7 +174,10 @@ def test_offline_the_hubs_library_need_not_be_installed(data_folder, empty, monk
     with pytest.raises(MissingExtraError) as error:
         dataset.one("cifar10")()
     assert (error.value.fields, error.value.hint) == ({"module": "datasets", "extra": "hub"}, "data")
-    assert str(empty / "cifar10.safetensors") in str(error.value)
+    assert str(error.value) == (
+        "data set cifar10: cifar10 is not prepared; with a network: pip install 'stableair[hub]', then stableair data "
+        f"prepare cifar10; without: copy cifar10.safetensors into {empty}; or set {hub.VARIABLE} to its folder"
+    )
     empty.mkdir(exist_ok=True)
     (empty / "cifar10.safetensors").write_bytes((data_folder / "cifar10.safetensors").read_bytes())
     assert len(dataset.one("cifar10")().train.y) == 100

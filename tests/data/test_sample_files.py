@@ -93,6 +93,25 @@ def test_bad_csv_is_one_line_that_names_the_file(sample_files, code, text, field
     assert {key: error.fields[key] for key in fields} == fields
 
 
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("a;b;class\n1;2;0\n", "the file has only one column, 'a;b;class'; if its separator is ';', set sep=';'"),
+        ("5.1,3.5,setosa\n4.9,3,setosa\n", "the first line must contain the column names: got '5.1, 3.5, setosa'"),
+        ("1,1,2\n4,5,6\n", "the first line must contain the column names: got '1, 1, 2'"),
+        (HEAD + "1,2,0\n1,red,1\n", "bad.csv, line 3: column 'b'"),
+        (HEAD + "\n1,2,0\n  \n1,red,1\n", "bad.csv, line 5: column 'b'"),
+        (HEAD + '1,2,"x\ny"\n1,2,\n', "bad.csv, line 4: column 'label'"),
+        (HEAD + "1,2,0\n1,2,7\n", "bad.csv: column 'label', line 3: the label 7"),
+    ],
+)
+def test_text_of_csv_errors(sample_files, text, part):
+    (sample_files / "bad.csv").write_text(text)
+    with pytest.raises(sa.InputError) as error:
+        sa.Dataset.from_csv("bad.csv", "label", classes=2)
+    assert part in str(error.value)
+
+
 def test_invalid_files_and_arguments_are_refused(sample_files):
     refused("unreadable-file", lambda: sa.Dataset.from_csv("nothing.csv", "label"))
     refused("unreadable-file", lambda: sa.Dataset.from_csv(".", "label"))

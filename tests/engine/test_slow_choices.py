@@ -58,6 +58,22 @@ def test_on_a_gpu_the_reference_loop_is_announced(caplog):
     assert "draws from torch's generator" in caplog.text
 
 
+def test_a_model_too_large_for_a_cpu_is_announced(caplog, monkeypatch):
+    sim = around(nn.Sequential(nn.Flatten(), nn.Linear(192, 5300), nn.Linear(5300, 3)))  # a million parameters
+    with caplog.at_level(logging.WARNING, "stableair"):
+        found = choose(sim, "auto")
+        why = "one client after the other: the run is too short for several processes"
+        assert (found.engine, found.why) == ("reference", why)
+        assert not caplog.messages
+        monkeypatch.setattr("stableair.engine.selection.PROCESSES_MAX_ENTRIES", 10**6)
+        assert choose(sim, "auto").why == "one client after the other: 1.0 million parameters on a CPU"
+    (warning,) = caplog.messages
+    assert "one client after the other: 1.0 million parameters on a CPU; use a GPU, or " in warning
+    monkeypatch.setattr("stableair.engine.selection.available_cores", lambda: 1)
+    monkeypatch.setattr("stableair.engine.selection.PROCESSES_MAX_ENTRIES", 10**7)
+    assert choose(sim, "auto").why == "one client after the other: a single core"
+
+
 def test_a_layer_that_is_not_stacked_is_named():
     module = nn.Sequential(nn.Flatten(), nn.LayerNorm(192), nn.Linear(192, 3))
     found = choose(around(module), "auto")

@@ -42,7 +42,7 @@ def test_words_of_a_command_line(tmp_path):
         (["lr=" + "1" * 400], "out-of-range"),
         (["digits", "digits"], "not-a-setting"),
         (["noise=none", "noise.tau=3"], "unknown-argument"),
-        (["noise=gaussian"], "wrong-arguments"),
+        (["noise=gaussian"], "missing-argument"),
         (["noise_on=sum"], "unknown-setting"),
     ],
 )

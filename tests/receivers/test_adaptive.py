@@ -179,7 +179,7 @@ def test_auto_changes_little_without_noise(channel):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("mac()", "missing a required argument: 'C'"),
+        ("mac()", "mac needs C"),
         ("mac(C=automatic)", "C must be a number or auto: got 'automatic'"),
         ("mac(C=1, gain=2)", "gain must be True or False"), ("mac(C=1, pilot=5)", "pilot=5 requires C=auto"),
         ("mac(C=auto, pilot=-1)", "pilot must be at least 0"), ("cauchy(K=0)", "K must be positive"),

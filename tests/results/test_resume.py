@@ -132,6 +132,7 @@ def test_a_folder_that_holds_a_run_is_refused(tiny, tmp_path):
             run(tiny.with_(receiver="mac(C=9)", clients=4), tmp_path / "a", resume=resume)
         assert error.value.code == "other-experiment"
         assert error.value.fields["settings"] == ["clients", "receiver"]
+        assert "clients: 5 in the folder, 4 now; receiver: mac(C=1) in the folder, mac(C=9) now; " in str(error.value)
     assert {p.name: p.read_bytes() for p in (tmp_path / "a").iterdir()} == before
 
 

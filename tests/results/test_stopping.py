@@ -4,11 +4,14 @@ import json
 
 import pytest
 import torch
+from torch import nn
 
 import stableair as sa
 from helpers.callbacks import Hooks
 from helpers.errors import refused
 from helpers.runs import Stop, same, stop_after
+from stableair.results.metrics import metric_names
+from stableair.results.resources import RESOURCES
 from stableair.results.stopping import StoppingRule, stopping_rule
 from stableair.sweeps.workers import SweepProgress
 
@@ -46,7 +49,9 @@ def test_patience_counts_rounds_without_a_better_value(values, met):
     [
         ("invalid-condition", {"stop": "test/accuracy"}), ("invalid-condition", {"stop": "test/accuracy == 1"}),
         ("invalid-condition", {"stop": "test/accuracy > high"}), ("unknown-metric", {"stop": "validation/loss < 1"}),
-        ("unknown-metric", {"monitor": "validation/loss"}), ("out-of-range", {"patience": -1}),
+        ("unknown-metric", {"monitor": "validation/loss"}), ("unknown-metric", {"stop": "test/acc > 0.9"}),
+        ("unknown-metric", {"monitor": "foo"}), ("unknown-metric", {"monitor": "energy"}),
+        ("out-of-range", {"patience": -1}),
         ("wrong-type", {"patience": 1.5}), ("wrong-type", {"stop": 0.9}),
     ],
 )  # fmt: skip
@@ -57,7 +62,20 @@ def test_invalid_rules_are_refused_before_anything_is_computed(code, options, ti
 
 
 def test_a_metric_that_is_not_recorded_is_refused(tiny):
-    assert "channel/senders" in refused("unknown-metric", sa.run, tiny, stop="test/acc > 1").fields["recorded"]
+    for metric in ("receiver/C", "test/accuracy_batch"):  # they depend on the receiver and the model
+        recorded = refused("unknown-metric", sa.run, tiny, stop=f"{metric} > 1").fields["recorded"]
+        assert "channel/senders" in recorded
+
+
+def test_every_recorded_metric_may_be_used(tiny):
+    """Names are checked before the first round."""
+    rich = tiny.with_(evaluate_clients=True, average=0.9, snr_blocks="layer", receiver="mac(C=auto)", rounds=1)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
+    run = sa.run(rich, model=model, profile=True)
+    names = [*metric_names(run.rounds), *RESOURCES]
+    assert len(names) > 25
+    for name in names:
+        stopping_rule(f"{name} > 1", 0, "" if name in RESOURCES else name, "test")
 
 
 def test_a_stopped_run_is_finished_until_it_is_run_without_the_rule(tiny, tmp_path, monkeypatch):

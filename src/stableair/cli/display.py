@@ -5,6 +5,7 @@ from collections import deque
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from stableair.cli.advice import with_flag
 from stableair.errors import StableairError
 from stableair.results.callbacks import Callback
 from stableair.validation import pluralize
@@ -16,16 +17,6 @@ if TYPE_CHECKING:
     from stableair.results.metrics import Row
     from stableair.results.run import Run
 
-# Advice for the command line by the `hint` of an error.
-FLAGS = {
-    "resume": "add --resume or choose another --out",
-    "folder": "choose another --out",
-    "force": "add --force or choose another file",
-    "plugin": "--plugin-changed=keep uses these results, --plugin-changed=recompute restarts the run",
-    "component": "a custom component needs --plugin FILE.py",
-    "record": "choose another --record",
-    "data": "choose another --data-dir",
-}
 RECENT = 10  # rounds over which the time per round is averaged
 
 
@@ -115,12 +106,6 @@ class ProgressDisplay(EngineDisplay):
         mean = sum(self.seconds) / len(self.seconds)
         left = f", {duration(mean * rounds_left)} left" if rounds_left else ""
         return f"  {duration(mean)} per round{left}"
-
-
-def with_flag(error: StableairError) -> str:
-    """Return the error message, with command-line advice in place of the advice for Python."""
-    flag = FLAGS.get(error.hint)
-    return f"{error.message}; {flag}" if flag else str(error)
 
 
 def print_line(line: str) -> None:

@@ -12,8 +12,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from stableair.cli import bench, data, paper, reference, results, runs, sweeps
-from stableair.cli.advice import option_for, setting_for
-from stableair.cli.display import with_flag
+from stableair.cli.advice import advise_on_words, option_for, setting_for, with_flag
 from stableair.cli.stopping import INTERRUPTED, PIPE_CLOSED, BrokenPipe, exit_code, install_signal_handlers
 from stableair.errors import StableairError
 from stableair.results.callbacks import is_main_process
@@ -90,7 +89,7 @@ def _run(words: list[str], signals: list[int]) -> int | None:
     except ClickException as error:
         if setting := setting_for(error, words):
             return fail(f"{error.option_name} is a setting: {setting}")
-        message = error.format_message()  # empty if no command was given: typer has printed the help
+        message = advise_on_words(error)  # empty if no command was given: typer has printed the help
         return fail(message) if message else USER_ERROR
     except (BrokenPipe, BrokenPipeError) as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

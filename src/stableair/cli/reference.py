@@ -28,7 +28,10 @@ ARGUMENT = re.compile(r"^[ ]{4}\**(\w+): (.*(?:\n[ ]{5,}.*)*)", re.MULTILINE)
 
 
 def list_components(
-    kind: Annotated[str | None, typer.Argument(help=f"{', '.join(KINDS)}, presets or settings (default: all).")] = None,
+    kind: Annotated[
+        str | None,
+        typer.Argument(help=f"{', '.join(KINDS)}, presets, settings, or one setting such as rounds (default: all)."),
+    ] = None,
     plugin: Plugin = None,
 ) -> None:
     """List components, presets and settings, each with its signature or type and a one-line description.
@@ -36,8 +39,14 @@ def list_components(
     The list of one kind of component also describes the arguments.
     """
     load_plugins(plugin)
-    everything = [*KINDS, "presets", "settings"]
-    for each in everything if kind is None else [choice("kind", PLURALS.get(kind, kind), everything)]:
+    lists = [*KINDS, "presets", "settings"]
+    plain_settings = [name for name in SETTING_FIELDS if name not in COMPONENT_SETTINGS]
+    if kind is not None:
+        lists = [choice("kind", PLURALS.get(kind, kind), [*lists, *plain_settings])]
+    for each in lists:
+        if each in plain_settings:
+            print(f"{typed_setting(each)}\n  {describe_setting(each)}")
+            break
         rows = component_rows(each, arguments=kind is not None)
         width = max((len(name) for name, _ in rows if len(name) <= MAX_WIDTH), default=0)
         print(each)

@@ -1,5 +1,6 @@
 """The commands that compute single experiments: run, search."""
 
+import logging
 import shlex
 from contextlib import ExitStack
 from pathlib import Path
@@ -8,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import stableair as sa
-from stableair.cli.display import ProgressDisplay, describe_length, with_flag
+from stableair.cli.advice import with_flag
+from stableair.cli.display import ProgressDisplay, describe_length
 from stableair.cli.options import (
     DataDir,
     Device,
@@ -30,11 +32,14 @@ from stableair.cli.options import (
 from stableair.cli.stopping import advise_on_stop
 from stableair.errors import StableairError
 from stableair.results.callbacks import is_main_process
+from stableair.validation import pluralize
 
 if TYPE_CHECKING:
     from stableair.experiment import Experiment
     from stableair.results.run import Run
     from stableair.searches import Space
+
+log = logging.getLogger("stableair")
 
 
 def run(
@@ -77,7 +82,10 @@ def run(
     options = run_options(stop, patience, monitor, keep_best, track, profile)
     if is_main_process():
         for folder, experiment in runs.items():
-            sa.resume_point(folder, experiment, resume, changed)  # refuse all runs if one of them is refused
+            point = sa.resume_point(folder, experiment, resume, changed)  # refuse all runs if one of them is refused
+            if point.rounds >= experiment.rounds and not point.diverged:
+                done = pluralize(point.rounds, "round")
+                log.info("%s is complete with %s; increase rounds to continue", folder, done)
     for folder, experiment in runs.items():
         with ExitStack() as stack:
             stack.enter_context(advise_on_stop(f"{folder} holds every complete round; continue with --resume"))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from stableair.contracts import Dataset, Split, holds_tokens
-from stableair.data.labels import checked_labels, class_numbers, number_from_zero
+from stableair.data.labels import Place, checked_labels, class_numbers, in_rows, number_from_zero
 from stableair.data.splits import held_out
 from stableair.errors import InputError, first_line
 from stableair.streams import generator
@@ -30,6 +30,7 @@ class Samples(NamedTuple):
     y: np.ndarray  # (m,), integers or text
     writer: np.ndarray | None
     title: str  # name of the labels in messages, such as "y_test"
+    place: Place = in_rows  # place of a sample in messages, such as "row 3"
 
 
 class Options(NamedTuple):
@@ -96,8 +97,9 @@ def assemble(
         one, other = (f"{each.x.dtype} {tuple(each.x.shape[1:])}" for each in (train, test))
         text = f"training and test samples must have one shape and kind: got {one} and {other}"
         raise InputError(text, code="mixed-samples", train=one, test=other)
-    titles = train.title, test.title if test else train.title
-    y, y_test, classes = class_numbers(train.y, test.y if test else None, options.classes, titles)
+    named = test or train
+    titles, places = (train.title, named.title), (train.place, named.place)
+    y, y_test, classes = class_numbers(train.y, test.y if test else None, options.classes, titles, places)
     writer = None if train.writer is None else torch.from_numpy(number_from_zero([train.writer])[0])
     whole = Split(train.x, torch.from_numpy(y), writer)
     if test is not None and y_test is not None:

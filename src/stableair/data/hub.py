@@ -32,6 +32,7 @@ from stableair.optional import require
 log = logging.getLogger("stableair")
 
 VARIABLE = "STABLEAIR_DATA"
+OTHER_FOLDER = f"or set {VARIABLE} to its folder"  # advice for Python callers
 TEST_SPLITS = "test", "validation", "valid", "val"  # names of a test split on the hub, in order of preference
 MAX_FILES_CHECKED = 10_000  # files of a local folder to check for images
 PIXEL_TYPES = torch.uint8, torch.uint16, torch.float32
@@ -88,7 +89,8 @@ def check(name: str, contents: bool = False) -> str:
     """
     path, description = file(name), description_file(name)
     if not path.is_file():
-        raise InputError(f"{path} does not exist; {_how_to_get(name)}", code="missing-data", hint="data", path=path)
+        text = f"{name} is not prepared; {_how_to_get(name)}"
+        raise InputError(text, code="missing-data", hint="data", advice=OTHER_FOLDER, path=path)
     digest = sha256(path)
     if description.exists():
         try:
@@ -241,8 +243,9 @@ def _fetch(name: str, source: Source) -> Any:
     try:
         datasets, huggingface_hub = (require(module, extra="hub") for module in ("datasets", "huggingface_hub"))
     except MissingExtraError as error:
-        text = f"{file(name)} does not exist: {error.message}; {_how_to_get(name)}"
-        raise MissingExtraError(text, hint="data", **error.fields) from error
+        install = f"pip install 'stableair[{error.fields['extra']}]', then "
+        text = f"{name} is not prepared; {_how_to_get(name, install)}"
+        raise MissingExtraError(text, hint="data", advice=OTHER_FOLDER, **error.fields) from error
     print(f"{'reading' if source.folder else 'downloading'} {source.repo}", file=sys.stderr)
     huggingface_hub.logging.set_verbosity_error()  # otherwise it logs every retry; the error below is one line
     try:
@@ -253,8 +256,8 @@ def _fetch(name: str, source: Source) -> Any:
         reason = first_line(error)
         if source.folder:
             raise InputError(f"cannot read {source.repo}: {reason}", code="not-an-image-set") from error
-        text = f"cannot download {source.repo}: {reason}; {_how_to_get(name)}"
-        raise InputError(text, code="download-failed", hint="data") from error
+        text = f"{name} is not prepared, and {source.repo} cannot be downloaded: {reason}; {_how_to_get(name)}"
+        raise InputError(text, code="download-failed", hint="data", advice=OTHER_FOLDER) from error
     if "train" not in splits:
         text = f"{source.repo} has no split 'train'; its splits are {', '.join(splits)}"
         raise InputError(text, code="no-train-split", allowed=list(splits))
@@ -321,13 +324,10 @@ def _check_shapes(name: str, tensors: dict[str, Tensor]) -> None:
         raise InputError(text, code="invalid-data-file", name="test.x")
 
 
-def _how_to_get(name: str) -> str:
-    """Return the advice for a missing data file."""
+def _how_to_get(name: str, install: str = "") -> str:
+    """Return the advice for a missing data file; `install` is the command that has to run first."""
     command = f"stableair data prepare {name}" if name in NAMED else "stableair data prepare with the same name"
-    return (
-        f"with a network, {command} creates it; without one, copy {name}.safetensors into {folder()}, "
-        f"or set {VARIABLE} to its folder"
-    )
+    return f"with a network: {install}{command}; without: copy {name}.safetensors into {folder()}"
 
 
 def _how_to_repair(name: str) -> str:

@@ -229,7 +229,7 @@ def shards(k: int = 2) -> Partition:
 def by_writer() -> Partition:
     """Random assignment of whole writers; the numbers of writers per client differ by at most one.
 
-    The data set must have writers, such as femnist.
+    The data set must have writers, such as femnist, or a CSV file with `writer=...`.
 
     Returns:
         The partition, (train, clients, rng) -> indices of each client.
@@ -242,7 +242,8 @@ def by_writer() -> Partition:
 
     def split(train: Split, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
         if train.writer is None:
-            text = "by_writer needs data with writers, such as femnist or hf(..., writer=...)"
+            sets = "femnist, hf(..., writer=COLUMN), csv(..., writer=COLUMN) or npz with an array writer"
+            text = f"by_writer needs data with writers: {sets}"
             raise InputError(text, code="no-writers")
         writer = train.writer.cpu().numpy()
         writers = np.unique(writer)

@@ -7,17 +7,18 @@ import warnings
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from stableair.data.arrays import Channels, Files, Samples, samples
-from stableair.data.labels import checked_labels
+from stableair.data.labels import Place, checked_labels
 from stableair.errors import InputError, first_line
 from stableair.validation import as_path, short_repr, suggest
 
 File = tuple[str, str]  # the name of a file and its SHA-256
+SEPARATORS = ";", "\t", "|"  # other separators that a file with one column may have
 NPZ_NAMES = {"x": "train.x", "y": "train.y", "writer": "train.writer", "x_test": "test.x", "y_test": "test.y"}
 
 
@@ -39,34 +40,63 @@ def read_csv(
         The training samples, the test samples if they have a file, and the files.
 
     Raises:
-        InputError: A file cannot be read, lacks a column, or holds an invalid value, which is named with its row.
-            Row numbers start at 0, below the line of names.
+        InputError: A file cannot be read, lacks a column, or holds an invalid value, which is named with its line. The
+            field `row` of the error starts at 0, below the line of names.
     """
     special = [label, *([writer] if writer else [])]
-    train, file = _read_rows(path, sep)
-    columns = [name for name in train.columns if name not in special] if features is None else list(features)
-    samples_of_train = _samples_of_rows(train, path, columns, special)
+    train = _read_table(path, sep)
+    columns = [name for name in train.rows.columns if name not in special] if features is None else list(features)
+    samples_of_train = _samples_of_table(train, path, columns, special)
     if test_path is None:
-        return samples_of_train, None, (file,)
-    test, test_file = _read_rows(test_path, sep)
-    return samples_of_train, _samples_of_rows(test, test_path, columns, special), (file, test_file)
+        return samples_of_train, None, (train.file,)
+    test = _read_table(test_path, sep)
+    return samples_of_train, _samples_of_table(test, test_path, columns, special), (train.file, test.file)
 
 
-def _samples_of_rows(rows: Any, path: str | Path, chosen: list[str], special: list[str]) -> Samples:
+class _Table(NamedTuple):
+    """The rows of a CSV file."""
+
+    rows: Any  # a data frame
+    file: File
+    place: Place  # the line of a row
+
+
+def _samples_of_table(table: _Table, path: str | Path, chosen: list[str], special: list[str]) -> Samples:
     """Convert a table to samples: `chosen` are the feature columns, `special` the label and possibly the writer."""
+    rows = table.rows
     for name in (*special, *chosen):
         if name not in rows.columns:
             allowed = list(rows.columns)
-            text = f"{path} has no column {short_repr(name)}; {suggest(str(name), allowed)}"
+            advice = _advice_on_names(allowed) or suggest(str(name), allowed)
+            text = f"{path} has no column {short_repr(name)}; {advice}"
             raise InputError(text, code="unknown-column", name=name, allowed=allowed)
     if not chosen or set(chosen) & set(special):
         text = f"{path}: features must be one or more columns without the label and the writer: got {chosen}"
         raise InputError(text, code="wrong-columns", columns=chosen)
     if not len(rows):
         raise InputError(f"{path} is empty: it has column names, but no rows", code="empty-data", path=path)
-    x = np.stack([_numbers(rows[name], str(path), name) for name in chosen], 1)
-    y, *authors = (checked_labels(_numbers_or_text(rows[name]), str(path), name) for name in special)
-    return Samples(torch.from_numpy(x), y, authors[0] if authors else None, f"{path}: column {special[0]!r}")
+    x = np.stack([_numbers(rows[name], str(path), name, table.place) for name in chosen], 1)
+    y, *authors = (checked_labels(_numbers_or_text(rows[name]), str(path), name, table.place) for name in special)
+    title = f"{path}: column {special[0]!r}"
+    return Samples(torch.from_numpy(x), y, authors[0] if authors else None, title, table.place)
+
+
+def _advice_on_names(names: list[str]) -> str:
+    """Return the advice for a file with another separator, or without a line of column names; "" for other names."""
+    if len(names) == 1 and (found := [sep for sep in SEPARATORS if sep in names[0]]):
+        columns = f"the file has only one column, {short_repr(names[0])}"
+        return f"{columns}; if its separator is {found[0]!r}, set sep={found[0]!r}"
+    if sum(map(_is_number, names)) > len(names) / 2:
+        return f"the first line must contain the column names: got {short_repr(', '.join(names))}"
+    return ""
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def read_npz(path: str | Path, channels: Channels = "auto") -> tuple[Samples, Samples | None, Files]:
@@ -111,8 +141,8 @@ def _read(path: str | Path) -> tuple[bytes, File]:
     return content, (path.as_posix(), hashlib.sha256(content).hexdigest())
 
 
-def _read_rows(path: str | Path, sep: str) -> tuple[Any, File]:
-    """Read a CSV file as a data frame; cells that are not numbers stay text. Also return the file."""
+def _read_table(path: str | Path, sep: str) -> _Table:
+    """Read a CSV file; cells that are not numbers stay text."""
     import pandas
 
     content, file = _read(path)
@@ -121,7 +151,8 @@ def _read_rows(path: str | Path, sep: str) -> tuple[Any, File]:
         if "" in (names or [""]):
             raise ValueError(f"column {names.index('')} has no name" if any(names) else "it is empty")
         if repeated := [name for name in names if names.count(name) > 1]:
-            raise ValueError(f"the column {repeated[0]!r} occurs twice")
+            advice = _advice_on_names(names)
+            raise ValueError(f"the column {repeated[0]!r} occurs twice" + (f"; {advice}" if advice else ""))
         with warnings.catch_warnings():
             warnings.simplefilter("error", pandas.errors.ParserWarning)  # rows with more fields than columns
             rows = pandas.read_csv(
@@ -131,10 +162,22 @@ def _read_rows(path: str | Path, sep: str) -> tuple[Any, File]:
     except (ValueError, TypeError, csv.Error, pandas.errors.ParserWarning) as error:  # pandas' errors are ValueErrors
         reason = first_line(error).removeprefix("Error tokenizing data. ").removeprefix("C error: ")
         raise InputError(f"{path} cannot be read as CSV: {reason}", code="unreadable-file", path=path) from None
-    return rows, file
+    return _Table(rows, file, lambda row: f"line {_line(content, sep, row)}")
 
 
-def _numbers(column: Any, path: str, name: str) -> np.ndarray:
+def _line(content: bytes, sep: str, row: int) -> int:
+    """Return the line, from 1, where a row begins; like pandas, skip empty lines. Row 0 is below the column names."""
+    reader = csv.reader(io.StringIO(content.decode("utf-8-sig"), newline=""), delimiter=sep)
+    begins, rows = 1, -1
+    for fields in reader:
+        rows += bool("".join(fields).strip() or len(fields) > 1)
+        if rows > row:
+            break
+        begins = reader.line_num + 1
+    return begins
+
+
+def _numbers(column: Any, path: str, name: str, place: Place) -> np.ndarray:
     """Convert a column of features to float32."""
     import pandas
 
@@ -145,7 +188,7 @@ def _numbers(column: Any, path: str, name: str) -> np.ndarray:
         row = int(wrong[0])
         value = column.iloc[row]
         advice = "encode it as numbers, or leave the column out with features=..."
-        text = f"{path}, row {row}: column {name!r} must hold finite numbers: got {short_repr(value)}; {advice}"
+        text = f"{path}, {place(row)}: column {name!r} must hold finite numbers: got {short_repr(value)}; {advice}"
         raise InputError(text, code="invalid-feature", row=row, column=name, value=value)
     return single
 

@@ -44,11 +44,13 @@ CANNOT_ACCELERATE = "no fast engine supports this model: {}; engine=auto precisi
 KERNELS_FAIL = "our kernels do not run on it: {}: {}"
 REASONS = {
     "kernels": "Triton kernels for its convolutions",
-    "stacked": "the clients' models stacked",
-    "vmapped": "the clients' models vmapped",
+    "stacked": "the clients are trained together",
+    "vmapped": "the clients are trained together with torch.vmap",
     "reference": "one client after the other",
 }
 SLOW = "engine=auto has no fast engine for this model and trains one client after the other: %s"
+
+TOO_LARGE = "use a GPU, or a model with fewer than 10 million parameters, such as model=cnn"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -261,7 +263,7 @@ def _choose_on_cpu(sim: Simulation, engine: str, chunk: int, rounds: int) -> Eng
             return _reference_or_error(engine, loop, obstacle)
         kind = _program_name(program)
         checked = CheckedEngine(kind, train.work, program)
-        why = f"a small model, {REASONS[kind]}{note}{_rule_note(train.work, kind)}"
+        why = f"the model is small, so {REASONS[kind]}{note}{_rule_note(train.work, kind)}"
         return EngineChoice(kind, "fp32", min(chunk or CPU_CHUNK, sim.n), why, checked)
     worth_it = (
         entries < PROCESSES_MAX_ENTRIES
@@ -278,7 +280,12 @@ def _choose_on_cpu(sim: Simulation, engine: str, chunk: int, rounds: int) -> Eng
     if engine == "fast":
         text = "engine=fast does not speed up a model of this size on a single core; set engine=auto"
         raise InputError(text, code="no-fast-engine")
-    return EngineChoice("reference", "fp32", loop, REASONS["reference"])
+    if entries >= PROCESSES_MAX_ENTRIES:
+        reason = f"{entries / 1e6:.1f} million parameters on a CPU"
+        log.warning(SLOW, f"{reason}; {TOO_LARGE}")
+    else:
+        reason = "a single core" if cores == 1 else "the run is too short for several processes"
+    return EngineChoice("reference", "fp32", loop, f"{REASONS['reference']}: {reason}")
 
 
 def _reference_or_error(engine: str, chunk: int, obstacle: Unsupported) -> EngineChoice:

@@ -16,10 +16,11 @@ from stableair.results.lock import LockedFolder, check_writable
 from stableair.results.metrics import Row
 from stableair.results.plugins import may_reuse
 from stableair.results.run_files import read_record, read_rounds
-from stableair.spec import OBJECT
+from stableair.spec import OBJECT, format_value, without_digests
 from stableair.validation import as_path, typed
 from stableair.vector import ModelState
 
+MOST_SHOWN = 3  # different settings whose values an error shows
 DAMAGED = "checkpoint.damaged.{}.pt"  # new name of a damaged checkpoint
 
 
@@ -94,8 +95,12 @@ def resume_point(
     record = read_record(folder)
     if different := _differences(record, experiment, folder):
         _refuse_other_objects(record, different, folder)
-        text = f"{folder} contains another experiment; different settings: {', '.join(different)}"
-        raise InputError(text, code="other-experiment", hint="folder", settings=different)
+        old, new = settings_of_record(record), experiment.to_dict()
+        shown = [_change(key, old.get(key), new[key]) if key in new else key for key in different[:MOST_SHOWN]]
+        more = [f"also different: {', '.join(different[MOST_SHOWN:])}"] if different[MOST_SHOWN:] else []
+        text = f"{folder} contains another experiment: {'; '.join(shown + more)}"
+        advice = "pass the same settings, or choose another folder"
+        raise InputError(text, code="other-experiment", hint="settings", advice=advice, settings=different)
     rows, last = read_rounds(folder), read_checkpoint(folder)
     if not resume and (rows or last):
         text = f"{folder} already holds this run"
@@ -108,6 +113,12 @@ def resume_point(
     if not may_reuse(folder, experiment, environments, plugin_changed):
         return ResumePoint([], None, replaces=True)
     return ResumePoint(rows, last, environments)
+
+
+def _change(key: str, old: Any, new: Any) -> str:
+    """Return the recorded and the new value of a setting, for the error about another experiment."""
+    before, now = (without_digests(value) if isinstance(value, str) else format_value(value) for value in (old, new))
+    return f"{key}: {before} in the folder, {now} now"
 
 
 def _differences(record: dict[str, Any], experiment: Experiment, folder: Path) -> list[str]:

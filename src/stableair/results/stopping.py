@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from stableair.errors import InputError
-from stableair.results.metrics import Row, unknown_metric
+from stableair.results.metrics import Row, check_name, unknown_metric
 from stableair.results.resources import RESOURCES, totals
 from stableair.validation import integer, short_repr
 
@@ -72,7 +72,8 @@ def stopping_rule(stop: str, patience: int, monitor: str, split: str) -> Stoppin
         split: The split that is evaluated: "test" or "validation".
 
     Raises:
-        InputError: An option is invalid, or a metric belongs to the split that is not evaluated (`unknown-metric`).
+        InputError: An option is invalid, or a metric belongs to the split that is not evaluated (`unknown-metric`),
+            or no run records a metric (`unknown-metric`).
     """
     integer("patience", patience, 0)
     if not isinstance(stop, str) or not isinstance(monitor, str):
@@ -84,6 +85,9 @@ def stopping_rule(stop: str, patience: int, monitor: str, split: str) -> Stoppin
     if wrong := [metric for metric in metrics if metric.startswith(f"{other}/")]:
         text = f"metric {wrong[0]} is not recorded: the run evaluates the {split} split; see the setting evaluate"
         raise InputError(text, code="unknown-metric", metric=wrong[0])
+    for metric in metrics:
+        if metric == monitor or metric not in RESOURCES:
+            check_name(metric, split)
     return StoppingRule(stop, patience, monitor)
 
 
