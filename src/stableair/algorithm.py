@@ -106,8 +106,7 @@ def simulate(sim: Simulation, state: State, rounds: int, start: int = 0) -> Iter
             g, receiver, seen = receive(sim.receiver, received, receiver, k, sim.layout)  # MAC, Eqs. (5)-(8)
             w, server, step = serve(sim.server, model.w, sim.server_share(k) * g, server)  # Eq. (4)
             model, metrics = ModelState(w, received.stats), seen | step
-            if not w.isfinite().all():  # the run diverges
-                log_cause(k, received.g, g)
+            log_divergence(k, received.g, g, w)
         else:
             log.warning("round %d: no client was received; the model stays unchanged", k)
         averaged = None
@@ -162,15 +161,16 @@ def serve(rule: ServerRule, w: Tensor, g: Tensor, memory: Memory) -> tuple[Tenso
     return new, new_memory, _prefixed("server", metrics)
 
 
-def log_cause(k: int, received: Tensor, g: Tensor) -> None:
-    """Log the component that has made a model non-finite; log nothing if it was the interference.
+def log_divergence(k: int, received: Tensor, g: Tensor, w: Tensor) -> None:
+    """Log the component that made the model non-finite, unless it was the interference.
 
     Args:
         k: Zero-based index of the round.
         received: The received sum, (d,).
         g: The receiver's output, (d,).
+        w: The new model, (d,).
     """
-    if not received.isfinite().all():
+    if w.isfinite().all() or not received.isfinite().all():
         return
     if g.isfinite().all():
         log.warning("round %d: the server returned NaN or infinity, although the receiver's output is finite", k)
