@@ -15,7 +15,8 @@ OF_EVALUATION = (
 )  # fmt: skip
 OF_ROUND = (
     "train/loss", "gradient/norm", "clip/fraction", "channel/snr_db", "channel/senders", "channel/uses",
-    "channel/seconds", "channel/energy_mean", "channel/energy_max", "channel/bits", "seconds", "memory/peak_mb",
+    "channel/seconds", "channel/energy_mean", "channel/energy_max", "channel/energy_total_max", "channel/bits",
+    "seconds", "memory/peak_mb",
 )  # fmt: skip
 OPEN = "receiver/", "server/", "channel/snr_db/", "seconds/"  # their names depend on components, blocks and options
 NO_METRICS = "round", "diverged"  # keys of a row that are not metrics
