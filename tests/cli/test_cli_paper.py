@@ -78,7 +78,7 @@ def test_the_demo_tunes_on_validation_and_compares_on_test(command, monkeypatch,
     ("words", "said"),
     [
         (["--device", "x"], "device 'x' is not available"),
-        (["--data-dir", "empty"], "cifar10.safetensors does not exist"),
+        (["--data-dir", "empty"], "cifar10 is not prepared"),
     ],
 )
 def test_missing_inputs_of_a_figure_are_found_before_its_search(command, tmp_path, words, said, monkeypatch):
