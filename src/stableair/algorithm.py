@@ -201,7 +201,7 @@ def observe(received: Received, g: Tensor | None, blocks: Layout = NOTHING) -> M
 
 
 def used(resources: Resources, sim: Simulation) -> Metrics:
-    """Compute the metrics of a round's resources: symbols, seconds on the air, energy in J, bits.
+    """Compute the metrics of a round's resources: symbols, airtime in s, energy in J, bits.
 
     The mean energy is the mean over all n clients; a client that does not transmit has the energy 0.
 

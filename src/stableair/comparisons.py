@@ -253,17 +253,15 @@ class Comparison(NamedTuple):
         if self._has_unequal_rounds and not self.budget:
             notes.append("behind, interval and p: over the rounds that both runs of a pair have")
         if self.budget:
-            notes.insert(0, f"{self.budget} for every run: it ends after its last round within this budget")
+            notes.insert(0, f"Budget: {self.budget}. Each run is compared up to its last round within it")
         if any(pair.p is not None for pair in pairs):
             family = "of the table" if self.budget else "of a channel"
             correction = f"Holm's correction over the {pluralize(most, 'pair')} {family}"
             notes.append(f"p: paired t-test with {correction}; * below {SIGNIFICANCE}")
         if any(pair.seeds < MIN_SEEDS for pair in pairs):
-            notes.append(
-                f"no p for fewer than {MIN_SEEDS} seeds: a t-test then rests on its normality assumption alone"
-            )
+            notes.append(f"no p-value: it needs at least {MIN_SEEDS} seeds")
         if any(pair.p is None and pair.seeds >= MIN_SEEDS for pair in pairs):
-            notes.append("no p for a difference that is the same for every seed")
+            notes.append("no p-value for a difference that is the same for every seed")
         if any(line.diverged for line in lines):
             notes.append("the accuracy of a run that diverged is 0")
         if mixed := dict.fromkeys(name for line in lines for name in line.mixed_components):

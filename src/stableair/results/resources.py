@@ -1,4 +1,4 @@
-"""Resources of the uplink, summed over the rounds: complex symbols, time on the air, transmitted energy and bits.
+"""Resources of the uplink, summed over the rounds: complex symbols, airtime, transmitted energy and bits.
 
 A run records the resources of each round; the totals are their sums. The energy is the mean over all clients. The total
 energy of a single client is not recorded; `channel/energy_max` is the largest energy of a client in a round.
@@ -24,7 +24,7 @@ class Resource(NamedTuple):
 
 RESOURCES = {
     "symbols": Resource("channel/uses", "complex symbols", "complex symbols"),
-    "airtime": Resource("channel/seconds", "time on the air in s", "s on the air"),
+    "airtime": Resource("channel/seconds", "airtime in s", "s of airtime"),
     "energy": Resource("channel/energy_mean", "transmitted energy per client in J", "J per client"),
     "bits": Resource("channel/bits", "transmitted bits", "bits"),
 }
