@@ -38,7 +38,7 @@ def test_the_page_follows_the_runs(tiny, tmp_path):
         sa.run(tiny.with_(rounds=1), tmp_path / "a")
         first, page = get("/version"), get()
         assert f'const shown = "{first}"' in page
-        assert "1 run, 1 setting" in page
+        assert "1 run, 1 method" in page
         assert get() == page
         sa.run(tiny, tmp_path / "a", resume=True)
         assert get("/version") != first
