@@ -43,7 +43,7 @@ def test_the_page_follows_the_runs(tiny, tmp_path):
         sa.run(tiny, tmp_path / "a", resume=True)
         assert get("/version") != first
         sa.run(tiny.with_(receiver="none()"), tmp_path / "b")
-        assert "2 runs, 2 settings" in get()
+        assert "2 runs, 2 methods" in get()
 
 
 def test_a_page_that_did_not_change_is_not_rendered_again(tiny, tmp_path, monkeypatch):
