@@ -322,7 +322,7 @@ def test_curves_are_in_numerical_order():
     assert [trace["name"] for trace in curves["data"][:3]] == ["mac(C=9)", "mac(C=10)", "mac(C=100)"]
     colours = [trace["line"]["color"] for trace in curves["data"][:3]]
     assert len(set(colours)) == 3
-    assert {trace["line"]["dash"] for trace in curves["data"][:3]} == {"solid"}
+    assert len({trace["line"]["dash"] for trace in curves["data"][:3]}) == 3
 
 
 def test_no_table_scrolls_at_1300_pixels(browser, tmp_path):

@@ -2,6 +2,7 @@
 
 import statistics
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 from stableair.experiment import EXECUTION, IDEAL, TYPES
@@ -118,3 +119,17 @@ def _same(one: Any, other: Any) -> bool:
 def _bare(value: Any) -> Any:
     """Return a spec without empty parentheses: "none()" becomes "none"."""
     return value.removesuffix("()") if isinstance(value, str) else value
+
+
+def describe_seeds(runs: Iterable[Run]) -> str:
+    """List the seeds of some runs, with ranges for three or more consecutive seeds.
+
+    >>> import stableair as sa
+    >>> describe_seeds([Run(sa.Experiment(seed=seed).to_dict(), []) for seed in (7, 0, 2, 1, 1, 8)])
+    '0 to 2, 7, 8'
+    """
+    seeds = sorted({run.settings["seed"] for run in runs})
+    starts = [seed for seed in seeds if seed - 1 not in seeds]
+    ends = [seed for seed in seeds if seed + 1 not in seeds]
+    links = {0: "{0}", 1: "{0}, {1}"}  # by the distance of the ends
+    return ", ".join(links.get(b - a, "{0} to {1}").format(a, b) for a, b in zip(starts, ends, strict=True))

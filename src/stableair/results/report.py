@@ -330,10 +330,8 @@ def _curves(groups: Groups, panels: Sequence[tuple[str, str]]) -> Figure:
 
     rows = -(-len(panels) // 2)
     titles = [METRIC_LABELS.get(metric, metric) for metric, _ in panels]
-    cells = [[{}, {} if 2 * i + 1 < len(panels) else None] for i in range(rows)]
-    figure = make_subplots(
-        rows, 2, specs=cells, subplot_titles=titles, horizontal_spacing=0.08, vertical_spacing=0.13
-    )
+    cells: list[list[dict[str, Any] | None]] = [[{}, {} if 2 * i + 1 < len(panels) else None] for i in range(rows)]
+    figure = make_subplots(rows, 2, specs=cells, subplot_titles=titles, horizontal_spacing=0.08, vertical_spacing=0.13)
     stacked = make_subplots(len(panels), 1, subplot_titles=titles, vertical_spacing=0.3 / len(panels))
     looks = _plotly_looks(groups)
     for i, (metric, x) in enumerate(panels):
