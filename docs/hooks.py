@@ -31,6 +31,10 @@ from stableair.spec import Entry  # noqa: E402
 OUTSIDE = ["CHANGELOG.md", "CONTRIBUTING.md", *(f"examples/{path.name}" for path in (ROOT / "examples").glob("*.*"))]
 SCRIPT = re.compile(r"^## \[[^]]*\]\((examples/\w+\.py)\)\n\n(?:.+\n)+", re.MULTILINE)  # of the page of examples
 SOURCE_ONLY = re.compile(r"<!-- source only -->.*?<!-- end -->\n", re.DOTALL)  # not shown on the site
+COMMAND = re.compile(  # an indented block with commands or the first line of a run
+    r'<div class="language-text (?=highlight"><pre><span></span><code>'
+    r"(?:engine|flwr|make|pip|python|ray|sbatch|stableair|torchrun|unshare) )"
+)
 PICTURE = re.compile(r"(!\[[^]]*\])\(([\w/.-]+)\.png\)")
 
 
@@ -57,6 +61,10 @@ def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> st
     if "generated" in page.meta:
         markdown = "\n".join([markdown, *TABLES[page.meta["generated"]]()])
     return markdown
+
+
+def on_page_content(html: str, page: Page, config: Any, files: Files) -> str:
+    return COMMAND.sub('<div class="language-text command ', html)
 
 
 def _with_dark_version(image: re.Match, folder: Path) -> str:

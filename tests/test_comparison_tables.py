@@ -44,7 +44,9 @@ def test_behind_has_the_sign_of_the_printed_table():
 
 
 def test_latex_has_a_row_per_receiver_and_the_best_in_bold():
-    lines = comparison(RUNS).to_latex().splitlines()
+    comment, *lines = comparison(RUNS).to_latex().splitlines()
+    assert comment.startswith("% accuracy on the test data: mean over the last 10 rounds of a run")
+    assert "; 2 seeds per receiver: 0, 1; " in comment
     assert [lines[i] for i in (1, 3, -2)] == ["\\toprule", "\\midrule", "\\bottomrule"]
     assert lines[2] == "accuracy (\\%) & none() & sas(alpha=1.5, tau=0.3) \\\\"
     assert lines[4] == "mac(C=1) & \\textbf{79.00 $\\pm$ 2.83} & \\textbf{59.00 $\\pm$ 2.83} \\\\"

@@ -55,7 +55,7 @@ def test_the_table_pairs_seed_by_seed():
     assert line.split() == shown.split()
     assert "-0.00" not in text, "the third does as the first"
     assert "Holm's correction over the 3 pairs of a channel" in text
-    assert "no p for a difference that is the same for every seed" in text
+    assert "no p-value for a difference that is the same for every seed" in text
     assert "fewer than" not in text.partition("behind:")[2]
     assert "symbols" not in text, "they were not recorded"
 
@@ -69,7 +69,7 @@ def test_fewer_than_five_seeds_get_no_marks_and_a_line_with_the_reason():
     found = comparison(many(4)[0])
     assert all(pair.p is None and not pair.mark for pairs in found.pairs.values() for pair in pairs)
     assert "*" not in str(found)
-    assert "no p for fewer than 5 seeds" in str(found)
+    assert "no p-value: it needs at least 5 seeds" in str(found)
     assert "the same for every seed" not in str(found)
     assert all(pair.interval for pairs in found.pairs.values() for pair in pairs), "the intervals are there"
 

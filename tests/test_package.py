@@ -62,7 +62,12 @@ def test_citations_have_the_version_of_the_package():
     version = stableair.__version__.removesuffix(".dev0")
     assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
     for page in (README, ROOT / "docs/citation.md"):
-        assert f"version = {{{version}}}" in page.read_text()
+        _, software = blocks(page, "bibtex")[0].split("\n\n")
+        fields = dict(re.findall(r"^ +(\w+) += \{(.*)\}", software, re.MULTILINE))
+        assert software.startswith("@misc{"), "a type that all styles know"
+        assert fields["version"] == version
+        assert fields["note"].endswith(f"version {version}"), "styles print the note, not the version"
+        assert fields["year"] == "2026"
 
 
 def test_citations_have_the_same_title_and_authors():

@@ -18,7 +18,7 @@ from stableair.literals import PluginChange
 from stableair.markup import html_table, sparkline
 from stableair.results.budgets import Budget, at_equal, stop_condition
 from stableair.results.callbacks import Callback
-from stableair.results.grouping import group
+from stableair.results.grouping import describe_seeds, group
 from stableair.results.options import RunOptions
 from stableair.results.plugins import MIXED, mixed_components
 from stableair.results.reading import log_left_out, on_one_split, runs_from
@@ -143,7 +143,8 @@ class Comparison(NamedTuple):
         """Return a table for the LaTeX package booktabs: a row per receiver, a column per channel.
 
         A cell is the mean accuracy in per cent and its standard deviation over the seeds; the best cells are bold. A
-        dagger marks receivers with results of an earlier version of a plug-in.
+        dagger marks receivers with results of an earlier version of a plug-in. The first line is a comment with the
+        seeds and the rounds over which the accuracy is averaged.
 
         Args:
             labels: Texts for receivers and channels, such as `{"mac(C=1)": "MAC, $C = 1$"}`, with formulas in $. `none`
@@ -176,7 +177,20 @@ class Comparison(NamedTuple):
         style = frame.rename_axis(columns=r"accuracy (\%)").style.format(na_rep="--")
         for axis in (0, 1):
             style = style.format_index(escape="latex-math", axis=axis)
-        return style.apply(lambda _: np.where(best, "textbf:--rwrap;", ""), axis=None).to_latex(hrules=True)
+        table = style.apply(lambda _: np.where(best, "textbf:--rwrap;", ""), axis=None).to_latex(hrules=True)
+        return f"% {self._averages()}; the best of each column is bold\n{table}"
+
+    def _averages(self) -> str:
+        """The data, the averages and the seeds of the accuracies, in one line."""
+        runs = [run for lines in self.lines.values() for line in lines for run in line.runs]
+        counts = [len(line.runs) for lines in self.lines.values() for line in lines]
+        fewest = "" if min(counts) == max(counts) else f"{min(counts)} to "
+        return (
+            f"accuracy on the {runs[0].settings['evaluate']} data: mean over the last {LAST} rounds of a run (over its "
+            f"second half if it has fewer than {2 * LAST} rounds), then mean +- standard deviation over the seeds; "
+            f"{fewest}{pluralize(max(counts), 'seed')} per receiver: {describe_seeds(runs)}"
+            + (f"; each run up to its last round within {self.budget}" if self.budget else "")
+        )
 
     def _has_earlier_version(self, receiver: str) -> bool:
         """Whether a receiver has results of an earlier version of a plug-in in some channel."""
@@ -262,17 +276,15 @@ class Comparison(NamedTuple):
         if self._has_unequal_rounds and not self.budget:
             notes.append("behind, interval and p: over the rounds that both runs of a pair have")
         if self.budget:
-            notes.insert(0, f"{self.budget} for every run: it ends after its last round within this budget")
+            notes.insert(0, f"Budget: {self.budget}. Each run is compared up to its last round within it")
         if any(pair.p is not None for pair in pairs):
             family = "of the table" if self.budget else "of a channel"
             correction = f"Holm's correction over the {pluralize(most, 'pair')} {family}"
             notes.append(f"p: paired t-test with {correction}; * below {SIGNIFICANCE}")
         if any(pair.seeds < MIN_SEEDS for pair in pairs):
-            notes.append(
-                f"no p for fewer than {MIN_SEEDS} seeds: a t-test then rests on its normality assumption alone"
-            )
+            notes.append(f"no p-value: it needs at least {MIN_SEEDS} seeds")
         if any(pair.p is None and pair.seeds >= MIN_SEEDS for pair in pairs):
-            notes.append("no p for a difference that is the same for every seed")
+            notes.append("no p-value for a difference that is the same for every seed")
         if any(line.diverged for line in lines):
             notes.append("the accuracy of a run that diverged is 0")
         if mixed := dict.fromkeys(name for line in lines for name in line.mixed_components):

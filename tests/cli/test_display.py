@@ -12,8 +12,9 @@ ROW = {"round": 1, "test/accuracy": 0.5, "test/loss": 1.0, "train/loss": 2.0, "c
 
 
 def test_the_text_of_a_round():
-    assert describe_round(ROW) == "test accuracy 0.5000  train loss 2  SNR -41.3 dB"
-    assert describe_round(ROW | {"channel/snr_db": None}).endswith("SNR none")
+    assert describe_round(ROW) == "test accuracy 0.5000  train loss 2  SNR of this round -41.3 dB"
+    assert describe_round(ROW | {"channel/snr_db": None}).endswith("  no SNR"), "such as without senders"
+    assert describe_round(ROW | {"channel/snr_db": None}, has_noise=False).endswith("  no noise")
     assert describe_round(ROW | {"diverged": True, "test/accuracy": None}) == "diverged"
 
 

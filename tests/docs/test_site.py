@@ -25,6 +25,8 @@ OPENED = (
     "reference/receivers",
     "reference/channels",
 )
+FIRST_RESULTS = {"write a receiver": "extending", "slow": "observe", "Ctrl-C": "observe"}  # words to search for: page
+FIRST_RESULT = "return document.querySelector('a.md-search-result__link')?.href ?? ''"
 PICTURES = "return [...document.images].every(image => image.complete && image.naturalWidth > 0)"
 OVERHANG = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
 
@@ -126,6 +128,12 @@ def test_in_a_real_browser(browser, site):
     assert any("nakagami" in text for text in found), found
     links = browser.find_elements(By.CSS_SELECTOR, "a.md-search-result__link")
     assert any("channels.html" in link.get_attribute("href") for link in links)
+
+    for words, page in FIRST_RESULTS.items():
+        field = browser.find_element(By.CSS_SELECTOR, "input.md-search__input")
+        field.clear()
+        field.send_keys(words)
+        wait.until(lambda b, page=page: f"/{page}.html" in b.execute_script(FIRST_RESULT))
 
     assert [entry for entry in browser.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")] == []
     events = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]

@@ -138,7 +138,7 @@ def test_the_caption_names_the_data_and_differences_from_the_paper(tmp_path, no_
     full = caption(plan("fig3a", {}, seeds=3), runs, [])
     assert full.startswith("Data: cifar10, 1,437 training samples. 50 clients")
     assert "Changed settings" not in full
-    assert "seeds 0 to 2" in full
+    assert "seeds 0 to 2 for the curves marked 3 seeds, seed 0 for the others" in full
     assert "100 rounds" in full
 
 

@@ -1,4 +1,4 @@
-"""Comparisons at equal symbols, time on the air, energy or bits."""
+"""Comparisons at equal symbols, airtime, energy or bits."""
 
 import numpy as np
 import pytest
@@ -128,7 +128,7 @@ def test_all_channels_share_a_table_with_rounds_and_resources():
     head, first, *_ = str(found).splitlines()[1:]
     assert head.split() == ["accuracy", "behind", "95", "%", "interval", "seeds", "rounds", "energy", "seconds"]
     assert first.split()[-4:] == ["2", "1", "3", "1.0"]
-    assert "4 J per client for every run" in str(found)
+    assert "Budget: 4 J per client. Each run is compared up to its last round within it" in str(found)
     assert found.pairs[name][0].difference == pytest.approx(0.6 - 0.35), "over the rounds of each run"
     assert found.to_pandas()[["rounds", "energy"]].values.tolist() == [[1, 3], [4, 4]]
     assert "rounds  " not in str(comparison([pair()[0], made([0.5] * 4, 1.0, receiver="none()")]))
@@ -187,7 +187,7 @@ def test_the_commands(command):
     assert command("compare", "c", "--equal", "symbols")[1] in out
     one = next(iter(sa.compare("c").lines.values()))[0].total("symbols") / TINY["rounds"]
     code, out, _ = command("compare", "c", "--equal", "symbols", "--budget", one)
-    assert (code, f"{one:.4g} complex symbols for every run" in out) == (0, True)
+    assert (code, f"Budget: {one:.4g} complex symbols." in out) == (0, True)
     assert command("plot", "c", "--x", "energy", "-o", "e.png")[0] == 0
     assert command("export", "c", "--at", f"symbols={one}", "--metric", "symbols", "-o", "a.csv")[0] == 0
     code, _, errors = command("compare", "c", "--budget", 3)

@@ -100,10 +100,23 @@ def test_colours_show_an_order_only_where_there_is_one():
     plain = line_looks(group(receivers))
     assert len({look["linestyle"] for look in plain.values()}) == 3
     ordered = line_looks(group(GRID + receivers[2:]))
-    assert ordered["none()"]["linestyle"] != "-", "the receiver without a number is set apart"
+    assert len({str(look["linestyle"]) for look in ordered.values()}) == 4, "lines differ in grey"
     assert ordered["none()"]["color"] not in [ordered[f"mac(C={C})"]["color"] for C in (2, 5, 10)]
     both = [made([0.5], receiver=f"{name}(C={C})") for name in ("mac", "clip") for C in (1, 2, 3)]
     assert len({str(look["linestyle"]) for look in line_looks(group(both)).values()}) == 6, "a value occurs twice"
+
+
+def relative_luminance(colour):
+    """As WCAG defines it, for contrasts."""
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(colour)]
+    return np.dot(linear, (0.2126, 0.7152, 0.0722))
+
+
+@pytest.mark.parametrize("lines", [3, 6, 9])
+def test_ordered_lines_are_visible_on_paper(lines):
+    looks = line_looks(group([made([0.5], receiver=f"mac(C={C})") for C in range(1, lines + 1)]))
+    assert all(1.05 / (relative_luminance(look["color"]) + 0.05) > 2.6 for look in looks.values())
+    assert len({str(look["linestyle"]) for look in looks.values()}) == (lines if lines <= 6 else 1)
 
 
 def test_the_dark_style_has_light_text_on_a_dark_background():

@@ -102,6 +102,7 @@ def test_latex_has_rules_of_booktabs_and_escaped_names(tmp_path):
     runs += [made([0.25], partition="iid()")]
     for _ in range(2):
         text = export(runs, tmp_path / "a.tex", metrics=["test/accuracy"]).read_text()
+    assert "\n% a row per run; metrics of the last round; seeds: " in text
     assert [rule in text for rule in ("\\toprule", "\\midrule", "\\bottomrule")] == [True] * 3
     assert "dirichlet\\_by\\_class & 0.3 & 1 & False & 50" in text
     assert "iid & -- & 1 & False & 25" in text

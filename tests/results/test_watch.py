@@ -38,12 +38,12 @@ def test_the_page_follows_the_runs(tiny, tmp_path):
         sa.run(tiny.with_(rounds=1), tmp_path / "a")
         first, page = get("/version"), get()
         assert f'const shown = "{first}"' in page
-        assert "1 run, 1 setting" in page
+        assert "1 run, 1 method" in page
         assert get() == page
         sa.run(tiny, tmp_path / "a", resume=True)
         assert get("/version") != first
         sa.run(tiny.with_(receiver="none()"), tmp_path / "b")
-        assert "2 runs, 2 settings" in get()
+        assert "2 runs, 2 methods" in get()
 
 
 def test_a_page_that_did_not_change_is_not_rendered_again(tiny, tmp_path, monkeypatch):

@@ -78,7 +78,7 @@ class ProgressDisplay(EngineDisplay):
             self.seconds.append(seconds)
         done = row["round"] + 1
         pace = "" if row.get("diverged") else self._pace(experiment.rounds - done)
-        text = describe_round(row) + pace
+        text = describe_round(row, has_noise=experiment.noise.partition("(")[0] != "none") + pace
         if self.live:
             self.live.update(self.live.task_ids[-1], completed=done, text=text)
         elif self.every_round:
@@ -123,15 +123,18 @@ def describe_engine(engine: dict[str, Any]) -> str:
     return f"engine {', '.join(details)}: {engine['why']}"
 
 
-def describe_round(row: "Row") -> str:
-    """Return the main metrics of a round."""
+def describe_round(row: "Row", *, has_noise: bool = True) -> str:
+    """Return the main metrics of a round; `has_noise` says whether the experiment has interference."""
     if row.get("diverged"):
         return "diverged"
     metric = next(name for name in row if name.endswith("/accuracy"))
     split = metric.partition("/")[0]
-    snr = "none" if row["channel/snr_db"] is None else f"{row['channel/snr_db']:.1f} dB"
+    if row["channel/snr_db"] is None:
+        snr = "no SNR" if has_noise else "no noise"
+    else:
+        snr = f"SNR of this round {row['channel/snr_db']:.1f} dB"
     loss = "none" if row["train/loss"] is None else f"{row['train/loss']:.4g}"
-    return f"{split} accuracy {row[metric]:.4f}  train loss {loss}  SNR {snr}"
+    return f"{split} accuracy {row[metric]:.4f}  train loss {loss}  {snr}"
 
 
 def describe_run(run: "Run", experiment: "Experiment") -> str:

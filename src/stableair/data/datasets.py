@@ -319,7 +319,7 @@ def remote() -> Dataset:
         InputError: The data cannot be read here (`remote-data`).
 
     >>> str(dataset.one("remote"))
-    'remote'
+    'remote()'
     """
     text = "data=remote() are stored at the clients and cannot be read here; use stableair.flower"
     raise InputError(text, code="remote-data")

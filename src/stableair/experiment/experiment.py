@@ -104,13 +104,13 @@ class Experiment:
     payload: Literal["gradient", "delta"] = _setting(
         "gradient", "Payload of a client: (w_k - w_{k,n}) / lr of the round, or w_k - w_{k,n}."
     )
-    blocks: Blocks = _setting("tensor", "Blocks to which an entry-wise receiver is applied one by one.")  # noqa: RUF009
+    blocks: Blocks = _setting("tensor", "Part of the vector that the receiver processes at once.")  # noqa: RUF009
     participation: str = _setting("all()", "Clients that take part in a round.")
     power: str = _setting("none()", "Transmit power control of the clients.")
     channel: str = _setting("flat()", "Channel model, Eq. (3).")
     fading: str = _setting("rayleigh(mean=1)", "Law of the fading h_{n,k}.")
     noise: str = _setting("sas(alpha=1.5, tau=0.1)", "Law of the interference xi_k.")
-    bandwidth: float = _setting(1e6, "Bandwidth of the uplink in Hz, for the recorded time on the air.", POSITIVE)
+    bandwidth: float = _setting(1e6, "Bandwidth of the uplink in Hz, for the recorded airtime.", POSITIVE)
     symbol_energy: float = _setting(
         1.0, "Energy in J of a transmitted symbol of modulus 1, for the recorded energy.", POSITIVE
     )

@@ -148,8 +148,12 @@ def _seeds(plan: Plan, runs: Curves) -> str:
     first, n = plan.base.seed, plan.seeds
     if n == 1:
         return f"seed {first}"
-    fewer = any(len(each) < n for each in runs.values())
-    return f"seeds {first} to {first + n - 1}" + (f" where the legend shows {n} seeds, else fewer" if fewer else "")
+    every = f"seeds {first} and {first + 1}" if n == 2 else f"seeds {first} to {first + n - 1}"
+    fewer = [{run.settings["seed"] for run in each} for each in runs.values() if len(each) < n]
+    if not fewer:
+        return every
+    others = f"seed {first}" if all(seeds == {first} for seeds in fewer) else "fewer seeds"
+    return f"{every} for the curves marked {n} seeds, {others} for the others"
 
 
 def _sample_count(runs: Curves) -> str:

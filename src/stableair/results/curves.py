@@ -156,7 +156,8 @@ def finish(row: Iterable[Axes], metric: str, log: bool, note: str | None) -> Non
 def line_looks(groups: Groups, x: str = "round") -> dict[str, Look]:
     """Return the colour and the line style of each group.
 
-    If the groups differ in one number only, they have sequential colours in the order of this number.
+    If the groups differ in one number only, they have sequential colours in the order of this number. Up to six such
+    groups also have different dashes.
 
     Args:
         groups: The runs of each group by its name.
@@ -167,15 +168,17 @@ def line_looks(groups: Groups, x: str = "round") -> dict[str, Look]:
     ordered = sorted((value, group) for group, value in values.items() if is_number(value))
     if len(ordered) < MIN_ORDERED or len({value for value, _ in ordered}) < len(ordered):
         ordered = []
+    dashes = LINES if len(ordered) <= len(LINES) else ["-"] * len(ordered)  # dashes also show in grey
     looks = {
-        group: {"color": colour, "linestyle": "-"}
-        for (_, group), colour in zip(ordered, sequential_colours(len(ordered)), strict=True)
+        group: {"color": colour, "linestyle": dash}
+        for (_, group), colour, dash in zip(ordered, sequential_colours(len(ordered)), dashes, strict=False)
     }
     colours = [rcParams["text.color"], *map(categorical_colour, (3, 1, 6))] if ordered else []
     others = [group for group in groups if group not in looks]
     for i, group in enumerate(others):
         colour = colours[i] if i < len(colours) else categorical_colour(i)
-        looks[group] = {"color": colour, "linestyle": LINES[(i + bool(ordered)) % len(LINES)]}
+        dash = LINES[1:][(i + len(ordered) - 1) % len(LINES[1:])] if ordered else LINES[i % len(LINES)]
+        looks[group] = {"color": colour, "linestyle": dash}
     return looks
 
 

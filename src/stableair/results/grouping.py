@@ -2,6 +2,7 @@
 
 import statistics
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 from stableair.experiment import EXECUTION, IDEAL, TYPES
@@ -109,3 +110,17 @@ def _ideal_label_settings(ideal: list[dict[str, Any]], noisy: list[dict[str, Any
 
 def _values(runs: list[dict[str, Any]], key: str) -> set[Any]:
     return {settings.get(key) for settings in runs}
+
+
+def describe_seeds(runs: Iterable[Run]) -> str:
+    """List the seeds of some runs, with ranges for three or more consecutive seeds.
+
+    >>> import stableair as sa
+    >>> describe_seeds([Run(sa.Experiment(seed=seed).to_dict(), []) for seed in (7, 0, 2, 1, 1, 8)])
+    '0 to 2, 7, 8'
+    """
+    seeds = sorted({run.settings["seed"] for run in runs})
+    starts = [seed for seed in seeds if seed - 1 not in seeds]
+    ends = [seed for seed in seeds if seed + 1 not in seeds]
+    links = {0: "{0}", 1: "{0}, {1}"}  # by the distance of the ends
+    return ", ".join(links.get(b - a, "{0} to {1}").format(a, b) for a, b in zip(starts, ends, strict=True))

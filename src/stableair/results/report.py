@@ -48,7 +48,7 @@ MANY_PAIRS = 40  # with more pairs, the page shows the closest pairs, and all pa
 CLOSEST = 20  # rows of a table of closest pairs
 MISSING = "–"
 
-Figure = dict[str, Any]  # a plotly figure as JSON
+Figure = dict[str, Any]  # a plotly figure as JSON: "data", "layout", and "narrow", the layout on a narrow screen
 
 
 class Table(NamedTuple):
@@ -95,7 +95,7 @@ def page(runs: list[Run], left_out: Sequence[str] = ()) -> str:
     """Return the HTML page about some runs.
 
     Args:
-        runs: The runs. Runs that differ only in the seed form one setting.
+        runs: The runs. Runs that differ only in the seed form one method.
         left_out: One line for each folder that could not be read; the page lists these lines.
 
     Raises:
@@ -109,7 +109,7 @@ def page(runs: list[Run], left_out: Sequence[str] = ()) -> str:
         raise InputError(text, code="no-rounds")
     groups = in_order(group(shown))
     return _template().render(
-        title=f"stableair: {pluralize(len(shown), 'run')}, {pluralize(len(groups), 'setting')}",
+        title=f"stableair: {pluralize(len(shown), 'run')}, {pluralize(len(groups), 'method')}",
         date=f"{datetime.now(UTC):%Y-%m-%d %H:%M}",
         version=stableair.__version__,
         generator=GENERATOR,
@@ -199,9 +199,10 @@ def _without_metric(runs: list[Run], metric: str) -> list[str]:
 
 
 def _results(groups: Groups, metric: str) -> Table:
-    """Return the table of results, with one row per setting, sorted by the settled accuracy."""
+    """Return the table of results, with one row per method, sorted by the mean of the last rounds."""
     head = [
-        "", "seeds", "rounds", "final", "best", "settled", "fluctuation", "diverged", "SNR, dB", "linear SNR, dB",
+        "", "seeds", "rounds", "final", "best", f"mean of the last {LAST} rounds", "fluctuation", "diverged",
+        "SNR, dB", "linear SNR, dB",
     ]  # fmt: skip
     names = sorted(groups, key=lambda name: -_mean_settled(groups[name], metric))
     return Table(head, [_result_row(name, groups[name], metric) for name in names])
@@ -227,7 +228,7 @@ def _result_row(name: str, runs: list[Run], metric: str) -> list[Any]:
 
 
 def _resources(groups: Groups, metric: str) -> dict[str, Any] | None:
-    """Return the totals of each setting and the accuracy against them; None without recorded and used resources."""
+    """Return the totals of each method and the accuracy against them; None without recorded and used resources."""
     every = [run for runs in groups.values() for run in runs]
     used = [name for name in RESOURCES if any(run.has(name) and run[name][-1] for run in every)]
     if not used:
@@ -275,7 +276,7 @@ def _comparison(groups: Groups, metric: str) -> dict[str, Any]:
 
     With many pairs, the result also has two tables of the closest pairs, and all pairs with names replaced by indices.
     """
-    head = "first", "second", "seeds", "difference", "error", "95 % interval", "p"
+    head = "first", "second", "seeds", "difference", "standard error", "95 % interval", "p"
     pairs = compare_groups(groups, metric)
     rows = list(map(_pair_row, pairs))
     if len(pairs) <= MANY_PAIRS:
@@ -334,7 +335,9 @@ def _curves(groups: Groups, panels: Sequence[tuple[str, str]]) -> Figure:
 
     rows = -(-len(panels) // 2)
     titles = [METRIC_LABELS.get(metric, metric) for metric, _ in panels]
-    figure = make_subplots(rows, 2, subplot_titles=titles, horizontal_spacing=0.08, vertical_spacing=0.13)
+    cells: list[list[dict[str, Any] | None]] = [[{}, {} if 2 * i + 1 < len(panels) else None] for i in range(rows)]
+    figure = make_subplots(rows, 2, specs=cells, subplot_titles=titles, horizontal_spacing=0.08, vertical_spacing=0.13)
+    stacked = make_subplots(len(panels), 1, subplot_titles=titles, vertical_spacing=0.3 / len(panels))
     looks = _plotly_looks(groups)
     for i, (metric, x) in enumerate(panels):
         panel = {"row": i // 2 + 1, "col": i % 2 + 1}
@@ -356,7 +359,15 @@ def _curves(groups: Groups, panels: Sequence[tuple[str, str]]) -> Figure:
         template="plotly_white", height=360 * rows + 24 * len(groups), showlegend=True,
         margin={"l": 50, "r": 10, "t": 60, "b": 50}, legend={"orientation": "h", "y": -0.12, "yanchor": "top"},
     )  # fmt: skip
-    return _as_json(figure)
+    height = 300 * len(panels)
+    return _as_json(
+        figure,
+        # The panels have the same axes in both layouts, at other positions.
+        **{f"{axis}.domain": stacked.layout[axis].domain for axis in stacked.layout if axis[1:5] == "axis"},
+        annotations=stacked.layout.annotations,
+        height=height + 24 * len(groups),
+        **{"legend.y": -50 / height},
+    )
 
 
 def _horizontal_axis(x: str, ends: list[float]) -> dict[str, Any]:
@@ -462,6 +473,16 @@ def _label_figure(counts: np.ndarray, title: str) -> Figure:
     return _as_json(figure)
 
 
-def _as_json(figure: Any) -> Figure:
+def _as_json(figure: Any, **narrow: Any) -> Figure:
+    """Return a figure as JSON.
+
+    Args:
+        figure: The plotly figure.
+        narrow: Changes of the layout for a narrow screen, where the legend is always below the panels.
+    """
+    from plotly import graph_objects as go
+
     content: Figure = json.loads(figure.to_json())
-    return content
+    legend = {"legend.orientation": "h", "legend.y": -0.2, "legend.yanchor": "top"}
+    changed = go.Figure(figure.data, figure.layout).update_layout(legend | narrow)
+    return content | {"narrow": json.loads(changed.to_json())["layout"]}

@@ -1,4 +1,4 @@
-"""Totals of the resources of the uplink: complex symbols, time on the air, transmitted energy and bits.
+"""Totals of the resources of the uplink: complex symbols, airtime, transmitted energy and bits.
 
 A run records the resources of each round; the totals are their sums. `energy` is the mean over all clients.
 `energy_max` is the total of the client that has transmitted most; a run records this total itself.
@@ -26,7 +26,7 @@ class Resource(NamedTuple):
 
 RESOURCES = {
     "symbols": Resource("channel/uses", "complex symbols", "complex symbols"),
-    "airtime": Resource("channel/seconds", "time on the air in s", "s on the air"),
+    "airtime": Resource("channel/seconds", "airtime in s", "s of airtime"),
     "energy": Resource("channel/energy_mean", "transmitted energy per client in J", "J per client"),
     "energy_max": Resource(
         "channel/energy_total_max", "largest transmitted energy of a client in J", "J at most per client", max

@@ -89,6 +89,6 @@ def categorical_colour(i: int) -> str:
 
 
 def sequential_colours(n: int) -> list[str]:
-    """Return colours for n ordered lines that are visible on a light or dark background."""
-    low, high = (0.4, 1.0) if to_rgb(rcParams["text.color"])[0] > 0.5 else (0.0, 0.88)
+    """Return colours for n ordered lines with a contrast of at least 2.6 to 1 on a light or dark background."""
+    low, high = (0.4, 1.0) if to_rgb(rcParams["text.color"])[0] > 0.5 else (0.0, 0.65)
     return [to_hex(colour) for colour in colormaps["viridis"](np.linspace(low, high, n))]

@@ -12,6 +12,7 @@ from stableair.literals import TableRow
 from stableair.optional import require
 from stableair.results.arguments import arguments, differing, ordered
 from stableair.results.budgets import Budget
+from stableair.results.grouping import describe_seeds
 from stableair.results.metrics import metric_names
 from stableair.results.outputs import GENERATOR, check_output
 from stableair.results.plugins import mixed_components
@@ -93,7 +94,12 @@ def table(
     rows = [
         row for run in ordered(shown) for row in (_run_rows if per == "run" else _round_rows)(run, columns, names, last)
     ]
-    return _frame(rows, names)
+    frame = _frame(rows, names)
+    averaged = f"averaged over the last {last} rounds" if last > 1 else "of the last round"
+    if per == "round":
+        averaged = "of every round"
+    frame.attrs["description"] = f"a row per {per}; metrics {averaged}; seeds: {describe_seeds(shown)}"
+    return frame
 
 
 def _warn_of_short_runs(runs: list[Run], budget: Budget) -> None:
@@ -230,7 +236,8 @@ def write_table(frame: DataFrame, path: str | Path, force: bool = False, tex: st
     elif path.suffix == ".parquet":
         content = _parquet(frame)
     else:
-        content = f"% {GENERATOR}\n{to_latex(frame) if tex is None else tex}".encode()
+        comment = f"% {frame.attrs['description']}\n" if "description" in frame.attrs else ""
+        content = f"% {GENERATOR}\n{comment + to_latex(frame) if tex is None else tex}".encode()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         return write_whole(path, content)
