@@ -145,7 +145,7 @@ def test_the_resource_limits_compares_and_stops_runs(tiny, tmp_path):
     assert len(runs[0].within("energy_max", total[1])) == 2
     found = sa.compare(runs, equal="energy_max")
     assert found.budget.amount == min(run["energy_max"][-1] for run in runs)
-    assert "J at most per client for every run" in str(found)
+    assert "J at most per client" in str(found)
     assert sa.plot(runs, x="energy_max").axes[0].get_xlabel() == "largest transmitted energy of a client in J"
     assert sa.table(runs)["energy_max"].tolist() == [run["energy_max"][-1] for run in runs]
     assert len(sa.run(tiny, stop=f"energy_max >= {total[1]!r}")) == 2
