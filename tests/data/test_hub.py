@@ -176,7 +176,8 @@ def test_offline_the_hubs_library_need_not_be_installed(data_folder, empty, monk
     assert (error.value.fields, error.value.hint) == ({"module": "datasets", "extra": "hub"}, "data")
     assert str(error.value) == (
         "data set cifar10(): cifar10 is not prepared; with a network: pip install 'stableair[hub]', then "
-        f"stableair data prepare cifar10; without: copy cifar10.safetensors into {empty}; or set {hub.VARIABLE} to its folder"
+        f"stableair data prepare cifar10; without: copy cifar10.safetensors into {empty}; or set {hub.VARIABLE} to its "
+        "folder"
     )
     empty.mkdir(exist_ok=True)
     (empty / "cifar10.safetensors").write_bytes((data_folder / "cifar10.safetensors").read_bytes())
