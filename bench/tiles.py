@@ -11,7 +11,8 @@ import multiprocessing
 import torch
 
 from stableair.engine import kernels
-from stableair.engine.kernels import Activation, Moments, Tile
+from stableair.engine.kernels import Activation, Moments
+from stableair.engine.launch import Tile
 
 CLIENTS, BATCH = 50, 10
 LAYERS = [  # side of the input, channels, outputs, kernel, stride, padding

@@ -15,7 +15,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from stableair.data.datasets import synthetic
-from stableair.engine import kernels
+from stableair.engine import launch
 from stableair.engine.kernel_layers import by_kernels
 from stableair.engine.resnet import ResNetWorker
 from stableair.engine.stacked import Stacked
@@ -59,13 +59,13 @@ def main():
     compile_one = JITFunction._do_compile
     JITFunction._do_compile = lambda self, *rest: (compiled.append(self), compile_one(self, *rest))[1]
     workers = [worker(norm) for norm in (nn.BatchNorm2d, lambda channels: nn.GroupNorm(4, channels))]
-    kernels.REPORT_INTERVAL = 0.2
+    launch.REPORT_INTERVAL = 0.2
     for each in workers:
         each._compile()
     print(len({*compiled}), len(compiled))
     compiled.clear()
     for each in workers:
-        kernels.compile_in_parallel(lambda each=each: each.step(2))
+        launch.compile_in_parallel(lambda each=each: each.step(2))
     print(len({*compiled}), len(compiled))
 
 

@@ -12,23 +12,15 @@ padding: the sums exclude them, and their gradients are zero.
 # The parameters of a @triton.jit function are pointers and compile-time constants, which have no Python types.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
-import logging
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextvars import ContextVar
 from itertools import product
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from stableair.engine.processes import available_cores
-
-log = logging.getLogger("stableair")
-
-REPORT_INTERVAL = 5.0  # seconds between two lines about the compilation
+from stableair.engine.launch import Tile, launch
 
 Affine = tuple[Tensor, Tensor]  # scale and shift: (N, C) each
 
@@ -53,57 +45,6 @@ class Moments(NamedTuple):
     @property
     def affine(self) -> Affine:
         return self.scale, self.shift
-
-
-class Tile(NamedTuple):
-    """Tile of a matrix product: rows and columns per program, depth of a partial sum, warps and pipeline stages."""
-
-    rows: int
-    columns: int
-    depth: int
-    warps: int
-    stages: int
-
-
-_compiling: ContextVar[bool] = ContextVar("compiling", default=False)
-
-
-def _launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, tile: Tile | None = None) -> None:
-    """Launch a kernel, whose last arguments are the sides of the tile; in `compile_in_parallel`, only compile it."""
-    options = {} if tile is None else {"num_warps": tile.warps, "num_stages": tile.stages}
-    arguments += () if tile is None else tile[:3]
-    if _compiling.get():
-        kernel.warmup(*arguments, grid=grid, **options)
-    else:
-        kernel[grid](*arguments, **options)
-
-
-def compile_in_parallel(launches: Callable[[], object]) -> None:
-    """Compile the kernels that a function launches, on all cores; its results are meaningless.
-
-    Triton compiles a kernel at its first launch, one after the other. A network has about 80 kernels of half a second
-    each. Older versions of Triton have no parallel compilation.
-    """
-    mode = getattr(triton, "AsyncCompileMode", None)
-    if mode is None or triton.knobs.runtime.interpret:
-        return
-    # The backward pass must run in this thread: other threads would launch the kernels.
-    with torch.autograd.set_multithreading_enabled(False), ThreadPoolExecutor(available_cores()) as pool:
-        token = _compiling.set(True)
-        try:
-            with mode(pool) as compilation:
-                launches()
-                _report(compilation.raw_futures)
-        finally:
-            _compiling.reset(token)
-
-
-def _report(futures: Sequence[Future[Any]]) -> None:
-    """Wait for compilations, and log their progress if they take longer than a second."""
-    _, pending = wait(futures, timeout=1)
-    while pending:
-        log.info("compiling kernels %d/%d; later runs use Triton's cache", len(futures) - len(pending), len(futures))
-        _, pending = wait(futures, timeout=REPORT_INTERVAL)
 
 
 def _tile_side(length: int, max_side: int) -> int:
@@ -181,7 +122,7 @@ def conv_forward(
     tile = tile or choose_tile(b * p * q, o, c, False, x.dtype)
     grid = triton.cdiv(b * p * q, tile.rows), triton.cdiv(o, tile.columns), n
     partial = torch.empty(n, grid[0], 2, o, device=x.device, dtype=torch.float32)
-    _launch(_conv_forward, grid, x, w, y, partial, samples, b, h, width, p, q, c, o, k, stride, pad, tile=tile)
+    launch(_conv_forward, grid, x, w, y, partial, samples, b, h, width, p, q, c, o, k, stride, pad, tile=tile)
     return y, partial
 
 
@@ -295,7 +236,7 @@ def conv_input_grad(
     (y, moments), (y2, moments2) = [*norms, unused, unused][:2]
     partial, partial2 = [*partials, dx, dx][:2]
     for row, column in product(range(stride), repeat=2):
-        _launch(
+        launch(
             _conv_input_grad, grid, dy, w, dx, dx if add is None else add, dx if output is None else output, y,
             *moments, partial, y2, *moments2[:2], partial2, b, *shape, p, q, c, o, k, stride, pad, row, column,
             add is not None, relu, len(norms), tile=tile,
@@ -350,7 +291,7 @@ def conv_weight_grad_sgd(
     grid = triton.cdiv(o, tile.rows) * triton.cdiv(c, tile.columns), k * k, n
     target = w if copy is None else copy
     sizes = b, h, width, p, q, c, o, k, stride, pad, copy is not None
-    _launch(_conv_weight_grad_sgd, grid, dy, x, w, target, lr, *sizes, tile=tile)
+    launch(_conv_weight_grad_sgd, grid, dy, x, w, target, lr, *sizes, tile=tile)
 
 
 TILE_ROWS = 64  # rows of a tile in entry-wise kernels
@@ -399,7 +340,7 @@ def bn_relu(y: Tensor, affine: Affine, shortcut: Tensor | None = None, shortcut_
     kind = 0 if shortcut is None else 1 if shortcut_affine is None else 2
     shortcut = y if shortcut is None else shortcut
     affines = *affine, shortcut, *(shortcut_affine or affine)
-    _launch(_bn_relu, grid, y, *affines, out, rows, c, kind, TILE_ROWS, block)
+    launch(_bn_relu, grid, y, *affines, out, rows, c, kind, TILE_ROWS, block)
     return out
 
 
@@ -421,7 +362,7 @@ def relu_grad_sums(da: Tensor, a: Tensor, y: Tensor, moments: Moments) -> tuple[
     g, (rows, c, block, grid) = torch.empty_like(da), _elementwise_grid(y)
     partial = torch.empty(grid[2], grid[0], 2, c, device=y.device, dtype=torch.float32)
     sizes = rows, c, grid[0], TILE_ROWS, block
-    _launch(_relu_grad_sums, grid, da, a, y, moments.mean, moments.rstd, g, partial, *sizes)
+    launch(_relu_grad_sums, grid, da, a, y, moments.mean, moments.rstd, g, partial, *sizes)
     return g, partial
 
 
@@ -446,7 +387,7 @@ def bn_input_grad(g: Tensor, y: Tensor, moments: Moments, sums: Tensor, samples:
     """The gradient of batch norm with respect to its input, from the sums of `bn_affine_sgd`: (N, B, P, Q, C)."""
     dy, (rows, c, block, grid) = torch.empty_like(y), _elementwise_grid(y)
     sizes = rows // y.shape[1], rows, c, TILE_ROWS, block
-    _launch(_bn_input_grad, grid, g, y, *moments[:3], sums, samples, dy, *sizes)
+    launch(_bn_input_grad, grid, g, y, *moments[:3], sums, samples, dy, *sizes)
     return dy
 
 
@@ -501,7 +442,7 @@ def bn_finalize(partial: Tensor, norm: Norm, samples: Tensor, pixels: int, momen
     out = [torch.empty(n, c, device=partial.device) for _ in range(4)]
     grid = triton.cdiv(c, 32), n
     tile = _tile_side(count, 64), 32
-    _launch(_bn_finalize, grid, partial, *norm, samples, *out, momentum, eps, pixels, c, count, *tile)
+    launch(_bn_finalize, grid, partial, *norm, samples, *out, momentum, eps, pixels, c, count, *tile)
     return Moments(*out)
 
 
@@ -525,7 +466,7 @@ def bn_affine_sgd(partial: Tensor, norm: Norm, lr: float) -> Tensor:
     n, count, _, c = partial.shape
     sums = torch.empty(n, 2, c, device=partial.device)
     grid = triton.cdiv(c, 32), n
-    _launch(_bn_affine_sgd, grid, partial, norm.gamma, norm.beta, sums, lr, c, count, _tile_side(count, 64), 32)
+    launch(_bn_affine_sgd, grid, partial, norm.gamma, norm.beta, sums, lr, c, count, _tile_side(count, 64), 32)
     return sums
 
 
@@ -608,7 +549,7 @@ def group_norm(x: Tensor, gamma: Tensor, beta: Tensor, groups: int, eps: float) 
     """Compute a group norm of every client: y (N, B, H, W, C), and its moments; gamma, beta: (N, C) float32."""
     y, moments = torch.empty_like(x), [torch.empty(*x.shape[:2], x.shape[-1], device=x.device) for _ in range(2)]
     grid, sizes = _group_tile(x, groups)
-    _launch(_group_norm, grid, x, gamma, beta, y, *moments, eps, x.shape[1], *sizes)
+    launch(_group_norm, grid, x, gamma, beta, y, *moments, eps, x.shape[1], *sizes)
     return y, ImageMoments(*moments)
 
 
@@ -652,5 +593,5 @@ def group_norm_grad(dy: Tensor, x: Tensor, gamma: Tensor, moments: ImageMoments,
     """Compute the gradients of a group norm's input (N, B, H, W, C), and of beta and gamma (N, 2, C)."""
     dx, sums = torch.empty_like(x), torch.empty(*x.shape[:2], 2, x.shape[-1], device=x.device)
     grid, sizes = _group_tile(x, groups)
-    _launch(_group_norm_grad, grid, dy, x, gamma, *moments, dx, sums, x.shape[1], *sizes)
+    launch(_group_norm_grad, grid, dy, x, gamma, *moments, dx, sums, x.shape[1], *sizes)
     return dx, sums.sum(1)

@@ -191,7 +191,7 @@ class Worker:
 
     def _compile(self) -> None:
         """Compile the kernels of a step for one client: the kernels do not depend on the number of clients."""
-        from stableair.engine.kernels import compile_in_parallel
+        from stableair.engine.launch import compile_in_parallel
 
         compile_in_parallel(lambda: self.step(1))
 
