@@ -231,7 +231,7 @@ def used(resources: Resources, total: Memory, sim: Simulation) -> tuple[Memory, 
         sim: The simulation, for its number of clients, bandwidth and symbol energy.
 
     Returns:
-        The energies after the round, and the metrics: symbols, seconds on the air, energies in J, bits.
+        The energies after the round, and the metrics: symbols, airtime in s, energies in J, bits.
 
     Raises:
         InputError: An amount of the channel is not a number of at least 0, or the energies are not a dict with the
@@ -252,7 +252,7 @@ def used(resources: Resources, total: Memory, sim: Simulation) -> tuple[Memory, 
 
 
 def _with_round(total: Memory, energies: Mapping[int, float], n: int) -> Memory:
-    """The energies of all n clients after a round, in a new tensor on the host."""
+    """Return the energies of all n clients after a round, in a new tensor on the host; None if they are unknown."""
     if total is None:
         return None
     before = total.cpu() if isinstance(total, Tensor) else torch.zeros(n, dtype=torch.float64)

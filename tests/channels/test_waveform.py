@@ -187,7 +187,7 @@ def test_a_carrier_offset_rotates_each_sample_further(monkeypatch):
 @pytest.mark.parametrize("cfo", [0.0, 0.01])
 @pytest.mark.parametrize("timing", [0, 1, 0.5])
 def test_offsets_and_delays_do_not_depend_on_the_sampling_rate(cfo, timing):
-    """They are those of one sample per symbol; a payload is received alike, up to the error of the sampled pulse."""
+    """The draws equal the draws at one sample per symbol; the sums differ by the error of the sampled pulse."""
     update, got, n = torch.randn(1, 400), [], 2000
     offsets = [link.cfo for link in on("hadamard()", f", cfo={cfo}").draw(n, torch.arange(n), 2, 0, 0).links]
     for samples in (4, 8, 32):

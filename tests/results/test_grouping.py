@@ -73,7 +73,7 @@ def test_runs_that_differ_in_a_default_alone_are_two(finished, tmp_path):
 
 @pytest.mark.parametrize("order", [1, -1])
 def test_labels_do_not_depend_on_the_order_of_the_runs(order):
-    """Objects of one name are told apart by their digests, and other equal labels by a number."""
+    """The digest distinguishes objects with the same name; a number distinguishes other equal labels."""
     specs = [f"object(name='make.lambda', digest='{digest}')" for digest in ("3f9a01", "77aa02")]
     runs = [made([1], receiver=spec) for spec in specs][::order]
     names = {run.settings["receiver"]: name for name, (run,) in group(runs).items()}
