@@ -1,13 +1,16 @@
 """mac(C=auto) against fixed thresholds chosen on a validation split, in interference that does not change.
 
-    python bench/auto_steady.py [--half tuning] [--seeds 0 1 2 3 4] [--settings 3 17 ...] [--processes 2]
+    python bench/auto_steady.py [--group tuning] [--seeds 0 1 2 3 4] [--settings 3 17 ...] [--processes 2]
 
 60 settings are drawn once by a hash: 54 with interference, 6 without. The 30 with an even number are for the tuning of
-the rule, the 30 with an odd number are held out until the rule is frozen. In each setting, C = 0.1, 0.3, 1, 3 and 10,
-without and with gain correction, run on a validation split with the seeds of --validation-seeds. The best of them,
-mac(C=auto), and a run with neither noise nor receiver, run on the test split with the seeds of --seeds, paired. The
-score of a run is its settled accuracy: the mean of the last ten rounds, and 0 if it diverged. With --hindsight all ten
-fixed thresholds run on the test split; the table then also shows the best of them, which cannot be known beforehand.
+the rule, the 30 with an odd number are held out until the rule is frozen. The next 30 settings of the same draw, with
+interference, were added after the rule had been frozen, and no rule was chosen with them (`unseen`).
+
+In each setting, C = 0.1, 0.3, 1, 3 and 10, without and with gain correction, run on a validation split with the seeds
+of --validation-seeds. The best of them, mac(C=auto), and a run with neither noise nor receiver, run on the test split
+with the seeds of --seeds, paired. The score of a run is its settled accuracy: the mean of the last ten rounds, and 0 if
+it diverged. With --hindsight all ten fixed thresholds run on the test split; the table then also shows the best of
+them, which cannot be known beforehand.
 
 Every run is one line of a CSV file; finished runs are not repeated. Runs of mac(C=auto) are recorded with a digest of
 the rule's code and repeated if it has changed. The program prints a table and the distribution of the paired
@@ -51,8 +54,8 @@ COMMON = (
     ("logistic()", "mlp(50)", "mlp(50, depth=2)", "cnn(width=16)"),
     ("all()", "sample(10)"),
 )
-NOISY, WITHOUT_NOISE = 54, 6
-HALVES = "tuning", "held-out"
+NOISY, WITHOUT_NOISE, UNSEEN = 54, 6, 30
+GROUPS = "tuning", "held-out", "unseen"
 HEADER = ["", "alpha", "tau", "lr", "rounds", "model", "clients", "noiseless", "C, validated", "accuracy", "auto"]
 HEADER += ["auto minus C", "C minus noiseless"]
 HINDSIGHT = ["C, in hindsight", "accuracy", "auto minus C"]
@@ -64,10 +67,16 @@ def drawn(candidates: Iterable[tuple], n: int) -> list[tuple]:
 
 
 def settings() -> dict[int, sa.Experiment]:
-    """Return the 60 settings by number; those with an even number are for tuning."""
+    """Return the 90 settings by number."""
     noisy = [(f"sas(alpha={a}, tau={t})", *rest) for a, t, *rest in product(ALPHAS, TAUS, *COMMON)]
-    every = drawn(noisy, NOISY) + drawn(product(["none()"], *COMMON), WITHOUT_NOISE)
+    first, unseen = (some := drawn(noisy, NOISY + UNSEEN))[:NOISY], some[NOISY:]
+    every = first + drawn(product(["none()"], *COMMON), WITHOUT_NOISE) + unseen
     return {number: experiment(*each) for number, each in enumerate(every)}
+
+
+def group(number: int) -> str:
+    """Return the group of a setting: even numbers below 60 are for tuning, odd ones are held out."""
+    return GROUPS[number % 2 if number < NOISY + WITHOUT_NOISE else 2]
 
 
 def experiment(noise: str, lr: float, rounds: int, model: str, participation: str) -> sa.Experiment:
@@ -89,7 +98,7 @@ def main() -> None:
     options = arguments()
     results, rule = Results(options.out), rule_digest()
     chosen = [n for n in settings() if n in options.settings] if options.settings else range(len(settings()))
-    numbers = [n for n in chosen if options.half in (None, HALVES[n % 2])]
+    numbers = [n for n in chosen if options.group in (None, group(n))]
 
     def jobs(number: int, receiver: str, evaluate: str = "test") -> list[Job]:
         seeds = options.seeds if evaluate == "test" else options.validation_seeds
@@ -110,9 +119,9 @@ def main() -> None:
             cells += [short(best), known, loss(comparisons[n].auto, known)]
     print(f"\n\nThe rule {rule}, seeds {options.seeds}, validation seeds {options.validation_seeds}:\n")
     print(table(HEADER + HINDSIGHT * options.hindsight, rows))
-    for parity, half in enumerate(HALVES):
-        if some := [comparisons[n] for n in numbers if n % 2 == parity]:
-            print("", distribution(half, some), sep="\n")
+    for name in GROUPS:
+        if some := [comparisons[n] for n in numbers if group(n) == name]:
+            print("", distribution(name, some), sep="\n")
 
 
 def row(n: int, validated: str, comparison: Comparison) -> list:
@@ -127,8 +136,8 @@ def row(n: int, validated: str, comparison: Comparison) -> list:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--half", choices=HALVES, help="half of the settings (default: both)")
-    parser.add_argument("--settings", type=int, nargs="+", help="numbers of settings, 0 to 59 (default: all)")
+    parser.add_argument("--group", choices=GROUPS, help="group of settings (default: all)")
+    parser.add_argument("--settings", type=int, nargs="+", help="numbers of settings, 0 to 89 (default: all)")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--validation-seeds", type=int, nargs="+", default=[100, 101])
     parser.add_argument("--receiver", default=AUTO)

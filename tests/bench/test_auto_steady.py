@@ -19,13 +19,19 @@ def bench(monkeypatch):
 def test_the_settings_are_those_that_were_drawn(bench):
     ids = [each.id() for each in bench.settings().values()]
     rounds = [each.rounds for each in bench.settings().values()]
-    assert len(set(zip(ids, rounds, strict=True))) == len(ids) == 60
-    assert hashlib.sha256(repr((ids, rounds)).encode()).hexdigest()[:12] == "2ffa0cab4c79"
+    assert len(set(zip(ids, rounds, strict=True))) == len(ids) == 90
+    assert hashlib.sha256(repr((ids[:60], rounds[:60])).encode()).hexdigest()[:12] == "2ffa0cab4c79"
+    assert hashlib.sha256(repr((ids[60:], rounds[60:])).encode()).hexdigest()[:12] == "045f69e238ff"
 
 
-def test_each_half_has_noiseless_settings(bench):
-    noiseless = [number for number, each in bench.settings().items() if each.noise == "none()"]
-    assert [sum(number % 2 == half for number in noiseless) for half in (0, 1)] == [3, 3]
+def test_the_first_two_groups_have_noiseless_settings(bench):
+    noiseless = [bench.group(number) for number, each in bench.settings().items() if each.noise == "none()"]
+    assert sorted(noiseless) == ["held-out"] * 3 + ["tuning"] * 3
+
+
+def test_each_group_has_thirty_settings(bench):
+    groups = [bench.group(number) for number in bench.settings()]
+    assert {name: groups.count(name) for name in bench.GROUPS} == dict.fromkeys(bench.GROUPS, 30)
 
 
 def test_finished_runs_are_not_repeated(bench, tmp_path):
