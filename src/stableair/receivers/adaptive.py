@@ -77,14 +77,18 @@ class MacTracker(NoiseEstimate):
     signal and noise per entry of y, and h the mean curvature of the loss times the server's learning rate. A step w y
     gains w E_s and loses w^2 h E_xi / 2, so that w = min(1, E_s / (h E_xi)) is best.
 
-    Neither h nor a weak E_s can be measured. The receiver assumes h = max(1 / 300, 12 / d) and adds to E_s / h the
-    usual noise U, the geometric mean of E_xi. If the rounds no longer point in the direction of the previous rounds, U
-    + E_s / h is too large. The budget B starts at U. It is halved when the correlations since its last change add up
-    to less than -1/2 standard error (Pflug, 1990), and doubled again when they add up to more than 3 standard errors.
-    With c = min(1, B / U), at least 5 / c rounds precede a cut, since shorter steps need more rounds to show an
-    effect. So c falls at most as 5 / rounds, and chance alone does not end the training.
+    E_s is not measured itself. The correlation R of y with the earlier rounds is E_s - h U, because the noise of the
+    earlier steps, of energy U, has moved the model, and the gradient points back. So E_s / h = U + R / h. The receiver
+    uses the geometric mean of E_xi as U, the usual noise, assumes h = max(1 / 300, 12 / d), and replaces a negative R
+    by 0.
 
-    The weight of a round is w = min(1, c (U + E_s / h) / E_xi), times a brake. A single round that points against the
+    If the rounds no longer point in the direction of the previous rounds, the steps are too long. The budget B starts
+    at U. It is halved when the correlations since its last change add up to less than -1/2 standard error (Pflug,
+    1990), and doubled again when they add up to more than 3 standard errors. With c = min(1, B / U), at least 5 / c
+    rounds precede a cut, since shorter steps need more rounds to show an effect. So c falls at most as 5 / rounds, and
+    chance alone does not end the training.
+
+    The weight of a round is w = min(1, c (U + R / h) / E_xi), times a brake. A single round that points against the
     previous rounds by three standard errors shows that a step overshot, and halves the brake. Every other round
     multiplies the brake by 1.2, up to 1.
     """
@@ -109,7 +113,7 @@ class MacTracker(NoiseEstimate):
         self.evidence = dict(evidence or {})  # per octave of C: decayed sums of `doublings`, and their variance
         self.before = before  # mean of past rounds, weighted by REFERENCE_DECAY^age / energy
         self.trust = trust  # sum of these weights
-        self.signal, self.known = signal, known  # estimate of E_s, and the inverse of its variance
+        self.signal, self.known = signal, known  # estimate of R, and the inverse of its variance
         self.log_noise = log_noise  # logarithm of the usual noise U; the first round replaces it
         self.budget = budget  # B; infinite until its first change
         self.progress = progress  # sum of the correlations since the last change of B
@@ -142,7 +146,7 @@ class MacTracker(NoiseEstimate):
             self.before = (before + (x - before) / (energy * self.trust)).float()
 
     def _correlate(self, y: Tensor, reference: Tensor, energy: float) -> None:
-        """Update E_s and the sum of correlations from y r / d; under noise alone its variance is |y|^2 |r|^2 / d^3."""
+        """Update R and the sum of correlations from y r / d; under noise alone its variance is |y|^2 |r|^2 / d^3."""
         variance = energy * reference.square().mean().item() / len(y)
         if 0 < variance < math.inf:
             measured = (y @ reference).item() / len(y)
