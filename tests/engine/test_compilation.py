@@ -21,7 +21,7 @@ def test_all_kernels_of_a_step_are_compiled_for_a_hopper_gpu_before_the_first_on
     done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
     (functions, variants), again = (map(int, line.split()) for line in done.stdout.splitlines())
-    assert functions == 10, "the number of kernels in kernels.py"
+    assert functions == 10, "the number of kernels of the package"
     assert variants > functions
     assert [*again] == [0, 0], "every variant that a step needs"
     assert re.search(r"^compiling kernels \d+/\d+; ", done.stderr, re.MULTILINE)

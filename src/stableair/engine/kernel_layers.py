@@ -1,4 +1,4 @@
-"""Layers of a stacked network computed by the kernels of `kernels.py`: convolutions, group norms, and SGD steps.
+"""Layers of a stacked network computed by Triton kernels: convolutions, group norms, and SGD steps.
 
 Between these layers, images keep the shape (N, B, C, H, W) with the memory layout (N, B, H, W, C) of the kernels.
 Entry-wise functions and pooling keep this layout, so that no copies are needed.

@@ -1,4 +1,4 @@
-"""Forward pass, backward pass and update of a ResNet for all clients, in the kernels of `kernels.py`.
+"""Forward pass, backward pass and update of a ResNet for all clients, with Triton kernels.
 
 The results equal those of the stacked program up to rounding. The kernels avoid slices, layout changes and stored
 weight gradients. They support only ResNets with batch norm; other networks use the stacked program.
