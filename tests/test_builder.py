@@ -7,7 +7,7 @@ from torch import nn
 
 import stableair as sa
 from helpers.errors import refused
-from helpers.isolation import forgotten
+from helpers.isolation import restored_registries
 from stableair.builder import build
 from stableair.errors import ResourceError
 from stableair.experiment import (
@@ -82,7 +82,7 @@ def test_insufficient_memory_is_one_line_and_leaves_nothing(size, tmp_path):
 
 
 def built_with(data, **settings):
-    with forgotten():
+    with restored_registries():
         sa.dataset("given")(lambda: data)
         return build(Experiment(data="given", clients=3, device="cpu", **settings))
 

@@ -14,7 +14,7 @@ import torch
 
 import stableair as sa
 from helpers import ROOT
-from helpers.isolation import forgotten
+from helpers.isolation import restored_registries
 from helpers.ranked import digest, experiments
 from stableair import distributed
 from stableair.distributed import ProcessGroup
@@ -26,7 +26,7 @@ SAME = [
     "plain",
     "unequal",
     "buffers",
-    "coming and going",
+    "varying participation",
     "averaged",
     "whole payloads",
     "signals",
@@ -40,12 +40,12 @@ SAME = [
 ]
 
 
-def torchrun(ranks, *words, module=False, restarts=0, looks=0.1, **environment):
-    """What a command started with torchrun gives; it may not take long."""
+def torchrun(ranks, *words, module=False, restarts=0, monitor_interval=0.1, **environment):
+    """The completed process of a command that torchrun started."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     command += [
         f"--max-restarts={restarts}",
-        f"--monitor-interval={looks}",
+        f"--monitor-interval={monitor_interval}",
         *(["-m"] if module else []),
         *map(str, words),
     ]
@@ -62,7 +62,7 @@ RANKED = ROOT / "tests/helpers/ranked.py"
 
 @pytest.fixture(scope="module")
 def known():
-    with forgotten():
+    with restored_registries():
         yield experiments()
 
 
@@ -124,7 +124,7 @@ def test_ranks_without_their_peers_exit_with_one_line(rank, reason, monkeypatch)
 
 @pytest.mark.slow
 def test_a_run_is_stopped_with_two_ranks_and_resumed_with_three_and_with_one(known, tmp_path):
-    whole = sa.run(known["mortal"].with_(rounds=8))
+    whole = sa.run(known["killed_rank"].with_(rounds=8))
     for size, rounds in ((2, 3), (3, 6), (1, 8)):
         assert ranked(size, "rounds", tmp_path / "a", rounds).returncode == 0
     assert digest(load(tmp_path / "a")) == digest(whole)
@@ -133,15 +133,17 @@ def test_a_run_is_stopped_with_two_ranks_and_resumed_with_three_and_with_one(kno
 
 @pytest.mark.slow
 def test_a_rank_that_is_killed_is_restarted_and_the_run_continues(known, tmp_path):
-    done = ranked(2, "rounds", tmp_path / "a", 6, restarts=3, MORTAL="0")
+    done = ranked(2, "rounds", tmp_path / "a", 6, restarts=3, KILL_AFTER_RESTARTS="0")
     assert done.returncode == 0, done.stderr
     assert [e["first_round"] for e in load(tmp_path / "a").environments] == [0, 2]
-    assert digest(load(tmp_path / "a")) == digest(sa.run(known["mortal"].with_(rounds=6)))
+    assert digest(load(tmp_path / "a")) == digest(sa.run(known["killed_rank"].with_(rounds=6)))
 
 
 @pytest.mark.slow
 def test_when_a_rank_is_killed_the_others_report_it_in_one_line(tmp_path):
-    done = ranked(2, "rounds", tmp_path / "a", 6, MORTAL="0", looks=5)  # seconds, before torchrun ends the other
+    done = ranked(
+        2, "rounds", tmp_path / "a", 6, KILL_AFTER_RESTARTS="0", monitor_interval=5
+    )  # seconds, before torchrun ends the other
     assert done.returncode != 0
     assert "ResourceError: another rank has exited; resume the run to continue" in done.stderr
     assert len(load(tmp_path / "a")) == 2
@@ -151,9 +153,9 @@ def test_when_a_rank_is_killed_the_others_report_it_in_one_line(tmp_path):
 @pytest.mark.parametrize(
     ("model", "reason"),
     [
-        ("poisoned", "uploaded a non-finite"),
-        ("hungry", "rank 1: no room for more"),
-        ("picky", "rank 1: "),
+        ("overflowing", "uploaded a non-finite"),
+        ("out_of_memory", "rank 1: not enough memory"),
+        ("not_built", "rank 1: "),
     ],
 )
 def test_an_error_on_one_rank_is_raised_on_all(model, reason, tmp_path):

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import stableair as sa
-from helpers.runs import numbers
+from helpers.runs import recorded_metrics
 from stableair.algorithm import simulate
 from stableair.builder import build
 from stableair.contracts import Dataset
@@ -222,7 +222,9 @@ def test_the_average_affects_only_the_evaluation(tiny):
     one, other = sa.run(tiny), sa.run(tiny.with_(average=0.9))
     assert torch.equal(one.state.model.w, other.state.model.w)
     assert "test/accuracy_averaged" not in one.rounds[0]
-    assert numbers(one) == [{k: v for k, v in row.items() if "averaged" not in k} for row in numbers(other)]
+    assert recorded_metrics(one) == [
+        {k: v for k, v in row.items() if "averaged" not in k} for row in recorded_metrics(other)
+    ]
     assert sa.run(tiny.with_(average=1e-12))["test/accuracy_averaged"] == one["test/accuracy"]
     assert "validation/accuracy_averaged" in sa.run(tiny.with_(average=0.5, evaluate="validation", rounds=1)).rounds[0]
 
@@ -236,7 +238,7 @@ def test_an_average_is_resumed_bit_for_bit(normed, tmp_path, engine, participati
     whole = sa.run(e, tmp_path / "whole")
     sa.run(e.with_(rounds=3), tmp_path / "a")
     resumed = sa.run(e, tmp_path / "a", resume=True)
-    assert numbers(resumed) == numbers(whole)
+    assert recorded_metrics(resumed) == recorded_metrics(whole)
     one, other = (read_checkpoint(tmp_path / name).state for name in ("whole", "a"))
     assert all(torch.equal(a, b) for a, b in zip(one.average, other.average, strict=True))
     assert one.average[0].shape == one.model.w.shape

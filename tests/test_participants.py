@@ -5,7 +5,7 @@ import torch
 
 import stableair as sa
 from helpers.components import EXAMPLES
-from helpers.runs import numbers
+from helpers.runs import recorded_metrics
 from stableair.builder import build
 from stableair.channels.flat import Flat
 from stableair.contracts import Upload
@@ -131,7 +131,7 @@ def test_every_rule_is_resumed_bit_for_bit(tiny, tmp_path, spec, engine):
     sa.run(e.with_(rounds=3), tmp_path / "a")
     resumed = sa.run(e, tmp_path / "a", resume=True)
     assert torch.equal(resumed.state.model.w, whole.state.model.w)
-    assert numbers(resumed) == numbers(whole)
+    assert recorded_metrics(resumed) == recorded_metrics(whole)
     senders = [len(build(e).participants(k)) for k in range(6)]
     assert whole["channel/senders"] == senders
 
@@ -156,7 +156,7 @@ def test_a_participation_rule_that_selects_all_clients_equals_all(tiny, of):
     e = tiny.with_(partition="dirichlet_by_class(1)")
     one, other = sa.run(e), sa.run(e.with_(participation=of))
     assert torch.equal(one.state.model.w, other.state.model.w)
-    assert numbers(one) == numbers(other)
+    assert recorded_metrics(one) == recorded_metrics(other)
 
 
 def drawn(rule, n, rounds):

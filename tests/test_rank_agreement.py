@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import stableair as sa
-from helpers.isolation import forgotten
+from helpers.isolation import restored_registries
 from stableair import runner
 from stableair.distributed import ProcessGroup, SingleProcess
 from stableair.errors import InputError
@@ -72,7 +72,7 @@ def test_a_plug_in_is_compared_by_its_content_not_by_its_folder(tmp_path):
         (tmp_path / folder).mkdir()
         file = tmp_path / folder / "mine.py"
         file.write_text(f"import stableair as sa\nsa.receiver('mine')(lambda: lambda g: {factor} * g)\n")
-        with forgotten():
+        with restored_registries():
             sa.load_plugin(file)
             compared.append(settings_of_rank(sa.Experiment(receiver="mine()"))["plug-ins"])
     assert compared[0]

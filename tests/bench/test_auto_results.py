@@ -6,7 +6,7 @@ import pytest
 
 import stableair as sa
 from helpers import ROOT
-from helpers.isolation import forgotten
+from helpers.isolation import restored_registries
 
 RULE = '''
 """A module."""
@@ -40,7 +40,7 @@ def test_the_noiseless_run_has_the_same_fading_and_neither_noise_nor_receiver(be
 
 
 def test_a_pattern_runs_without_its_noise():
-    with forgotten(), pytest.MonkeyPatch.context() as patch:
+    with restored_registries(), pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(ROOT / "bench")
         patterns = importlib.import_module("auto_patterns")
         patch.setattr(patterns, "ROUNDS", 3)

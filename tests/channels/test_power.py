@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy import integrate, special, stats
 
-from helpers.channels import SIGMAS, assert_mean, entry_gains, over, received, transmissions
+from helpers.channels import SIGMAS, assert_mean, entry_gains, flat_channel, received, transmissions
 from stableair.algorithm import simulate
 from stableair.builder import build
 from stableair.channels.power import Power, estimate, mean_inverse_square, rotating_gain
@@ -23,7 +23,7 @@ from stableair.streams import generator
 
 def test_limit_is_its_formula():
     update = torch.randn(5, 40)
-    got, draw = received(over("limit(P=3)", "rayleigh()", pilots=7), update)
+    got, draw = received(flat_channel("limit(P=3)", "rayleigh()", pilots=7), update)
     p = 3 * 40 / update.double().norm(dim=1).max() ** 2
     exact = (draw.h[:, None] * update.double()).mean(0) + draw.xi.double() / (5 * p.sqrt())
     torch.testing.assert_close(got.g, exact.float())
@@ -31,7 +31,7 @@ def test_limit_is_its_formula():
 
 
 def test_under_a_limit_the_sum_scales_as_the_payloads_and_nothing_else():
-    update, channel = torch.randn(4, 30), over("limit(P=0.1)", "rayleigh()", "sas()", pilots=9)
+    update, channel = torch.randn(4, 30), flat_channel("limit(P=0.1)", "rayleigh()", "sas()", pilots=9)
     one, other = received(channel, update)[0], received(channel, 1000 * update)[0]
     torch.testing.assert_close(other.g, 1000 * one.g, rtol=1e-5, atol=1e-3)
     torch.testing.assert_close(other.pilot, 1000 * one.pilot)
@@ -42,7 +42,7 @@ def test_under_a_limit_the_sum_scales_as_the_payloads_and_nothing_else():
 @pytest.mark.parametrize("rule", ["limit(P=1e30)", "inversion(P=1e30, threshold=0.1)"])
 def test_unlimited_power_is_noiseless(rule):
     update = torch.randn(6, 30)
-    loud, silent = (received(over(rule, "rayleigh()", xi), update)[0] for xi in ("sas(tau=3)", "none()"))
+    loud, silent = (received(flat_channel(rule, "rayleigh()", xi), update)[0] for xi in ("sas(tau=3)", "none()"))
     torch.testing.assert_close(loud.g, silent.g)
 
 
@@ -73,7 +73,7 @@ def test_inversion_is_its_formula():
     """A client of h^2 < t is left out of everything; the others arrive unfaded; the noise has the power it must."""
     update, t, P = torch.randn(30, 40), 0.5, 2.0
     update[:15] *= 10
-    got, draw = received(over(f"inversion(P={P}, threshold={t})", "rayleigh(power=1)", pilots=7), update)
+    got, draw = received(flat_channel(f"inversion(P={P}, threshold={t})", "rayleigh(power=1)", pilots=7), update)
     active = draw.h.square() >= t
     assert 5 < active.sum() < 28
     scale = update[active].double().norm(dim=1).max() / 40**0.5 / math.sqrt(P / special.exp1(t)) / active.sum()
@@ -211,7 +211,7 @@ two_to_three = FadingLaw(lambda n, source: 2 + source.uniform(n), support=(2.0, 
 def test_inversion_without_a_threshold_is_allowed_if_its_power_is_bounded(registries, csi, fades):
     fading("two_to_three")(lambda: two_to_three)
     fading("at_least_two")(lambda: replace(two_to_three, support=(2.0, math.inf)))
-    channel = over(f"inversion(P=1, threshold=0, csi={csi})", fades)
+    channel = flat_channel(f"inversion(P=1, threshold=0, csi={csi})", fades)
     assert len(received(channel, torch.ones(9, 5))[1].transmissions) == 9
     h, errors, phases = (generator(7, name, 0) for name in "hep")
     square = estimate(channel.fading.draw(10**5, h), channel.fading, csi, errors, phases).abs().square()
@@ -266,7 +266,7 @@ def test_a_carrier_offset_rotates_from_symbol_to_symbol(d):
     """Each client by itself: its symbols, times its gain without the offset and exp(2 pi j eps i)."""
     rule, update = "inversion(P=1, threshold=0.1, csi=0.8, phase=1, cfo={})", torch.randn(d)
     (active, gains, _), clients = transmissions(rule.format(0), "rayleigh()", 20), torch.arange(20)
-    channel = over(rule.format(0.02), "rayleigh()", "none()")
+    channel = flat_channel(rule.format(0.02), "rayleigh()", "none()")
     draw = channel.draw(20, clients, d, 0, 0)
     assert list(draw.transmissions) == active.tolist()
     c = np.append(update.double(), [0] * (d % 2)).view(np.complex128)
@@ -286,7 +286,7 @@ def test_the_distortion_by_phase_errors_is_the_variance_of_the_complex_gain(air,
     """E |g - m mean|^2 = Var(exp(j phi)) sum |u_n|^2 / N^2, Var = 1 - m^2, m = sin(a) / a, at the same uses."""
     n, d = 20, 2000
     if air == "inversion":
-        channel = over(f"inversion(P=1, threshold=0.1, phase={phase})", "unit()", "none()")
+        channel = flat_channel(f"inversion(P=1, threshold=0.1, phase={phase})", "unit()", "none()")
     else:
         parts = {"fading": fading.one("unit()")(), "noise": noise.one("none()")()}
         channel = channels.one(f"waveform('hadamard(n=1)', phase={phase})")()(**parts)
@@ -301,7 +301,7 @@ def test_the_distortion_by_phase_errors_is_the_variance_of_the_complex_gain(air,
 
 @pytest.mark.parametrize("cfo", [0, 0.01])
 def test_symbols_that_are_added_in_pieces_change_no_bit(cfo, monkeypatch):
-    channel = over(f"inversion(P=1, threshold=0.1, csi=0.8, cfo={cfo})", "rayleigh()", "none()")
+    channel = flat_channel(f"inversion(P=1, threshold=0.1, csi=0.8, cfo={cfo})", "rayleigh()", "none()")
     update = torch.randn(6, 51)
     whole = received(channel, update)[0].g
     monkeypatch.setattr("stableair.channels.superposition.PIECE", 4)
@@ -310,7 +310,7 @@ def test_symbols_that_are_added_in_pieces_change_no_bit(cfo, monkeypatch):
 
 def test_phase_errors_and_carrier_offsets_go_either_way():
     """Their mean cosine would be the same on one side alone; what two impairments do together would not."""
-    channel = over("inversion(P=1, threshold=0, phase=1, cfo=0.01)", "unit()", "none()")
+    channel = flat_channel("inversion(P=1, threshold=0, phase=1, cfo=0.01)", "unit()", "none()")
     found = channel.draw(4000, torch.arange(4000), 1, seed=0, k=0).transmissions
     gains, turns = (torch.tensor(x) for x in zip(*(sent.gain.args for sent in found.values()), strict=True))
     for drawn, most in ((gains.angle(), 1), (turns, 0.01)):
@@ -326,7 +326,7 @@ def test_far_along_a_long_vector_a_carrier_still_turns_exactly():
 
 def test_a_gain_depends_neither_on_other_clients_nor_on_other_impairments():
     n = 30
-    channel = over("inversion(P=1, threshold=0.2, csi=0.9, phase=0.5)", "rayleigh()", "none()")
+    channel = flat_channel("inversion(P=1, threshold=0.2, csi=0.9, phase=0.5)", "rayleigh()", "none()")
     everybody = channel.draw(n, torch.arange(n), 5, seed=0, k=3).transmissions
     some = channel.draw(n, torch.tensor([7, 2, 21]), 5, seed=0, k=3).transmissions
     assert some == {client: everybody[client] for client in (7, 2, 21) if client in everybody}
@@ -345,7 +345,7 @@ def test_a_round_in_which_no_client_is_received_is_empty(tiny, caplog):
 
 @pytest.mark.parametrize("rule", ["limit(P=1)", "inversion(P=1, threshold=100)"])
 def test_infinite_interference_without_a_signal_gives_zero(rule):
-    channel, clients = over(rule, "rayleigh()"), torch.arange(3)
+    channel, clients = flat_channel(rule, "rayleigh()"), torch.arange(3)
     draw = channel.draw(3, clients, 4, 0, 0)._replace(xi=torch.tensor([math.inf, -math.inf, 1.0, 0.0]))
     nothing = Upload(clients, torch.zeros(3, 4), torch.zeros(3, 0), torch.zeros(3))
     assert channel.superpose([nothing], draw).g.tolist() == [0.0] * 4
@@ -360,7 +360,7 @@ def test_inversion_needs_one_amplitude_a_client(tiny):
 
 def test_limit_goes_with_fading_along_the_vector():
     update = torch.randn(3, 20)
-    channel = over("limit(P=1)", "block(entries=4)")
+    channel = flat_channel("limit(P=1)", "block(entries=4)")
     got, draw = received(channel, update)
     p = 20 / update.double().norm(dim=1).max() ** 2
     exact = (entry_gains(channel, 3, 20) * update).mean(0) + draw.xi / (3 * p.sqrt())

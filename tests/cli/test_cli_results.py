@@ -7,12 +7,12 @@ import pandas
 import pytest
 
 import stableair as sa
-from helpers.words import but
+from helpers.words import with_changes
 
 
 def test_runs_without_the_metric_are_left_out_and_logged(command, small):
     command("run", *small, "--out", "r/test")
-    command("run", *but(small, "evaluate=validation"), "--out", "r/validation")
+    command("run", *with_changes(small, "evaluate=validation"), "--out", "r/validation")
     code, out, errors = command("plot", "r", "-o", "c.png", "--metric", "test/accuracy")
     assert (code, out, errors) == (0, "c.png\n", "warning: left out: r/validation has no test/accuracy\n")
 
@@ -31,7 +31,7 @@ def test_the_trials_of_a_search_are_read_like_other_runs(command, small):
 def test_trials_beside_runs_on_the_test_data_are_left_out_with_one_warning(command, small):
     command("search", *small, "receiver.C=0.1:10:log", "--trials", 3, "--out", "r/search")
     for receiver in ("none()", "clip(C=1)"):
-        command("run", *but(small, f"receiver={receiver}"), "--out", f"r/{receiver[:4]}")
+        command("run", *with_changes(small, f"receiver={receiver}"), "--out", f"r/{receiver[:4]}")
     for words in (["plot", "r"], ["compare", "r"]):
         code, out, errors = command(*words)
         assert (code, errors.count("\n")) == (0, 1)

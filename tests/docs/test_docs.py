@@ -12,7 +12,7 @@ import pytest
 
 import stableair
 from helpers import ROOT
-from helpers.isolation import forgotten
+from helpers.isolation import restored_registries
 from helpers.pages import PAGES, PLAN, PLUGIN, README, TABLE, TUTORIAL, blocks, commands
 from stableair.cli import main as cli
 from stableair.models import model
@@ -80,7 +80,7 @@ def test_the_commands_run(page, monkeypatch, tmp_path, capsys, registries):
         if words[1] == "figure" and words[2] in FIGURES and "--published" not in words:  # own tests: own size
             words += ["--smoke", "--rounds", "1", "model=logistic()"]
         monkeypatch.setattr(sys, "argv", words)
-        with forgotten(), pytest.raises(SystemExit) as stop:
+        with restored_registries(), pytest.raises(SystemExit) as stop:
             cli.main()
         assert stop.value.code == 0, (line, capsys.readouterr().err)
 

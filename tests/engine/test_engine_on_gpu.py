@@ -8,7 +8,16 @@ import torch
 
 import stableair as sa
 import stableair.engine
-from helpers.engine import MODELS, Attentive, agree, built, recorded_engines, reference, stacked, uploads
+from helpers.engine import (
+    MODELS,
+    Attentive,
+    assert_uploads_agree,
+    network,
+    recorded_engines,
+    reference,
+    stacked,
+    uploads,
+)
 from stableair.algorithm import simulate
 from stableair.builder import build
 from stableair.contracts import State
@@ -22,8 +31,8 @@ from stableair.vector import state
 @pytest.mark.parametrize("sizes", [[8, 8, 8], [9, 4, 2, 13, 6]], ids=["equal", "unequal"])
 def test_on_a_gpu_every_upload_is_the_references(cuda, spec, sizes):
     data = synthetic(samples=sum(sizes), classes=3, shape=(3, 16, 16))
-    slow = reference(built(spec, (3, 16, 16)).double(), data, sizes, device=cuda)
-    agree(slow, stacked(slow), state(slow.work.module))
+    slow = reference(network(spec, (3, 16, 16)).double(), data, sizes, device=cuda)
+    assert_uploads_agree(slow, stacked(slow), state(slow.work.module))
 
 
 @pytest.mark.gpu
@@ -34,7 +43,7 @@ def test_on_a_gpu_every_upload_is_the_references(cuda, spec, sizes):
 def test_on_a_gpu_one_step_is_as_exact_as_the_precision(cuda, spec, precision, update, rest):
     """Losses and norm buffers closely; a gradient jumps where rounding carries an entry over the kink of a relu."""
     data = synthetic(samples=24, classes=3, shape=(3, 16, 16))
-    slow = reference(built(spec, (3, 16, 16)), data, [8, 8, 8], device=cuda, batch_size=8, epochs=1, lr=0.1)
+    slow = reference(network(spec, (3, 16, 16)), data, [8, 8, 8], device=cuda, batch_size=8, epochs=1, lr=0.1)
     start = state(slow.work.module)
     pairs = zip(
         uploads(slow, start), uploads(stacked(slow, precision=precision), start), (update, rest, rest), strict=True
@@ -105,15 +114,15 @@ def test_on_a_gpu_a_model_that_cannot_be_stacked_is_vmapped(cuda, sizes):
     sim = replace(build(sa.Experiment(device=cuda)), train=train, n=len(sizes), start=State(state(train.work.module)))
     choice = choose(sim, "auto")
     assert choice[:2] == ("vmapped", "fp32")
-    agree(train, accelerate(sim, choice).train, sim.start.model)
+    assert_uploads_agree(train, accelerate(sim, choice).train, sim.start.model)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("spec", ["cnn(width=8)", "batch"])
 def test_on_a_gpu_crop_and_flip_are_the_references(cuda, spec):
     data = synthetic(samples=24, classes=3, shape=(3, 16, 16))
-    slow = reference(built(spec, (3, 16, 16)).double(), data, [8, 9, 7], device=cuda, augment="crop_flip")
-    agree(slow, stacked(slow), state(slow.work.module))
+    slow = reference(network(spec, (3, 16, 16)).double(), data, [8, 9, 7], device=cuda, augment="crop_flip")
+    assert_uploads_agree(slow, stacked(slow), state(slow.work.module))
 
 
 @pytest.mark.gpu

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from helpers.engine import built, reference
+from helpers.engine import network, reference
 from stableair.data.datasets import synthetic
 from stableair.engine.equivalence import NORM_BIAS, Trial, check_distances, check_kernels, distances
 from stableair.engine.stacked import Stacked, Unsupported
@@ -16,7 +16,7 @@ SHAPE = (3, 16, 16)
 
 def work(spec):
     data = synthetic(samples=6, classes=3, shape=SHAPE)
-    return reference(built(spec, SHAPE), data, [3, 3], batch_size=3).work
+    return reference(network(spec, SHAPE), data, [3, 3], batch_size=3).work
 
 
 @pytest.mark.parametrize("spec", ["cnn(width=7)", "batch", "group", pytest.param("resnet34()", marks=pytest.mark.slow)])

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import stableair as sa
-from helpers.engine import agree, everybody, reference, uploads
+from helpers.engine import all_clients, assert_uploads_agree, reference, uploads
 from stableair.builder import build
 from stableair.contracts import State
 from stableair.engine import EngineChoice, accelerate, choose
@@ -89,7 +89,7 @@ def test_the_usual_engine_equals_the_reference(case):
     sim = simulation(case)
     choice = choose(sim, "fast")
     assert choice.engine == CASES[case][2], choice.why
-    agree(sim.train, accelerate(sim, choice).train, sim.start.model, tolerance=1e-5)
+    assert_uploads_agree(sim.train, accelerate(sim, choice).train, sim.start.model, tolerance=1e-5)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -99,7 +99,7 @@ def test_in_float64_the_engines_agree_to_the_last_digits(case):
     torch.manual_seed(0)
     slow = reference(make().double(), data, [12, 7, 19, 10])
     fast = accelerate(replace(sim, train=slow), EngineChoice(engine, "fp32", 2, "")).train
-    agree(slow, fast, state(slow.work.module), tolerance=1e-12)
+    assert_uploads_agree(slow, fast, state(slow.work.module), tolerance=1e-12)
 
 
 @pytest.mark.parametrize("case", ["bag", "table"])
@@ -124,8 +124,8 @@ def test_a_model_that_cannot_be_vmapped_takes_the_reference():
     slow = reference(OneHot(), TOKENS, [12, 7])
     sim = replace(build(sa.Experiment(device="cpu", clients=2)), train=slow, start=State(state(slow.work.module)))
     choice = choose(sim, "auto")
-    agree(slow, accelerate(sim, choice).train, sim.start.model, tolerance=1e-5)
-    assert len(everybody(slow)) == 2
+    assert_uploads_agree(slow, accelerate(sim, choice).train, sim.start.model, tolerance=1e-5)
+    assert len(all_clients(slow)) == 2
 
 
 def test_samples_with_other_axes_are_not_stacked():

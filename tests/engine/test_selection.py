@@ -10,7 +10,7 @@ from torch import nn
 import stableair as sa
 import stableair.engine
 from helpers.callbacks import Hooks
-from helpers.engine import agree, built, recorded_engines, uploads
+from helpers.engine import assert_uploads_agree, network, recorded_engines, uploads
 from stableair.builder import build
 from stableair.engine import EngineChoice, accelerate, choose
 from stableair.engine.selection import has_kernels
@@ -25,9 +25,9 @@ def test_which_networks_have_convolutions_for_the_kernels():
     pytest.importorskip("triton", reason="Triton is not installed")
     grouped = nn.Sequential(nn.Conv2d(3, 3, 3, groups=3), nn.Flatten(), nn.Linear(108, 3))
     expected = {"cnn(width=7)": True, "batch": True, "group": True, "mlp(width=5)": False, "logistic()": False}
-    assert {spec: has_kernels(Stacked(built(spec))) for spec in expected} == expected
+    assert {spec: has_kernels(Stacked(network(spec))) for spec in expected} == expected
     assert not has_kernels(Stacked(grouped))
-    assert not has_kernels(Vmapped(built("cnn(width=7)"))), "which is not stacked"
+    assert not has_kernels(Vmapped(network("cnn(width=7)"))), "which is not stacked"
 
 
 def test_the_engine_on_a_cpu(tiny, monkeypatch):
@@ -117,7 +117,7 @@ def test_a_custom_trainer_is_accelerated(tiny):
             yield from Reference(self.work, self.chunk)(state, k, clients)
 
     sim = replace(build(tiny), train=Trainer())
-    agree(sim.train, accelerate(sim).train, sim.start.model, 1e-5)
+    assert_uploads_agree(sim.train, accelerate(sim).train, sim.start.model, 1e-5)
 
 
 def test_a_simulation_with_a_custom_evaluation_is_accelerated(tiny):

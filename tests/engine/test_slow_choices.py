@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import stableair as sa
-from helpers.engine import around
+from helpers.engine import simulation_of
 from stableair.engine import choose
 
 
@@ -23,7 +23,7 @@ def convolutional(*before, **options):
 def on_gpu(module):
     """A simulation that is not on a CPU, for all that `choose` sees of it; its trials run on the CPU."""
     module(torch.zeros(1, 3, 8, 8))  # gives a lazy layer its shape
-    sim = around(module)
+    sim = simulation_of(module)
     return replace(sim, start=sim.start._replace(model=sim.start.model._replace(w=torch.empty(1, device="meta"))))
 
 
@@ -59,7 +59,7 @@ def test_on_a_gpu_the_reference_loop_is_announced(caplog):
 
 
 def test_a_model_too_large_for_a_cpu_is_announced(caplog, monkeypatch):
-    sim = around(nn.Sequential(nn.Flatten(), nn.Linear(192, 5300), nn.Linear(5300, 3)))  # a million parameters
+    sim = simulation_of(nn.Sequential(nn.Flatten(), nn.Linear(192, 5300), nn.Linear(5300, 3)))  # a million parameters
     with caplog.at_level(logging.WARNING, "stableair"):
         found = choose(sim, "auto")
         why = "one client after the other: the run is too short for several processes"
@@ -76,7 +76,7 @@ def test_a_model_too_large_for_a_cpu_is_announced(caplog, monkeypatch):
 
 def test_a_layer_that_is_not_stacked_is_named():
     module = nn.Sequential(nn.Flatten(), nn.LayerNorm(192), nn.Linear(192, 3))
-    found = choose(around(module), "auto")
+    found = choose(simulation_of(module), "auto")
     assert found.engine == "vmapped"
     assert "not stacked: layer 1 is a LayerNorm" in found.why
 

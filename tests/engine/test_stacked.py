@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import stableair as sa
-from helpers.engine import MODELS, Reused, agree, around, built, reference, stacked, uploads
+from helpers.engine import MODELS, Reused, assert_uploads_agree, network, reference, simulation_of, stacked, uploads
 from stableair.algorithm import simulate
 from stableair.builder import build
 from stableair.contracts import State
@@ -22,8 +22,7 @@ from stableair.engine.trainer import StackedTrainer
 from stableair.engine.vmapped import Vmapped
 from stableair.errors import InputError
 from stableair.models import ResNet
-from stableair.participants import everybody as all_of_them
-from stableair.participants import participants
+from stableair.participants import everybody, participants
 from stableair.receivers import assemble, receiver
 from stableair.vector import buffers, parameters, state
 
@@ -33,8 +32,8 @@ from stableair.vector import buffers, parameters, state
 def test_every_upload_is_the_references(spec, sizes):
     """In float64: in float32 the rounding of a deep network grows within a few steps into another trajectory."""
     data = synthetic(samples=sum(sizes), classes=3, shape=(3, 16, 16))
-    slow = reference(built(spec, (3, 16, 16)).double(), data, sizes)
-    agree(slow, stacked(slow), state(slow.work.module))
+    slow = reference(network(spec, (3, 16, 16)).double(), data, sizes)
+    assert_uploads_agree(slow, stacked(slow), state(slow.work.module))
 
 
 @pytest.mark.parametrize("spec", ["logistic()", "mlp(width=5, depth=2)", "cnn(width=7)", "reused", "weight", "bias"])
@@ -42,11 +41,11 @@ def test_a_dense_layer_that_is_tapped_takes_the_references_steps(spec):
     data, sizes = synthetic(samples=34, classes=3, shape=(3, 8, 8)), [9, 4, 2, 13, 6]
     torch.manual_seed(0)
     frozen = spec in ("weight", "bias")
-    module = Reused() if spec == "reused" else built("mlp(width=5)" if frozen else spec)
+    module = Reused() if spec == "reused" else network("mlp(width=5)" if frozen else spec)
     for name, p in module.named_parameters():
         p.requires_grad_(not name.endswith(spec))
     slow = reference(module.double(), data, sizes)
-    agree(slow, stacked(slow), state(module))
+    assert_uploads_agree(slow, stacked(slow), state(module))
 
 
 def test_inputs_and_output_gradients_replace_the_gradients_of_dense_weights():
@@ -66,9 +65,9 @@ def test_inputs_and_output_gradients_replace_the_gradients_of_dense_weights():
 @pytest.mark.parametrize("sizes", [[8, 8, 8], [9, 4, 2]], ids=["equal", "unequal"])
 def test_crop_and_flip_are_the_references(sizes):
     data = synthetic(samples=sum(sizes), classes=3, shape=(3, 16, 16))
-    slow = reference(built("cnn(width=8)", (3, 16, 16)).double(), data, sizes, augment="crop_flip")
+    slow = reference(network("cnn(width=8)", (3, 16, 16)).double(), data, sizes, augment="crop_flip")
     plain = replace(slow, work=replace(slow.work, augment="none"))
-    agree(slow, stacked(slow), state(slow.work.module))
+    assert_uploads_agree(slow, stacked(slow), state(slow.work.module))
     assert not torch.equal(uploads(slow, state(slow.work.module))[0], uploads(plain, state(slow.work.module))[0])
 
 
@@ -76,13 +75,13 @@ def test_crop_and_flip_are_the_references(sizes):
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(1, 5), st.integers(1, 6), st.integers(1, 3))
 def test_any_sizes_chunks_and_batches(sizes, batch, chunk, epochs):
     data = synthetic(samples=sum(sizes), classes=3, shape=(1, 4, 4))
-    slow = reference(built("cnn(width=5)", (1, 4, 4)), data, sizes, batch_size=batch, epochs=epochs, lr=0.05)
-    agree(slow, stacked(slow, chunk), state(slow.work.module), 1e-4, k=2)
+    slow = reference(network("cnn(width=5)", (1, 4, 4)), data, sizes, batch_size=batch, epochs=epochs, lr=0.05)
+    assert_uploads_agree(slow, stacked(slow, chunk), state(slow.work.module), 1e-4, k=2)
 
 
 def test_a_masked_batch_norm_is_exactly_each_clients_own():
     """In float64, where nothing hides in rounding: gradients and running statistics, down to a single sample."""
-    module, sizes, b = built("batch", (3, 16, 16)).double(), [5, 3, 1, 0], 5
+    module, sizes, b = network("batch", (3, 16, 16)).double(), [5, 3, 1, 0], 5
     n, x, y = len(sizes), torch.randn(len(sizes), 5, 3, 16, 16).double(), torch.randint(3, (len(sizes), 5))
     weight = torch.zeros(n, b).double()
     for row, size in enumerate(sizes):
@@ -117,7 +116,7 @@ def test_a_client_that_has_finished_does_not_overflow_in_a_deep_network():
 @pytest.mark.parametrize("spec", ["batch", "group"])
 def test_a_trajectory_with_norms_and_unequal_clients_is_the_references(spec):
     """In float64, over three rounds: one client has a single sample, others a short last batch."""
-    module, sizes = built(spec, (3, 16, 16)).double(), [9, 4, 1]
+    module, sizes = network(spec, (3, 16, 16)).double(), [9, 4, 1]
     data = synthetic(samples=14, classes=3, shape=(3, 16, 16))
     layout, train = parameters(module), reference(module, data, sizes)
     made = build(sa.Experiment(device="cpu", noise="sas(alpha=1.5, tau=0.001)"))
@@ -126,7 +125,7 @@ def test_a_trajectory_with_norms_and_unequal_clients_is_the_references(spec):
     start = State(state(module), receive.init(state(module).w), made.server.init(state(module).w))
     sim = replace(
         made, n=3, start=start, layout=layout, train=train, channel=channel, receiver=receive, evaluate=evaluate,
-        participants=participants(all_of_them(), sizes, seed=0),
+        participants=participants(everybody(), sizes, seed=0),
     )  # fmt: skip
     fast = replace(sim, train=stacked(train, chunk=2))
     for a, b in zip(simulate(sim, sim.start, 3), simulate(fast, fast.start, 3), strict=True):
@@ -170,9 +169,9 @@ class Shortcut(nn.Module):
 
 
 def test_a_shortcut_around_the_first_layer():
-    sim = around(Shortcut().double(), (9, 4, 7))
+    sim = simulation_of(Shortcut().double(), (9, 4, 7))
     assert choose(sim, "auto").engine == "stacked"
-    agree(sim.train, stacked(sim.train), sim.start.model)
+    assert_uploads_agree(sim.train, stacked(sim.train), sim.start.model)
 
 
 class Odds(nn.Module):
@@ -188,10 +187,10 @@ class Odds(nn.Module):
 
 
 def test_a_layer_that_nothing_calls_and_tied_weights():
-    sim = around(Odds().double(), (9, 4, 7))
+    sim = simulation_of(Odds().double(), (9, 4, 7))
     choice = choose(sim, "auto")
     assert choice.engine == "vmapped", "which ties weights as the module does"
-    agree(sim.train, accelerate(sim, choice).train, sim.start.model)
+    assert_uploads_agree(sim.train, accelerate(sim, choice).train, sim.start.model)
 
 
 @pytest.mark.parametrize("program", [Stacked, Vmapped])
@@ -200,7 +199,7 @@ def test_a_frozen_layer_stays_as_it_is(program):
     module[1].weight.requires_grad_(False)
     slow = reference(module, synthetic(samples=20, classes=3, shape=(3, 8, 8)), [9, 4, 7])
     fast = StackedTrainer(slow.work, program(module), "fp32", 4)
-    agree(slow, fast, state(module))
+    assert_uploads_agree(slow, fast, state(module))
     assert not uploads(fast, state(module))[0][:, : 192 * 5].any()
 
 
@@ -220,4 +219,4 @@ def test_a_batch_norm_over_a_single_number():
 def test_a_network_of_the_user():
     torch.manual_seed(0)
     slow = reference(Own().double(), synthetic(samples=20, classes=3, shape=(3, 8, 8)), [9, 4, 7])
-    agree(slow, stacked(slow), state(slow.work.module))
+    assert_uploads_agree(slow, stacked(slow), state(slow.work.module))

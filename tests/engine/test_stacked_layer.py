@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from helpers.engine import agree, around
+from helpers.engine import assert_uploads_agree, simulation_of
 from stableair.engine import EngineChoice, accelerate, choose, stacked_layer
 from stableair.engine.stacked import LAYERS, Unsupported, as_vectors
 from stableair.errors import InputError
@@ -38,16 +38,16 @@ def stacked_gain(layer, x, n, tensors, mask):
 
 
 def test_a_custom_layer_is_stacked_after_its_registration(layers):
-    sim = around(nn.Sequential(nn.Flatten(), Gain(), nn.Linear(192, 3)).double(), (9, 4, 7))
+    sim = simulation_of(nn.Sequential(nn.Flatten(), Gain(), nn.Linear(192, 3)).double(), (9, 4, 7))
     assert choose(sim, "auto").engine == "vmapped"
     assert stacked_layer(Gain)(stacked_gain) is stacked_gain
     choice = choose(sim, "auto")
     assert choice.engine == "stacked"
-    agree(sim.train, accelerate(sim, choice).train, sim.start.model)
+    assert_uploads_agree(sim.train, accelerate(sim, choice).train, sim.start.model)
 
 
 def test_a_known_layer_that_is_wrong_is_not_stacked(layers):
-    sim = around(nn.Sequential(nn.Flatten(), Gain(), nn.Linear(192, 3)).double(), (9, 4, 7))
+    sim = simulation_of(nn.Sequential(nn.Flatten(), Gain(), nn.Linear(192, 3)).double(), (9, 4, 7))
     stacked_layer(Gain)(lambda layer, x, *rest: 1.1 * stacked_gain(layer, x, *rest))
     with pytest.raises(Unsupported, match="its results differ"):
         accelerate(sim, EngineChoice("stacked", "fp32", 3, ""))
@@ -70,11 +70,11 @@ def stacked_centred(layer, x, n, tensors, mask):
 @pytest.mark.parametrize("declared", [True, False])
 def test_a_layer_that_mixes_samples_gets_the_mask_or_is_not_stacked(layers, declared):
     """Batches are short here: a place without a sample must not count."""
-    sim = around(nn.Sequential(nn.Flatten(), nn.Linear(192, 5), Centred(), nn.Linear(5, 3)).double(), (9, 4, 7))
+    sim = simulation_of(nn.Sequential(nn.Flatten(), nn.Linear(192, 5), Centred(), nn.Linear(5, 3)).double(), (9, 4, 7))
     stacked_layer(Centred, mixes_samples=declared)(stacked_centred)
     choice = choose(sim, "auto")
     assert choice.engine == ("stacked" if declared else "vmapped")
-    agree(sim.train, accelerate(sim, choice).train, sim.start.model)
+    assert_uploads_agree(sim.train, accelerate(sim, choice).train, sim.start.model)
 
 
 @pytest.mark.parametrize(

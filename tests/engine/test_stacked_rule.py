@@ -8,7 +8,7 @@ from torch import nn
 
 import stableair as sa
 from helpers.components import EXAMPLES
-from helpers.engine import agree, around, built, reference, uploads
+from helpers.engine import assert_uploads_agree, network, reference, simulation_of, uploads
 from stableair.builder import build
 from stableair.contracts import LocalRule
 from stableair.data.datasets import synthetic
@@ -31,7 +31,7 @@ SIZES = [9, 4, 11]  # with short batches, and clients that finish early
 
 
 def slow(spec="mlp(width=5)", rule="sgd()", sizes=SIZES, **changes):
-    return reference(built(spec).double(), DATA, sizes, rule=local.one(rule)(), **changes)
+    return reference(network(spec).double(), DATA, sizes, rule=local.one(rule)(), **changes)
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -44,7 +44,7 @@ def test_every_rule_computes_what_the_reference_does(rule, program):
     fast = StackedTrainer(train.work, programs[program](module), "fp32", 2)
     start = state(module)
     for k in (0, 1):  # the memories start anew
-        agree(train, fast, start, k=k)
+        assert_uploads_agree(train, fast, start, k=k)
     plain = slow(rule="sgd()", label_smoothing=0.1)
     assert not torch.allclose(uploads(plain, start)[0], uploads(train, start)[0], rtol=1e-3)
 
@@ -66,7 +66,7 @@ def test_a_client_that_has_finished_stays_as_it_is(rule):
 def test_networks_with_norms_and_convolutions_too(model, rule):
     train = slow(model, rule, sizes=[8, 4], epochs=1)
     module = train.work.module
-    agree(train, StackedTrainer(train.work, Stacked(module), "fp32", 2), state(module), 1e-7)
+    assert_uploads_agree(train, StackedTrainer(train.work, Stacked(module), "fp32", 2), state(module), 1e-7)
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -87,7 +87,7 @@ def test_frozen_and_unused_parameters(rule):
     module = train.work.module
     fast = StackedTrainer(train.work, Stacked(module), "fp32", 3)
     start = state(module)
-    agree(train, fast, start)
+    assert_uploads_agree(train, fast, start)
     assert not uploads(fast, start)[0][:, 192 * 4 : 192 * 4 + 4].any()
 
 
@@ -95,7 +95,7 @@ def test_label_smoothing_is_in_the_loss_of_every_engine():
     train = slow(label_smoothing=0.3)
     module, start = train.work.module, state(train.work.module)
     for program in (Stacked(module), Vmapped(module)):
-        agree(train, StackedTrainer(train.work, program, "fp32", 3), start)
+        assert_uploads_agree(train, StackedTrainer(train.work, program, "fp32", 3), start)
     assert not torch.allclose(uploads(train, start)[2], uploads(slow(), start)[2], rtol=1e-3)
 
 
@@ -144,7 +144,7 @@ def test_a_custom_local_rule_gets_the_fastest_engine_that_supports_it(tiny, rule
     choice = choose(sim, "auto")
     assert choice.engine == engine, choice.why
     if engine == "stacked":
-        agree(sim.train, accelerate(sim, choice).train, sim.start.model, 1e-5)
+        assert_uploads_agree(sim.train, accelerate(sim, choice).train, sim.start.model, 1e-5)
     else:
         assert "its local rule" in choice.why
         with pytest.raises(InputError) as error:
@@ -166,7 +166,7 @@ def test_a_rule_that_changes_its_arguments_is_not_stacked(tiny, registries):
 
 
 def test_the_trial_trains_with_the_rule():
-    work = replace(around(built("logistic()")).train.work, rule=sgd(momentum=0.9), label_smoothing=0.2)
+    work = replace(simulation_of(network("logistic()")).train.work, rule=sgd(momentum=0.9), label_smoothing=0.2)
     assert Trial(work, torch.float64).work.rule == work.rule
     assert Trial(work, torch.float64).work.label_smoothing == 0.2
 
@@ -225,4 +225,4 @@ def test_convolutions_by_kernels_give_their_gradients_to_the_rule():
     module = nn.Sequential(nn.Conv2d(3, 4, 3, 2), nn.ReLU(), nn.Flatten(), nn.Linear(36, 3))
     train = reference(module, DATA, [4, 3], epochs=1, rule=local.one("sgd(momentum=0.9, weight_decay=0.1)")())
     fast = StackedTrainer(train.work, by_kernels(Stacked(module)), "fp32", 2)
-    agree(train, fast, state(module), 1e-4)
+    assert_uploads_agree(train, fast, state(module), 1e-4)

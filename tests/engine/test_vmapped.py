@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from helpers.engine import Attentive, agree, around
+from helpers.engine import Attentive, assert_uploads_agree, simulation_of
 from stableair.engine import accelerate, choose
 from stableair.engine.equivalence import checked_program
 from stableair.engine.stacked import Stacked, Unsupported
@@ -50,12 +50,12 @@ class Doubled(nn.Module):
     ids=["padding", "layer norm", "attention", "training mode", "coupled samples", "batch norm of vectors"],
 )  # fmt: skip
 def test_a_model_that_cannot_be_stacked_is_vmapped(module, said):
-    sim = around(module.double(), (10, 4, 7))  # no batch of one sample, which a batch norm of vectors refuses
+    sim = simulation_of(module.double(), (10, 4, 7))  # no batch of one sample, which a batch norm of vectors refuses
     with pytest.raises(Unsupported, match=said):
         checked_program(Stacked, sim.train.work)
     choice = choose(sim, "auto")
     assert choice.engine == "vmapped"
-    agree(sim.train, accelerate(sim, choice).train, sim.start.model)
+    assert_uploads_agree(sim.train, accelerate(sim, choice).train, sim.start.model)
 
 
 def test_the_private_switch_of_vmap_exists_and_is_restored():

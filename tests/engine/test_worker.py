@@ -5,17 +5,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import stableair.engine
-from helpers.engine import agree, built, reference, stacked
+from helpers.engine import assert_uploads_agree, network, reference, stacked
 from stableair.data.datasets import synthetic
 from stableair.engine.worker import StackedWorker, _graph_size, schedule
 from stableair.vector import state
 
 
 def test_finished_clients_are_not_computed(monkeypatch):
-    slow = reference(built("logistic()"), synthetic(samples=24, classes=3, shape=(3, 8, 8)), [4, 14, 6])
+    slow = reference(network("logistic()"), synthetic(samples=24, classes=3, shape=(3, 8, 8)), [4, 14, 6])
     real, taken = StackedWorker.step, []
     monkeypatch.setattr(StackedWorker, "step", lambda self, m: (taken.append(m), real(self, m)))
-    agree(slow, stacked(slow), state(slow.work.module), 1e-5)
+    assert_uploads_agree(slow, stacked(slow), state(slow.work.module), 1e-5)
     assert taken == [3, 3, 2, 2, 1, 1, 1, 1], "two epochs of 4, 2 and 1 batches, the longest first"
 
 
@@ -27,7 +27,7 @@ def test_a_graph_has_room_for_its_clients_and_little_more(n, data):
 
 
 def test_prepared_batches_equal_the_batches_of_the_round(monkeypatch):
-    slow = reference(built("logistic()"), synthetic(samples=24, classes=3, shape=(3, 8, 8)), [9, 4, 11])
+    slow = reference(network("logistic()"), synthetic(samples=24, classes=3, shape=(3, 8, 8)), [9, 4, 11])
     made = []
     real = stableair.engine.trainer.schedule
     monkeypatch.setattr(stableair.engine.trainer, "schedule", lambda *args: (made.append(args[1:]), real(*args))[1])
@@ -35,14 +35,14 @@ def test_prepared_batches_equal_the_batches_of_the_round(monkeypatch):
         made.clear()
         fast = stacked(slow, chunk)
         fast._prepare(3, [2, 0, 1])
-        agree(slow, fast, state(slow.work.module), 1e-5, k=3)
+        assert_uploads_agree(slow, fast, state(slow.work.module), 1e-5, k=3)
         assert made == [(3, clients) for clients in chunks], "the first was there"
-        agree(slow, fast, state(slow.work.module), 1e-5, k=4)
+        assert_uploads_agree(slow, fast, state(slow.work.module), 1e-5, k=4)
         assert made[len(chunks) :] == [(4, clients) for clients in chunks], "and is not taken for another round"
 
 
 def test_the_schedule_is_the_references_batches():
-    slow = reference(built("logistic()"), synthetic(samples=33, classes=3, shape=(3, 8, 8)), [9, 4, 11, 9])
+    slow = reference(network("logistic()"), synthetic(samples=33, classes=3, shape=(3, 8, 8)), [9, 4, 11, 9])
     plan = schedule(slow.work, 5, [3, 2, 0, 1])
     assert plan.steps == [6, 6, 6, 2]
     assert plan.active == [4, 4, 3, 3, 3, 3], "the client with few samples stands last"

@@ -9,7 +9,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 
 import stableair as sa
 from helpers import ROOT
-from helpers.flower import NODES, Nodes, averaging, bits, ours, start_arrays
+from helpers.flower import NODES, Nodes, averaging, bits, nodes_with_our_app, start_arrays
 from stableair.errors import InputError
 from stableair.flower import OverTheAir, client_app
 from stableair.flower.app import OPTIONS, experiment_from_config
@@ -20,7 +20,7 @@ EXAMPLE = ROOT / "examples/flower"
 
 def test_our_app_gives_the_bits_of_a_plain_run(small, tmp_path):
     plain = sa.run(small, tmp_path / "plain")
-    OverTheAir(averaging(), small, tmp_path / "flower").start(ours(small), num_rounds=3)
+    OverTheAir(averaging(), small, tmp_path / "flower").start(nodes_with_our_app(small), num_rounds=3)
     run = sa.load(tmp_path / "flower")
     assert [row | {"seconds": 0} for row in run.rounds] == [row | {"seconds": 0} for row in plain.rounds]
     assert torch.equal(run.state.model.w, plain.state.model.w)
@@ -33,14 +33,14 @@ def test_our_app_gives_the_bits_of_a_plain_run(small, tmp_path):
 def test_our_clients_train_with_the_local_rule_and_the_rounds_rate(small):
     e = small.with_(local="sgd(momentum=0.9, clip=1)", lr_decay="inverse(over=1)", label_smoothing=0.1)
     over = OverTheAir(averaging(), e)
-    result = over.start(ours(e), num_rounds=3)
+    result = over.start(nodes_with_our_app(e), num_rounds=3)
     assert bits(result.arrays) == bits(
         to_array_record(sa.run(e).state.model, over.expected.layout, over.expected.norms)
     )
 
 
 def test_a_plain_run_continues_a_run_of_flower(small, tmp_path):
-    OverTheAir(averaging(), small, tmp_path).start(ours(small), num_rounds=2)
+    OverTheAir(averaging(), small, tmp_path).start(nodes_with_our_app(small), num_rounds=2)
     resumed, plain = sa.run(small, tmp_path, resume=True), sa.run(small)
     assert torch.equal(resumed.state.model.w, plain.state.model.w)
     assert resumed["energy_max"] == plain["energy_max"]
@@ -48,7 +48,10 @@ def test_a_plain_run_continues_a_run_of_flower(small, tmp_path):
 
 def another(small, node, **changes):
     """Our own nodes, one of which has other settings, or with `version` another version of stableair."""
-    good, odd = ours(small), ours(small.with_(**{key: v for key, v in changes.items() if key != "version"}))
+    good, odd = (
+        nodes_with_our_app(small),
+        nodes_with_our_app(small.with_(**{key: v for key, v in changes.items() if key != "version"})),
+    )
 
     def answer(message):
         if message.metadata.dst_node_id != node:
@@ -89,13 +92,13 @@ def test_a_payload_of_another_length_is_left_out(small):
         return back
 
     over = OverTheAir(averaging(), small)
-    over.start(ours(small, mods=[wider]), num_rounds=1)
+    over.start(nodes_with_our_app(small, mods=[wider]), num_rounds=1)
     assert [fault.reason for fault in over.left_out] == ["1.bias must have shape (5,): got (6,)"]
 
 
 def test_if_all_nodes_have_another_experiment_the_run_ends_with_the_reason(small):
     with pytest.raises(InputError) as error:
-        OverTheAir(averaging(), small).start(ours(small, lr=0.5), num_rounds=1)
+        OverTheAir(averaging(), small).start(nodes_with_our_app(small, lr=0.5), num_rounds=1)
     assert error.value.code == "no-replies"
     assert "the server has lr 0.03, this node has 0.5" in str(error.value)
 

@@ -14,7 +14,7 @@ from flwr.serverapp.strategy import (
 
 import stableair as sa
 import stableair.flower.strategy
-from helpers.flower import NODES, Nodes, air, averaging, bits, ours, reply, samples
+from helpers.flower import NODES, Nodes, averaging, bits, nodes_with_our_app, reply, run_over_the_air, samples
 from stableair.errors import CorruptRunError, InputError
 from stableair.flower import OverTheAir
 
@@ -24,9 +24,9 @@ from stableair.flower import OverTheAir
 def test_a_finished_run_is_extended(kind, payload, tmp_path):
     options = {FedAvg: {}, FedAdam: {"eta": 0.5}, FedAvgM: {"server_learning_rate": 0.5, "server_momentum": 0.9}}[kind]
     settings = {"receiver": "mac(C=auto)", "server": "momentum()", "payload": payload}
-    _, found = air(rounds=4, strategy=averaging(kind, **options), **settings)
+    _, found = run_over_the_air(rounds=4, strategy=averaging(kind, **options), **settings)
     for rounds in (1, 3, 4, 4):
-        _, resumed = air(rounds=rounds, strategy=averaging(kind, **options), folder=tmp_path, **settings)
+        _, resumed = run_over_the_air(rounds=rounds, strategy=averaging(kind, **options), folder=tmp_path, **settings)
     assert bits(resumed.arrays) == bits(found.arrays)
     run = sa.load(tmp_path)
     assert run["channel/senders"] == [4] * 4
@@ -42,19 +42,19 @@ def test_the_round_numbers_of_the_clients_also_continue(tmp_path):
         seen.append(message.content["config"]["server-round"])
         return reply(message)
 
-    air(answer, rounds=1, folder=tmp_path)
-    _, found = air(answer, rounds=3, folder=tmp_path)
+    run_over_the_air(answer, rounds=1, folder=tmp_path)
+    _, found = run_over_the_air(answer, rounds=3, folder=tmp_path)
     assert seen == [1] * 4 + [2] * 4 + [3] * 4
     assert list(found.train_metrics_clientapp) == [2, 3]
 
 
 def test_another_run_in_the_folder_is_refused(tmp_path):
-    air(rounds=1, folder=tmp_path)
+    run_over_the_air(rounds=1, folder=tmp_path)
     with pytest.raises(InputError) as error:
-        air(folder=tmp_path, strategy=averaging(FedAdam))
+        run_over_the_air(folder=tmp_path, strategy=averaging(FedAdam))
     assert error.value.code == "other-strategy"
     with pytest.raises(InputError) as error:
-        air(folder=tmp_path, noise="none()")
+        run_over_the_air(folder=tmp_path, noise="none()")
     assert (error.value.code, error.value.fields["settings"]) == ("other-experiment", ["noise"])
     over = OverTheAir(averaging(), folder=tmp_path, lr=0.1, receiver="mac(C=0.5)")
     with pytest.raises(CorruptRunError) as error:
@@ -66,7 +66,7 @@ def test_the_evaluation_is_recorded_as_that_of_any_run(tmp_path):
     def evaluate(server_round, arrays):
         return MetricRecord({"accuracy": 0.25 * server_round, "own/score": 1.0}) if server_round != 2 else None
 
-    _, found = air(rounds=3, evaluate_fn=evaluate, folder=tmp_path)
+    _, found = run_over_the_air(rounds=3, evaluate_fn=evaluate, folder=tmp_path)
     run = sa.load(tmp_path)
     assert run["test/accuracy"] == [0.25, None, 0.75]
     assert run["own/score"] == [1.0, None, 1.0]
@@ -75,12 +75,12 @@ def test_the_evaluation_is_recorded_as_that_of_any_run(tmp_path):
 
 
 def test_without_losses_of_the_clients_no_loss_is_recorded(tmp_path):
-    air(lambda message: reply(message, train_loss=None), folder=tmp_path)
+    run_over_the_air(lambda message: reply(message, train_loss=None), folder=tmp_path)
     assert sa.load(tmp_path)["train/loss"] == [None, None]
 
 
 def test_the_clients_metrics_reach_flower():
-    _, found = air(lambda message: reply(message, speed=2.0 * message.metadata.dst_node_id))
+    _, found = run_over_the_air(lambda message: reply(message, speed=2.0 * message.metadata.dst_node_id))
     weights = np.array([samples(node) for node in NODES])
     assert found.train_metrics_clientapp[1]["speed"] == pytest.approx((2 * weights * NODES).sum() / weights.sum())
 
@@ -96,7 +96,7 @@ def test_a_resumed_run_uses_the_recorded_number_of_threads(tmp_path):
     try:
         for threads, rounds in ((2, 1), (1, 2)):
             torch.set_num_threads(threads)
-            air(answer, rounds=rounds, folder=tmp_path)
+            run_over_the_air(answer, rounds=rounds, folder=tmp_path)
             assert torch.get_num_threads() == threads
     finally:
         torch.set_num_threads(before)
@@ -109,7 +109,7 @@ def test_a_resumed_run_refuses_other_data_files(small, tmp_path, monkeypatch):
         with monkeypatch.context() as patch:
             build = stableair.flower.strategy.build
             patch.setattr("stableair.flower.strategy.build", lambda e: replace(build(e), files={"a.csv": version}))
-            OverTheAir(averaging(), small, tmp_path / "a").start(ours(small), num_rounds=rounds)
+            OverTheAir(averaging(), small, tmp_path / "a").start(nodes_with_our_app(small), num_rounds=rounds)
 
     start("1", rounds=1)
     start("1", rounds=2)

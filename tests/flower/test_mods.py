@@ -4,7 +4,7 @@ import pytest
 import torch
 from flwr.app import Message, RecordDict
 
-from helpers.flower import averaging, ours, reply, start_arrays
+from helpers.flower import averaging, nodes_with_our_app, reply, start_arrays
 from stableair.errors import InputError
 from stableair.flower import OverTheAir, limited
 from stableair.flower.arrays import flat, layouts
@@ -38,7 +38,7 @@ def test_the_mod_clips_and_limits_the_power():
 
 def test_the_mod_limits_payloads_too(small):
     quiet = small.with_(noise="none()", fading="unit()")
-    found = OverTheAir(averaging(), quiet).start(ours(quiet, mods=[limited(norm=0.5)]), num_rounds=1)
+    found = OverTheAir(averaging(), quiet).start(nodes_with_our_app(quiet, mods=[limited(norm=0.5)]), num_rounds=1)
     assert 0.1 < found.train_metrics_clientapp[1]["gradient/norm"] <= 0.5
-    free = OverTheAir(averaging(), quiet).start(ours(quiet), num_rounds=1)
+    free = OverTheAir(averaging(), quiet).start(nodes_with_our_app(quiet), num_rounds=1)
     assert free.train_metrics_clientapp[1]["gradient/norm"] > 1

@@ -25,7 +25,7 @@ from flwr.serverapp.strategy import (
 )
 
 import stableair as sa
-from helpers.flower import NODES, Nodes, air, averaging, bits, reply, samples, start_arrays
+from helpers.flower import NODES, Nodes, averaging, bits, reply, run_over_the_air, samples, start_arrays
 from stableair.algorithm import Simulation, simulate
 from stableair.builder import receiving_side, start_state
 from stableair.contracts import Upload
@@ -64,7 +64,7 @@ def algorithm_1(e, rounds, heard=(0, 1, 2, 3)):
 
 
 def test_the_replies_are_the_uploads_of_algorithm_1():
-    over, found = air(rounds=3)
+    over, found = run_over_the_air(rounds=3)
     rounds, layout, norms = algorithm_1(over.experiment.with_(clients=4), 3)
     assert torch.equal(flat(found.arrays, layout), rounds[-1].state.model.w)
     assert torch.equal(flat(found.arrays, norms), rounds[-1].state.model.stats)
@@ -76,8 +76,8 @@ def test_the_replies_are_the_uploads_of_algorithm_1():
 
 
 def test_the_metrics_follow_their_settings(tmp_path):
-    air(rounds=2, folder=tmp_path, bandwidth=2e7, symbol_energy=1e-3, snr_blocks="tensor")
-    plain, scaled = air(rounds=1)[1].train_metrics_clientapp[1], sa.load(tmp_path)
+    run_over_the_air(rounds=2, folder=tmp_path, bandwidth=2e7, symbol_energy=1e-3, snr_blocks="tensor")
+    plain, scaled = run_over_the_air(rounds=1)[1].train_metrics_clientapp[1], sa.load(tmp_path)
     assert scaled["channel/seconds"][0] == pytest.approx(plain["channel/uses"] / 2e7)
     assert scaled["energy"][0] == pytest.approx(1e-3 * plain["channel/energy_mean"])
     assert len(scaled["channel/snr_db/0.weight"]) == 2
@@ -92,7 +92,7 @@ SILENT = {"noise": "none()", "fading": "unit()"}
     ids=lambda settings: settings.get("channel", "flat"),
 )
 def test_only_clients_that_replied_are_in_the_sum(settings):
-    over, found = air(lambda m: None if m.metadata.dst_node_id == 44 else reply(m), **settings)
+    over, found = run_over_the_air(lambda m: None if m.metadata.dst_node_id == 44 else reply(m), **settings)
     rounds, layout, _ = algorithm_1(over.experiment.with_(clients=4), 2, heard=(0, 2, 3))
     assert torch.equal(flat(found.arrays, layout), rounds[-1].state.model.w)
 
@@ -101,7 +101,7 @@ def test_returned_weights_become_payloads_of_the_rounds_rate():
     """Without interference the model is the mean of the weights that were returned, whatever the rate is."""
     noiseless = SILENT | {"receiver": "none()"}
     decaying, constant = (
-        air(rounds=3, lr_decay=decay, **noiseless)[1].arrays for decay in ("inverse(over=1)", "constant()")
+        run_over_the_air(rounds=3, lr_decay=decay, **noiseless)[1].arrays for decay in ("inverse(over=1)", "constant()")
     )
     layout, _ = layouts(start_arrays())
     torch.testing.assert_close(flat(decaying, layout), flat(constant, layout))
@@ -114,18 +114,18 @@ def test_with_fewer_replies_than_the_aggregator_needs_the_model_stays(aggregate,
         return None if late else reply(message)
 
     settings = SILENT | {"channel": f"digital(aggregate={aggregate!r})"}
-    _, found = air(answer, rounds=2, folder=tmp_path, **settings)
+    _, found = run_over_the_air(answer, rounds=2, folder=tmp_path, **settings)
     assert [r.args for r in caplog.records if r.levelname == "WARNING" and "no client was received" in r.msg] == [(1,)]
-    assert bits(found.arrays) == bits(air(rounds=1, **settings)[1].arrays)
-    _, found = air(answer, rounds=3, folder=tmp_path, **settings)
-    assert bits(found.arrays) == bits(air(rounds=2, **settings)[1].arrays)
+    assert bits(found.arrays) == bits(run_over_the_air(rounds=1, **settings)[1].arrays)
+    _, found = run_over_the_air(answer, rounds=3, folder=tmp_path, **settings)
+    assert bits(found.arrays) == bits(run_over_the_air(rounds=2, **settings)[1].arrays)
     assert sa.load(tmp_path)["channel/senders"] == [4, 0, 4]
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(4)))[5::7])
 def test_the_order_of_arrival_changes_nothing(order):
     grid = Nodes(reply, nodes=[NODES[i] for i in order], arrival=lambda replies: [replies[i] for i in order if replies])
-    assert bits(air(grid=grid)[1].arrays) == bits(air()[1].arrays)
+    assert bits(run_over_the_air(grid=grid)[1].arrays) == bits(run_over_the_air()[1].arrays)
 
 
 @pytest.mark.parametrize("kind", [FedMedian, FedTrimmedAvg, Krum, MultiKrum, Bulyan, QFedAvg])
@@ -154,17 +154,19 @@ def test_a_custom_strategy_may_accept_a_single_reply():
         OverTheAir(averaging(Own))
     assert error.value.code == "needs-replies"
     Own.over_the_air = True
-    assert bits(air(strategy=averaging(Own))[1].arrays) == bits(air()[1].arrays)
+    assert bits(run_over_the_air(strategy=averaging(Own))[1].arrays) == bits(run_over_the_air()[1].arrays)
 
 
 @pytest.mark.parametrize("kind", [FedAdagrad, FedAdam, FedYogi, FedAvgM])
 def test_a_strategy_that_steps_itself_keeps_types_and_norm_buffers(kind):
     options = {"server_learning_rate": 0.5, "server_momentum": 0.9} if kind is FedAvgM else {"eta": 0.5}
-    found, plain = air(strategy=averaging(kind, **options))[1].arrays, air()[1].arrays
+    found, plain = run_over_the_air(strategy=averaging(kind, **options))[1].arrays, run_over_the_air()[1].arrays
     assert [array.dtype for array in found.values()] == [array.dtype for array in start_arrays().values()]
     assert bits(found)["0.weight"] != bits(plain)["0.weight"]
-    once = air(strategy=averaging(kind, **options), rounds=1)[1].arrays
-    assert bits(once)["1.running_var"] == bits(air(rounds=1)[1].arrays)["1.running_var"], "they are no weights"
+    once = run_over_the_air(strategy=averaging(kind, **options), rounds=1)[1].arrays
+    assert bits(once)["1.running_var"] == bits(run_over_the_air(rounds=1)[1].arrays)["1.running_var"], (
+        "they are no weights"
+    )
     assert bits(once)["1.num_batches_tracked"] == bits(start_arrays())["1.num_batches_tracked"]
 
 
@@ -175,7 +177,7 @@ def test_the_proximal_term_of_flowers_fedprox_is_used():
         seen.append(message.content["config"]["proximal-mu"])
         return reply(message)
 
-    air(answer, strategy=averaging(FedProx, proximal_mu=0.25), rounds=1)
+    run_over_the_air(answer, strategy=averaging(FedProx, proximal_mu=0.25), rounds=1)
     assert seen == [0.25] * 4
 
 

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from typer.main import get_command
 
 import stableair as sa
-from helpers.isolation import forget_note_printer
+from helpers.isolation import reset_logger
 from stableair import theory, workloads
 from stableair.cli import main as cli
 from stableair.data import hub
@@ -150,7 +150,7 @@ def said(tmp_path, monkeypatch, capfd, registries):
         return outcome, capfd.readouterr().err
 
     yield say
-    forget_note_printer()
+    reset_logger()
     for one, handler in handlers.items():
         signal.signal(one, handler)
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import stableair as sa
-from helpers.runs import numbers
+from helpers.runs import recorded_metrics
 from stableair.data import hub
 from stableair.experiment import Experiment
 
@@ -56,13 +56,13 @@ def points(monkeypatch, work, **options):
 
 
 def test_a_run_continues_after_a_crash_at_any_point(monkeypatch, tmp_path):
-    whole = numbers(sa.run(TINY))
+    whole = recorded_metrics(sa.run(TINY))
     n = points(monkeypatch, lambda: sa.run(TINY, tmp_path / "whole"))
     for after in range(n):
         folder = tmp_path / str(after)
         with crashing(monkeypatch, after), pytest.raises(Crash):
             sa.run(TINY, folder)
-        assert numbers(sa.run(TINY, folder, resume=True)) == whole
+        assert recorded_metrics(sa.run(TINY, folder, resume=True)) == whole
         assert sorted(os.listdir(folder)) == sorted(os.listdir(tmp_path / "whole")), "nothing is left behind"
     print(f"\nrun: {n} crashes, {n} went on to the same numbers")
     assert n > 20
@@ -122,7 +122,7 @@ def left_behind(folder):
 
 def test_a_full_disk_is_named_and_leaves_no_temporary_file(monkeypatch, tmp_path):
     """Every call that needs room fails once, with what the system says when there is none."""
-    whole = numbers(sa.run(TINY))
+    whole = recorded_metrics(sa.run(TINY))
     n = points(monkeypatch, lambda: sa.run(TINY, tmp_path / "whole"), error=OSError(28, "No space left on device"))
     for after in range(n):
         folder, full = tmp_path / str(after), OSError(28, "No space left on device")
@@ -131,7 +131,7 @@ def test_a_full_disk_is_named_and_leaves_no_temporary_file(monkeypatch, tmp_path
         assert str(tmp_path) in str(told.value), "it says where"
         assert "No space left" in str(told.value)
         assert left_behind(tmp_path) == []
-        assert numbers(sa.run(TINY, folder, resume=True)) == whole
+        assert recorded_metrics(sa.run(TINY, folder, resume=True)) == whole
     print(f"\nfull disk: {n} times, each named its file")
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import stableair as sa
-from helpers.runs import numbers
+from helpers.runs import recorded_metrics
 from stableair.errors import StableairError
 from stableair.experiment import Experiment
 from stableair.results.checksums import EXPERIMENT
@@ -78,7 +78,7 @@ def test_a_run_killed_at_any_moment_is_resumed_to_the_same_bits(kind, tmp_path):
         for _ in range(3):  # a run is killed up to three times before it is let go on
             killed += ended_after(chance.uniform(0.01, 0.6), "run", experiment, folder, every)
         again = sa.run(experiment, folder, resume=True, checkpoint_every=every)
-        assert numbers(again) == numbers(whole) == numbers(load(folder))
+        assert recorded_metrics(again) == recorded_metrics(whole) == recorded_metrics(load(folder))
         assert torch.equal(again.state.model.w, whole.state.model.w)
         assert not [path for path in folder.iterdir() if path.name == ".lock"]
         resumed += 1
@@ -122,7 +122,7 @@ def test_two_runs_never_share_a_folder(tmp_path):
             process.join()
         codes = sorted(process.exitcode for process in pair_of)
         assert codes == [0, 2], codes
-        assert numbers(load(folder)) == numbers(sa.run(TINY))
+        assert recorded_metrics(load(folder)) == recorded_metrics(sa.run(TINY))
         done += 1
     print(f"\n{done} pairs, one run each")
 

@@ -205,7 +205,9 @@ def test_a_burst_does_not_lengthen_the_step():
     assert lengths[5] < 2 * lengths[4], "unweighted it would be 300 times as long"
     assert seen[5]["step"] < 0.02
     assert [s["step"] for s in seen[:5] + seen[6:]] == pytest.approx([1] * 7, abs=0.05)
-    assert ((out[6:] @ weak) / (weak @ weak)).tolist() == pytest.approx([1, 1], abs=0.1), "and it is forgotten at once"
+    assert ((out[6:] @ weak) / (weak @ weak)).tolist() == pytest.approx([1, 1], abs=0.1), (
+        "the next rounds are not affected"
+    )
 
 
 def test_without_gain_a_burst_has_little_weight():
@@ -219,7 +221,7 @@ def test_the_signal_is_tracked_across_rounds_with_strong_noise():
         rule(noise(1.5, tau, k, 20_000) + signal(std, 20_000))
         known.append(rule.memory["signal"])
     assert known[9] == pytest.approx(0.02**2, rel=0.3)
-    assert known[12:] == pytest.approx([0.06**2] * 6, rel=0.3), "three rounds after it has grown, and not forgotten"
+    assert known[12:] == pytest.approx([0.06**2] * 6, rel=0.3), "three rounds after the growth, and in strong noise"
 
 
 def test_the_reference_consists_of_rounds_with_little_noise():

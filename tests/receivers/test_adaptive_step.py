@@ -11,7 +11,7 @@ import torch
 import stableair as sa
 from helpers import ROOT
 from helpers.components import RepeatedReceiver
-from helpers.isolation import forgotten
+from helpers.isolation import restored_registries
 from helpers.rounds import noise, received_rounds, signal
 from stableair.receivers import mac
 from stableair.receivers.adaptive import CURVATURE, CUT, PFLUG_ROUNDS, MacTracker
@@ -198,7 +198,7 @@ def test_the_memory_holds_one_vector():
 @pytest.fixture(scope="module")
 def patterns():
     """bench/auto_patterns.py, whose noises and data are forgotten after it."""
-    with forgotten(), pytest.MonkeyPatch.context() as patch:
+    with restored_registries(), pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(ROOT / "bench")
         yield importlib.import_module("auto_patterns")
 

@@ -9,7 +9,7 @@ import pytest
 import stableair as sa
 from helpers.callbacks import Hooks
 from helpers.errors import refused
-from helpers.words import but, words_of
+from helpers.words import with_changes, words_of
 from stableair.cli.display import EngineDisplay
 from stableair.cli.main import COMMANDS
 from stableair.results import options
@@ -87,7 +87,7 @@ def test_every_option_is_one_of_the_command(name):
 
 @pytest.mark.parametrize("name", ["sweep", "compare"])
 def test_a_profile_of_many_runs(name, command, tiny, tmp_path):
-    words = but(words_of(tiny.with_(rounds=1)), "receiver=mac(C=1),none")
+    words = with_changes(words_of(tiny.with_(rounds=1)), "receiver=mac(C=1),none")
     code, _, errors = command(name, *words, "--seeds", 1, "--profile", "-o", "r")
     assert (code, errors) == (0, "")
     assert all(run["seconds/training"][0] > 0 for run in sa.load("r"))

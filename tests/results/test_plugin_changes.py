@@ -10,7 +10,7 @@ import pytest
 
 import stableair as sa
 from helpers import ROOT
-from helpers.isolation import forgotten
+from helpers.isolation import restored_registries
 from stableair.errors import InputError
 from stableair.results.checksums import ENVIRONMENT
 from stableair.results.plugins import MIXED, component_sources, mixed_components
@@ -48,7 +48,7 @@ class Plugin:
     def __call__(self, function, *args, **options):
         for name in ("scaling", "constants", "stableair_plugin_rules"):
             sys.modules.pop(name, None)
-        with forgotten():
+        with restored_registries():
             sa.load_plugin(self.file)
             return function(*args, **options)
 
@@ -279,7 +279,7 @@ def test_commands(words, settings, plugin, command, tmp_path):
     def call(*options):
         for name in ("scaling", "constants", "stableair_plugin_rules"):
             sys.modules.pop(name, None)
-        with forgotten():
+        with restored_registries():
             return command(*words, *options)
 
     assert call()[0] == 0

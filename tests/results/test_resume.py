@@ -10,7 +10,7 @@ import torch
 
 import stableair as sa
 from helpers.callbacks import Hooks
-from helpers.runs import Stop, numbers, same, started, stop_after
+from helpers.runs import Stop, recorded_metrics, same, started, stop_after
 from stableair.results import lock
 from stableair.results.checkpoint import read_checkpoint
 from stableair.results.checksums import ENVIRONMENT, EXPERIMENT, ROUNDS, seal
@@ -61,7 +61,7 @@ def test_resumed_on_a_gpu(tiny, tmp_path, cuda):
     with pytest.raises(Stop):
         run(tiny, tmp_path / "a", callbacks=[Hooks(round=stop_after(2))])
     resumed, whole = run(tiny, tmp_path / "a", resume=True), run(tiny)
-    assert numbers(resumed) == numbers(whole)
+    assert recorded_metrics(resumed) == recorded_metrics(whole)
     assert torch.equal(resumed.state.model.w, whole.state.model.w)
 
 

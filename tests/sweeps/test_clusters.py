@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 import stableair as sa
-from helpers.runs import numbers
-from helpers.sweeps import PLAN, SRC, WORDS, alive, begun, children, rounds, until
+from helpers.runs import recorded_metrics
+from helpers.sweeps import PLAN, SRC, WORDS, alive, children, recorded_rounds, start_command, wait_until
 from stableair.errors import MissingExtraError, ResourceError
 from stableair.results.lock import LOCK
 from stableair.results.reading import load
@@ -58,7 +58,7 @@ def test_slurm_gets_an_array_of_processes_that_share_the_sweep(slurm, tmp_path):
         env = os.environ | {"PYTHONPATH": str(SRC), "SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST": "a"} | ids | more
         subprocess.run(["bash", slurm], check=True, env=env, capture_output=True)
     for experiment in expand_plan(PLAN):
-        assert numbers(load(tmp_path / "s" / experiment.name)) == numbers(sa.run(experiment))
+        assert recorded_metrics(load(tmp_path / "s" / experiment.name)) == recorded_metrics(sa.run(experiment))
     again = clusters.RequeuedJob.create(expand_plan(PLAN), tmp_path / "s").checkpoint()
     assert isinstance(again.function, clusters.RequeuedJob), "when its time is over it is queued again as it was"
 
@@ -111,12 +111,12 @@ def ray_cluster(tmp_path_factory):
         [sys.executable, "-c", code, *shlex.split(words), "--temp-dir", own],
         stdout=log, stderr=log, env=os.environ | {"PYTHONPATH": str(SRC), "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
-    until(lambda: b"Ray runtime started" in (place / "log").read_bytes())
+    wait_until(lambda: b"Ray runtime started" in (place / "log").read_bytes())
     yield f"127.0.0.1:{port}", head.pid
     family = descendants(head.pid)
     head.terminate()
     head.wait(30)
-    until(lambda: not any(map(alive, family)), 30)
+    wait_until(lambda: not any(map(alive, family)), 30)
     log.close()
     shutil.rmtree(own, ignore_errors=True)
 
@@ -130,8 +130,8 @@ def descendants(pid):
 def test_a_ray_task_whose_worker_is_killed_continues_from_its_checkpoint(ray_cluster, tmp_path):
     address, head = ray_cluster
     words = [*WORDS, "rounds=60", "--seeds", "2"]
-    sweep = begun("sweep", *words, "--out", tmp_path / "s", "--ray", address)
-    folder = until(lambda: next((path for path in (tmp_path / "s").glob("*") if rounds(path) > 5), None))
+    sweep = start_command("sweep", *words, "--out", tmp_path / "s", "--ray", address)
+    folder = wait_until(lambda: next((path for path in (tmp_path / "s").glob("*") if recorded_rounds(path) > 5), None))
     lock = (folder / LOCK).stat().st_ino
     holders = [pid for pid in descendants(head) if lock in open_files(pid)]
     assert len(holders) == 1
@@ -142,7 +142,7 @@ def test_a_ray_task_whose_worker_is_killed_continues_from_its_checkpoint(ray_clu
     assert len(re.findall(r"^\d/4  .*60 rounds", out, re.MULTILINE)) == 4, "Ray says beside it that a worker died"
     for experiment in experiments:
         found = load(tmp_path / "s" / experiment.name)
-        assert numbers(found) == numbers(sa.run(experiment))
+        assert recorded_metrics(found) == recorded_metrics(sa.run(experiment))
         assert (len(found.environments) == 2) == (found.folder == folder), "only the killed one began again"
     assert load(folder).environments[1]["first_round"] > 0, "from its checkpoint"
 
