@@ -24,7 +24,7 @@ def test_data_shows_lists_and_checks(command, tmp_path, data_folder):
 
 
 def test_another_data_folder(command, tmp_path, data_folder, monkeypatch):
-    monkeypatch.setenv("STABLEAIR_DATA", str(data_folder))  # what the command changes is put back
+    monkeypatch.setenv("STABLEAIR_DATA", str(data_folder))  # restored after the test
     (tmp_path / "d").mkdir()
     (tmp_path / "d" / "cifar10.safetensors").write_bytes((data_folder / "cifar10.safetensors").read_bytes())
     small = "rounds=1", "clients=2", "model=logistic()", "norm_stats=clients"

@@ -21,7 +21,7 @@ def test_run_records_and_prints_its_result(command, small, tmp_path):
     assert len(sa.load("a")) == 4
 
 
-def test_resume_and_refusal(command, small):
+def test_an_existing_run_is_refused_without_resume(command, small):
     command("run", *with_changes(small, "rounds=2"), "--out", "a")
     code, _, errors = command("run", *small, "--out", "a")
     assert code == 2
@@ -54,7 +54,7 @@ def test_without_out_the_folder_is_named_after_the_run(command, small, tiny, tmp
     assert [p.name for p in (tmp_path / "runs").iterdir()] == [f"synthetic-mac-seed0-{tiny.id()}"]
 
 
-def test_a_plugin_and_a_file(command, small, tmp_path):
+def test_a_run_of_a_toml_file_with_a_plug_in(command, small, tmp_path):
     (tmp_path / "mine.py").write_text(
         "import stableair as sa\n@sa.receiver('twice')\ndef twice():\n    '''Double.'''\n    return lambda g: 2 * g\n"
     )
