@@ -1,4 +1,4 @@
-"""CSV and npz files of one's own: what is read, and one line for what cannot be."""
+"""CSV and npz files of the user: their content, and errors in one line."""
 
 import numpy as np
 import pytest
@@ -134,11 +134,11 @@ def test_npz(sample_files):
     x = np.arange(24.0).reshape(12, 2)
     for names in (("x", "y", "x_test", "y_test", "writer"), ("train.x", "train.y", "test.x", "test.y", "train.writer")):
         y = np.arange(12) % 2
-        np.savez("given.npz", **dict(zip(names, (x, y, x[:3] + 1, y[:3], y), strict=True)))
-        given = sa.Dataset.from_npz("given.npz")
-        assert given.train.x.tolist() == x.tolist()
-        assert given.test.x.tolist() == (x[:3] + 1).tolist()
-        assert given.train.writer.tolist() == y.tolist()
+        np.savez("data.npz", **dict(zip(names, (x, y, x[:3] + 1, y[:3], y), strict=True)))
+        data = sa.Dataset.from_npz("data.npz")
+        assert data.train.x.tolist() == x.tolist()
+        assert data.test.x.tolist() == (x[:3] + 1).tolist()
+        assert data.train.writer.tolist() == y.tolist()
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_changed_file_is_refused_on_resume(sample_files, tiny, spec):
     refused("data-changed", lambda: sa.run(experiment.with_(rounds=3), "run", resume=True))
 
 
-def test_command(sample_files, command, monkeypatch):
+def test_the_commands_read_csv_and_npz_files(sample_files, command, monkeypatch):
     monkeypatch.chdir(sample_files)
     shown, _, errors = command("data", "show", "npz(path='tokens.npz')", "--clients", "3", "-o", "labels.png")
     assert shown == 0, errors
