@@ -1,4 +1,4 @@
-"""The local rules in the fast engines: the numbers of the reference, and the engine of a rule of one's own."""
+"""Local rules in the fast engines: the results of the reference, and the engines of custom rules."""
 
 from dataclasses import replace
 
@@ -36,34 +36,34 @@ def slow(spec="mlp(width=5)", rule="sgd()", sizes=SIZES, **changes):
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("program", ["stacked", "vmapped", "in groups"])
-def test_every_rule_computes_what_the_reference_does(rule, program):
-    """In groups: a program that mixes samples is given batches without padding."""
+def test_every_rule_equals_the_reference(rule, program):
+    """In groups: a program that mixes samples gets batches without padding."""
     train = slow(rule=rule, label_smoothing=0.1)
     module = train.work.module
     programs = {"stacked": Stacked, "vmapped": lambda m: Vmapped(m, mixes_samples=False), "in groups": Vmapped}
     fast = StackedTrainer(train.work, programs[program](module), "fp32", 2)
     start = state(module)
-    for k in (0, 1):  # the memories start anew
+    for k in (0, 1):  # every round resets the memories
         assert_uploads_agree(train, fast, start, k=k)
     plain = slow(rule="sgd()", label_smoothing=0.1)
     assert not torch.allclose(uploads(plain, start)[0], uploads(train, start)[0], rtol=1e-3)
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_a_client_that_has_finished_stays_as_it_is(rule):
-    """A rule with memory moves a client without a gradient too; the one with the fewest samples comes first here."""
+def test_a_client_that_has_finished_does_not_change(rule):
+    """A rule with memory would change a client without a gradient; the client with the fewest samples is first."""
     train, order = slow(rule=rule), torch.tensor([1, 0, 2])
     module, start = train.work.module, state(train.work.module)
-    expected, found = (
+    expected, actual = (
         torch.cat([upload.update for upload in trainer(start, 0, order)])
         for trainer in (train, StackedTrainer(train.work, Stacked(module), "fp32", 3))
     )
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(actual, expected)
 
 
 @pytest.mark.parametrize("model", ["batch", "cnn(width=7)"])
 @pytest.mark.parametrize("rule", ["sgd(momentum=0.9, weight_decay=0.01, clip=1)", "adam()"])
-def test_networks_with_norms_and_convolutions_too(model, rule):
+def test_rules_on_networks_with_norms_and_convolutions(model, rule):
     train = slow(model, rule, sizes=[8, 4], epochs=1)
     module = train.work.module
     assert_uploads_agree(train, StackedTrainer(train.work, Stacked(module), "fp32", 2), state(module), 1e-7)
@@ -71,7 +71,7 @@ def test_networks_with_norms_and_convolutions_too(model, rule):
 
 @pytest.mark.parametrize("rule", RULES)
 def test_frozen_and_unused_parameters(rule):
-    """A frozen parameter stays; one that the loss does not depend on has the gradient zero."""
+    """A frozen parameter does not change; an unused parameter has a zero gradient."""
 
     class Idle(nn.Module):
         def __init__(self):
@@ -172,7 +172,7 @@ def test_the_trial_trains_with_the_rule():
 
 
 def test_a_new_rate_discards_the_captured_graphs(monkeypatch):
-    """Each of them holds the rate as a constant."""
+    """The graphs contain the rate as a constant."""
     train = slow(lr=0.5, lr_share=lambda k: 0.5 ** (k // 2))
     worker = StackedWorker(train.work, "fp32", 3, Stacked(train.work.module))
     waited = []
