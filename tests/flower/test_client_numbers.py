@@ -83,7 +83,7 @@ def test_recorded_numbers_hold_while_node_ids_last(memory, connected, owners):
 
 
 def claiming(claims, from_round=1):
-    """Answers of nodes that claim these client numbers, from a round on; in earlier rounds the impostor is silent."""
+    """Replies of nodes that claim these client numbers; the impostor replies from round `from_round` on."""
 
     def answer(message):
         node = message.metadata.dst_node_id

@@ -24,18 +24,18 @@ from stableair.flower import OverTheAir
 def test_a_finished_run_is_extended(kind, payload, tmp_path):
     options = {FedAvg: {}, FedAdam: {"eta": 0.5}, FedAvgM: {"server_learning_rate": 0.5, "server_momentum": 0.9}}[kind]
     settings = {"receiver": "mac(C=auto)", "server": "momentum()", "payload": payload}
-    _, found = run_over_the_air(rounds=4, strategy=averaging(kind, **options), **settings)
+    _, result = run_over_the_air(rounds=4, strategy=averaging(kind, **options), **settings)
     for rounds in (1, 3, 4, 4):
         _, resumed = run_over_the_air(rounds=rounds, strategy=averaging(kind, **options), folder=tmp_path, **settings)
-    assert bits(resumed.arrays) == bits(found.arrays)
+    assert bits(resumed.arrays) == bits(result.arrays)
     run = sa.load(tmp_path)
     assert run["channel/senders"] == [4] * 4
-    assert run["gradient/norm"] == [found.train_metrics_clientapp[k]["gradient/norm"] for k in (1, 2, 3, 4)]
+    assert run["gradient/norm"] == [result.train_metrics_clientapp[k]["gradient/norm"] for k in (1, 2, 3, 4)]
     assert [entry["first_round"] for entry in run.environments] == [0, 1, 3]
     assert run.environments[0]["strategy"].startswith(kind.__name__)
 
 
-def test_the_round_numbers_of_the_clients_also_continue(tmp_path):
+def test_a_resumed_run_continues_the_round_numbers_of_the_clients(tmp_path):
     seen = []
 
     def answer(message):
@@ -43,9 +43,9 @@ def test_the_round_numbers_of_the_clients_also_continue(tmp_path):
         return reply(message)
 
     run_over_the_air(answer, rounds=1, folder=tmp_path)
-    _, found = run_over_the_air(answer, rounds=3, folder=tmp_path)
+    _, result = run_over_the_air(answer, rounds=3, folder=tmp_path)
     assert seen == [1] * 4 + [2] * 4 + [3] * 4
-    assert list(found.train_metrics_clientapp) == [2, 3]
+    assert list(result.train_metrics_clientapp) == [2, 3]
 
 
 def test_another_run_in_the_folder_is_refused(tmp_path):
@@ -56,21 +56,25 @@ def test_another_run_in_the_folder_is_refused(tmp_path):
     with pytest.raises(InputError) as error:
         run_over_the_air(folder=tmp_path, noise="none()")
     assert (error.value.code, error.value.fields["settings"]) == ("other-experiment", ["noise"])
-    over = OverTheAir(averaging(), folder=tmp_path, lr=0.1, receiver="mac(C=0.5)")
+    strategy = OverTheAir(averaging(), folder=tmp_path, lr=0.1, receiver="mac(C=0.5)")
     with pytest.raises(CorruptRunError) as error:
-        over.start(Nodes(reply), ArrayRecord({"w": Array(np.ones(3, np.float32))}))
+        strategy.start(Nodes(reply), ArrayRecord({"w": Array(np.ones(3, np.float32))}))
     assert error.value.code == "corrupt-run"
 
 
-def test_the_evaluation_is_recorded_as_that_of_any_run(tmp_path):
+def test_the_evaluation_is_recorded(tmp_path):
     def evaluate(server_round, arrays):
-        return MetricRecord({"accuracy": 0.25 * server_round, "own/score": 1.0}) if server_round != 2 else None
+        return MetricRecord({"accuracy": 0.25 * server_round, "custom/score": 1.0}) if server_round != 2 else None
 
-    _, found = run_over_the_air(rounds=3, evaluate_fn=evaluate, folder=tmp_path)
+    _, result = run_over_the_air(rounds=3, evaluate_fn=evaluate, folder=tmp_path)
     run = sa.load(tmp_path)
     assert run["test/accuracy"] == [0.25, None, 0.75]
-    assert run["own/score"] == [1.0, None, 1.0]
-    assert {k: told["accuracy"] for k, told in found.evaluate_metrics_serverapp.items()} == {0: 0.0, 1: 0.25, 3: 0.75}
+    assert run["custom/score"] == [1.0, None, 1.0]
+    assert {k: metrics["accuracy"] for k, metrics in result.evaluate_metrics_serverapp.items()} == {
+        0: 0.0,
+        1: 0.25,
+        3: 0.75,
+    }
     assert run["train/loss"][0] == pytest.approx(1 + sum(NODES) / 4000)
 
 
@@ -80,9 +84,9 @@ def test_without_losses_of_the_clients_no_loss_is_recorded(tmp_path):
 
 
 def test_the_clients_metrics_reach_flower():
-    _, found = run_over_the_air(lambda message: reply(message, speed=2.0 * message.metadata.dst_node_id))
+    _, result = run_over_the_air(lambda message: reply(message, speed=2.0 * message.metadata.dst_node_id))
     weights = np.array([samples(node) for node in NODES])
-    assert found.train_metrics_clientapp[1]["speed"] == pytest.approx((2 * weights * NODES).sum() / weights.sum())
+    assert result.train_metrics_clientapp[1]["speed"] == pytest.approx((2 * weights * NODES).sum() / weights.sum())
 
 
 def test_a_resumed_run_uses_the_recorded_number_of_threads(tmp_path):

@@ -141,14 +141,14 @@ def check_unusable(hostile):
 
 @settings(max_examples=30)
 @given(UNUSABLE)
-def test_an_unusable_reply_is_the_same_as_an_unavailable_node(hostile):
+def test_an_unusable_reply_has_the_effect_of_an_unavailable_node(hostile):
     check_unusable(hostile)
 
 
 @pytest.mark.slow
 @settings(max_examples=150)
 @given(UNUSABLE)
-def test_many_unusable_replies_are_the_same_as_an_unavailable_node(hostile):
+def test_many_unusable_replies_have_the_effect_of_an_unavailable_node(hostile):
     check_unusable(hostile)
 
 
@@ -240,7 +240,7 @@ def test_the_evaluation_sees_only_finite_models():
 
 
 class Evaluating(Nodes):
-    """Nodes that also evaluate; the hostile node's metrics are given."""
+    """Nodes that also evaluate; `metrics` are those of the hostile node, or the text of its error."""
 
     def __init__(self, metrics):
         super().__init__(lambda message: reply(message, client=CLIENTS[message.metadata.dst_node_id]))
