@@ -83,7 +83,7 @@ def test_several_lines_have_sequential_colours_if_they_are_ordered():
     assert [name.split(" (3")[0] for name in names(axes)] == [f"sas(tau={tau})" for tau in (0.1, 0.2, 0.3)]
     lines = [line for line in axes.lines if line.get_label() in names(axes)]
     green = [to_rgb(line.get_color())[1] for line in lines]
-    assert green == sorted(green), "that of viridis rises"
+    assert green == sorted(green), "in viridis, the green channel increases"
     assert len({line.get_linestyle() for line in lines}) == 3, "lines differ in grey"
 
 

@@ -64,7 +64,7 @@ def test_runs_with_other_metrics(caplog):
     assert "has no test/accuracy" in caplog.text
 
 
-def test_bad_input(tmp_path):
+def test_invalid_input_is_refused(tmp_path):
     assert code_of(table, []) == "no-rounds"
     assert code_of(table, tmp_path) == "no-run"
     assert code_of(table, [made([])]) == "no-rounds"

@@ -1,4 +1,4 @@
-"""The page about runs that are going on."""
+"""The page of `stableair watch` about runs in progress."""
 
 import os
 import re
