@@ -31,7 +31,7 @@ def halving(w, g):
 OBJECTS = {"data": TABLE, "model": net}
 
 
-def test_objects_of_a_sweep_are_those_of_each_run(tmp_path):
+def test_every_run_of_a_sweep_uses_its_objects(tmp_path):
     objects = OBJECTS | {"receiver": bounded, "server": halving}
     runs = sa.sweep(SETTINGS | {"seeds": 2}, tmp_path, **objects)
     assert [recorded_metrics(run) for run in runs] == [
