@@ -63,7 +63,7 @@ def test_noise_helps_where_a_fixed_threshold_exceeds_the_noiseless_run_by_more_t
 
 def test_the_distribution_separates_settings_where_noise_helps(bench):
     def comparison(gap, gain):
-        """auto minus fixed, and fixed minus noiseless."""
+        """A comparison with these values of auto - fixed and of fixed - noiseless."""
         return bench.Comparison([50.0, 60.0], [50 + gain, 60.2 + gain], [50 + gain + gap, 60.2 + gain + gap])
 
     some = [comparison(-9.0, +5.0), comparison(-3.0, -5.0), comparison(+1.0, -5.0)]

@@ -52,7 +52,7 @@ def test_a_block_as_long_as_the_vector_equals_the_inner_fading(tiny, inner):
         torch.testing.assert_close(a.state.model.w, b.state.model.w)
 
 
-def test_a_gauss_markov_stream_is_its_recursion():
+def test_a_gauss_markov_stream_equals_its_recursion():
     a, n = 0.8, 5
     state = generator(0, "fading", 0).normal(n)
     for k in range(1, 400):  # the truncated terms are below the rounding error

@@ -200,7 +200,7 @@ def test_middleton_class_a_is_its_mixture():
         (noise, "middleton(A=1, gamma=0)"), (noise, f"gaussian(std={'1' * 400})"),
     ],
 )  # fmt: skip
-def test_bad_arguments(registry, text):
+def test_invalid_arguments_are_refused(registry, text):
     with pytest.raises(InputError) as error:
         registry.one(text)()
     assert error.value.code in ("out-of-range", "wrong-type")
@@ -248,7 +248,7 @@ def test_without_senders_only_the_interference_is_received(channel):
     assert not got.clean.any()
 
 
-def test_a_stated_divisor_divides_the_payloads_and_nothing_else():
+def test_a_stated_divisor_divides_the_payloads_only():
     """The divisor is the expected number of clients, 4; the side link is averaged over the 2 senders."""
     ideal = Flat(fading.one("unit()")(), noise.one("none()")(), divisor=4)
     sent = [Upload(torch.tensor([1, 3]), torch.ones(2, 5), torch.ones(2, 3).double(), torch.ones(2))]

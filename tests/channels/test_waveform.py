@@ -310,7 +310,7 @@ def test_the_mean_square_of_a_custom_fading_is_the_average_of_draws():
     assert air.mean_square == pytest.approx(4 / math.pi, rel=0.005)
 
 
-def test_the_sum_over_antennas_is_the_formula():
+def test_the_sum_over_antennas_follows_its_formula():
     """g = Re sum_m (sum_n h_mn)^* y_m / (M N s^2), with two entries a symbol in its two parts."""
     air, update = waveform("hadamard(n=1)", ", antennas=3", fades="rayleigh(power=1)"), torch.randn(4, 10)
     draw = air.draw(4, torch.arange(4), 10, seed=5, k=1)

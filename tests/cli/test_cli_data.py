@@ -23,7 +23,7 @@ def test_data_shows_lists_and_checks(command, tmp_path, data_folder):
     assert command("data", "prepare", "cifar10")[1] == f"{data_folder / 'cifar10.safetensors'}\n"
 
 
-def test_another_data_folder(command, tmp_path, data_folder, monkeypatch):
+def test_another_data_folder_is_used_and_checked(command, tmp_path, data_folder, monkeypatch):
     monkeypatch.setenv("STABLEAIR_DATA", str(data_folder))  # restored after the test
     (tmp_path / "d").mkdir()
     (tmp_path / "d" / "cifar10.safetensors").write_bytes((data_folder / "cifar10.safetensors").read_bytes())

@@ -246,7 +246,7 @@ class Photos:
         return Image.fromarray(PIXELS[i]), int(Y[i])
 
 
-def test_torch_data_sets():
+def test_torch_data_sets_are_converted():
     expected = sa.Dataset.from_arrays(TABLE, Y, test=0.3)
     tensors = TensorDataset(torch.tensor(TABLE), torch.tensor(Y))
     for source in (tensors, Stream()):

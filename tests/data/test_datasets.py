@@ -71,7 +71,7 @@ def test_synthetic_data_can_be_learnt_and_have_writers():
 @pytest.mark.parametrize(
     "text", ["synthetic(samples=0)", "synthetic(shape=3)", "synthetic(shape=(0, 1, 1))", "synthetic(classes=1)"]
 )
-def test_bad_arguments(text):
+def test_invalid_arguments_are_refused(text):
     with pytest.raises(InputError) as error:
         dataset.one(text)()
     assert error.value.code in ("out-of-range", "wrong-type")

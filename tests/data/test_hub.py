@@ -112,7 +112,7 @@ def test_without_a_test_split_a_tenth_of_each_writer_is_held_out(femnist_like, e
     assert torch.equal(dataset.one("femnist")().test.x, data.test.x), "the split is always the same"
 
 
-def test_any_set_of_the_hub(cifar_like, empty):
+def test_any_data_set_of_the_hub_can_be_used(cifar_like, empty):
     folder, _ = cifar_like
     data = dataset.one(f"hf(name='{folder}', image=img)")()
     assert (data.classes, tuple(data.train.x.shape), data.model) == (3, (12, 3, 32, 32), "cnn()")
@@ -169,7 +169,7 @@ def test_without_network_and_file_the_error_names_command_folder_and_file(empty,
     assert error.value.hint == "data", "the command line has an option for it"
 
 
-def test_offline_the_hubs_library_need_not_be_installed(data_folder, empty, monkeypatch, caplog):
+def test_a_prepared_data_set_does_not_need_the_datasets_library(data_folder, empty, monkeypatch, caplog):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(MissingExtraError) as error:
         dataset.one("cifar10")()

@@ -41,25 +41,25 @@ def test_every_sample_belongs_to_one_client_and_no_client_is_empty(spec, data):
 
 
 @pytest.mark.parametrize("spec", EXAMPLES["partitions"])
-def test_a_thousand_clients_and_sixty_thousand_samples(spec):
+def test_sixty_thousand_samples_are_divided_over_a_thousand_clients(spec):
     y = np.arange(60_000) % 62
     assert len(parts_of(partition.one(spec)(), y, 1000)) == 1000
 
 
 @pytest.mark.parametrize("beta", [1e-300, 1e-6, 1e-3, 0.1, 1.0, 1e3, 1e9, 1e308])
 @pytest.mark.parametrize("rule", [dirichlet, dirichlet_by_class])
-def test_any_dirichlet_concentration(rule, beta):
+def test_any_dirichlet_concentration_covers_all_samples(rule, beta):
     y = np.arange(997) % 10
     assert len(np.concatenate(parts_of(rule(beta), y, 40))) == 997
 
 
 @given(st.integers(1, 60), st.integers(60, 300), st.sampled_from([0.01, 0.3, 10.0]))
-def test_dirichlet_clients_are_equal_within_one(clients, n, beta):
+def test_dirichlet_clients_have_equal_numbers_of_samples_within_one(clients, n, beta):
     found = sizes(parts_of(dirichlet(beta), np.arange(n) % 7, clients))
     assert max(found) - min(found) <= 1
 
 
-def test_a_huge_concentration_is_an_even_mix():
+def test_a_huge_concentration_gives_an_even_mix():
     y = np.arange(10_000) % 10
     for beta in (1e6, 1e308):
         assert concentration(parts_of(dirichlet(beta), y, 20), y) < 0.16
@@ -135,7 +135,7 @@ def test_a_partition_that_omits_or_repeats_samples_is_refused():
 
 
 @pytest.mark.parametrize("text", ["dirichlet(0)", "dirichlet(-1)", "dirichlet(nan)", "dirichlet(inf)", "shards(0)"])
-def test_bad_arguments(text):
+def test_invalid_arguments_are_refused(text):
     with pytest.raises(InputError) as error:
         partition.one(text)()
     assert error.value.code == "out-of-range"

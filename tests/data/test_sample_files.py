@@ -12,7 +12,7 @@ SPEC = "csv(path='flowers.csv', label=species, writer=gardener)"
 HEAD = "a,b,label\n"
 
 
-def test_csv_columns(sample_files):
+def test_csv_columns_are_read(sample_files):
     data = dataset.one(SPEC)()
     assert (data.train.x.shape, data.test.x.shape, data.classes) == ((16, 2), (4, 2), 2)
     assert data.train.writer.unique().tolist() == [0, 1, 2]
@@ -29,7 +29,7 @@ def test_csv_columns(sample_files):
     assert sa.Dataset.from_csv("flowers.csv", "species", features=("width", "length")).train.x.shape == (16, 2)
 
 
-def test_csv_with_test_file(sample_files):
+def test_a_csv_test_file_is_read(sample_files):
     (sample_files / "test.csv").write_text("width,species,length,gardener\n1,rose,2,g\n")
     data = sa.Dataset.from_csv("flowers.csv", "species", test_path="test.csv", writer="gardener")
     assert data.test.x.tolist() == [[2.0, 1.0]], "columns are found by name"
@@ -127,7 +127,7 @@ def test_invalid_files_and_arguments_are_refused(sample_files):
     assert error.fields["value"] == "lily"
 
 
-def test_npz(sample_files):
+def test_npz_files_are_read(sample_files):
     data = dataset.one("npz('tokens.npz', test=0.5)")()
     assert data.train.x.dtype == torch.int64
     assert sorted(torch.cat([data.train.x, data.test.x]).tolist()) == sorted(np.load("tokens.npz")["x"].tolist())

@@ -30,7 +30,7 @@ def test_networks_with_convolutions_that_the_kernels_support():
     assert not has_kernels(Vmapped(network("cnn(width=7)"))), "not a stacked program"
 
 
-def test_the_engine_on_a_cpu(tiny, monkeypatch):
+def test_the_choice_of_the_engine_on_a_cpu(tiny, monkeypatch):
     monkeypatch.setattr("stableair.engine.selection.available_cores", lambda: 2)
     sim = build(tiny.with_(batch_size=1))  # twelve samples and five epochs a client: sixty steps
     assert choose(sim, "auto")[:3] == ("stacked", "fp32", 5)

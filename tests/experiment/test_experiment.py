@@ -21,7 +21,7 @@ from stableair.experiment import (
 from stableair.spec import Registry
 
 
-def test_the_defaults_are_the_papers_set_up():
+def test_the_defaults_are_the_set_up_of_the_paper():
     e = Experiment()
     assert (e.clients, e.lr, e.local_epochs, e.batch_size) == (50, 0.03, 5, 10)
     assert (e.noise, e.fading, e.payload) == ("sas(alpha=1.5, tau=0.1)", "rayleigh(mean=1)", "gradient")

@@ -99,7 +99,7 @@ def test_experiments_written_to_toml_and_json_are_read_again(settings):
     assert tomllib.loads(e.to_toml()) == json.loads(e.to_json()) == e.to_dict()
 
 
-def test_reading_files(tmp_path):
+def test_experiments_are_read_from_files(tmp_path):
     (tmp_path / "a.toml").write_text('clients = 3\nreceiver = "mac(0.2)"\n')
     (tmp_path / "a.json").write_text('{"clients": 3, "receiver": "mac(0.2)"}')
     assert (
@@ -234,7 +234,7 @@ def test_the_published_runs_of_0_1_are_read():
         ({"arguments": 3}, "contradictory-record"),
     ],
 )
-def test_an_invalid_record(change, code):
+def test_an_invalid_record_is_refused(change, code):
     record = Experiment().to_record()
     refused(code, Experiment.from_record, record | change)
     del record["data"]

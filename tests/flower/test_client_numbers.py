@@ -75,7 +75,7 @@ def test_a_number_outside_the_clients_is_refused(client):
     [({"nodes": {0: 5, 1: 6}}, [6, 7], {0: 5, 1: 6}), ({"nodes": {0: 5}}, [6, 7], {}), ((), [5], {})],
     ids=["some connected", "all ids are new", "nothing recorded"],
 )
-def test_recorded_numbers_hold_while_node_ids_last(memory, connected, owners):
+def test_recorded_client_numbers_are_used_if_nodes_keep_their_ids(memory, connected, owners):
     assert recorded_owners(memory, connected) == owners
 
 
@@ -107,7 +107,7 @@ def test_a_node_with_the_number_of_another_node_is_left_out():
     assert bits(result.arrays) == bits(run_over_the_air(without_the_impostor, rounds=3)[1].arrays)
 
 
-def test_the_binding_survives_a_resume(tmp_path):
+def test_a_resumed_run_keeps_the_client_numbers_of_its_nodes(tmp_path):
     run_over_the_air(without_the_impostor, rounds=1, folder=tmp_path)
     assert sa.load(tmp_path).state.clients == {"nodes": {1: SECOND, 2: THIRD, 3: LAST}}
     strategy, result = run_over_the_air(claiming(IMPOSTOR), rounds=3, folder=tmp_path)

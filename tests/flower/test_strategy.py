@@ -105,7 +105,7 @@ def test_only_clients_that_replied_are_in_the_sum(settings):
 
 
 def test_returned_weights_become_payloads_of_the_rounds_rate():
-    """Without interference the model is the mean of the weights that were returned, whatever the rate is."""
+    """Without interference the model is the mean of the weights returned by the clients, for every learning rate."""
     noiseless = SILENT | {"receiver": "none()"}
     decaying, constant = (
         run_over_the_air(rounds=3, lr_decay=decay, **noiseless)[1].arrays for decay in ("inverse(over=1)", "constant()")

@@ -28,7 +28,7 @@ class Crash(BaseException):
 
 @contextmanager
 def crashing(monkeypatch, after=10**9, error=None):
-    """After some calls, all calls that change the disk fail; with an error, one call that needs disk space raises it."""
+    """After some calls, all calls that change the disk fail; or, with an error, one call that needs disk space."""
     calls = []
 
     def wrapped(name, real):
@@ -135,7 +135,7 @@ def test_a_full_disk_is_named_and_leaves_no_temporary_file(monkeypatch, tmp_path
     print(f"\nfull disk: {n} times, each named its file")
 
 
-def test_a_full_file_system(tmp_path, monkeypatch):
+def test_a_full_file_system_is_reported(tmp_path, monkeypatch):
     """A real file system of 200 kB without free space."""
     (small := tmp_path / "small").mkdir()
     mounted = subprocess.run(

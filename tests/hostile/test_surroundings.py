@@ -49,7 +49,7 @@ def test_a_picture_is_written_on_a_terminal_without_greek_letters(tmp_path):
     assert (tmp_path / "f" / "fig4a.png").stat().st_size > 1000
 
 
-def test_a_folder_name_that_is_not_unicode(tmp_path):
+def test_a_folder_name_that_is_not_unicode_is_supported(tmp_path):
     folder = os.fsdecode(os.fsencode(tmp_path) + b"/\xff\xfe")
     for words in (["run", *TINY, "rounds=1", "--out", folder], ["plot", folder, "-o", f"{folder}.png"],
                   ["report", folder, "-o", f"{folder}.html"]):  # fmt: skip
@@ -59,7 +59,7 @@ def test_a_folder_name_that_is_not_unicode(tmp_path):
 
 
 @pytest.mark.parametrize("home", [None, "/dev/null"])
-def test_a_missing_or_unwritable_home_folder(home, tmp_path):
+def test_runs_work_without_a_writable_home_folder(home, tmp_path):
     environment = {"HOME": home, "XDG_CACHE_HOME": None, "STABLEAIR_DATA": None, "first": "" if home else HOMELESS}
     code, _, errors = run_command("run", "cifar10", "--out", str(tmp_path / "a"), HF_HUB_OFFLINE="1", **environment)
     assert code == 2
@@ -83,7 +83,7 @@ def test_a_broken_pipe_is_reported(tmp_path):
     assert sa.load(tmp_path / "a").rounds
 
 
-def test_a_full_output_device(tmp_path):
+def test_a_full_output_device_is_reported(tmp_path):
     with open("/dev/full", "w") as full, start("list", out=full) as process:
         errors = process.stderr.read().decode()
     assert (process.returncode, errors) == (2, "error: writing: No space left on device\n")
@@ -95,7 +95,7 @@ def wait_for_output(process, lines=3):
 
 
 @pytest.mark.parametrize("times", [1, 5])
-def test_repeated_ctrl_c(times, tmp_path):
+def test_repeated_ctrl_c_exits_with_one_line(times, tmp_path):
     with start("run", *LONG, "--out", str(tmp_path / "a")) as process:
         wait_for_output(process)
         for _ in range(times):
@@ -107,7 +107,7 @@ def test_repeated_ctrl_c(times, tmp_path):
     assert times > 2 or "continue" in errors
 
 
-def test_ctrl_c_while_worker_processes_start(tmp_path):
+def test_ctrl_c_while_worker_processes_start_exits_with_one_line(tmp_path):
     """The workers need seconds to import; the process group receives Ctrl-C at two moments."""
     big = ["data=synthetic(samples=60, shape=(1, 8, 8))", "model=mlp(width=2000, depth=2)", "engine=fast"]
     tried = 0

@@ -58,7 +58,7 @@ def test_the_set_up_is_that_of_the_paper(name):
 @pytest.mark.parametrize(
     "name", ["fig3a", "fig3f", *(pytest.param(f"fig3{panel}", marks=pytest.mark.slow) for panel in "bcde")]
 )
-def test_the_four_methods(name, tmp_path, no_data):
+def test_the_curves_are_the_four_methods_of_the_paper(name, tmp_path, no_data):
     planned, runs, _notes = compute(name, tmp_path)
     picture = draw(planned, runs)
     assert texts(picture) == ["Ideal", "MAC", "GNC", "Noisy"]
@@ -104,7 +104,7 @@ def test_exactly_one_setting_is_varied(name, key, field, tmp_path, no_data):
     assert len(list(tmp_path.glob("search-*"))) == (name != "fig4c")
 
 
-def test_the_measured_snr_is_shown_with_the_papers(tmp_path, no_data):
+def test_the_measured_snr_is_shown_with_that_of_the_paper(tmp_path, no_data):
     planned, runs, _notes = compute("fig4b", tmp_path, SMALL | {"clients": 3}, seeds=2)
     labels = texts(draw(planned, runs))
     found = [[one["channel/snr_db"][0] for one in each] for each in list(runs.values())[:2]]
@@ -298,7 +298,7 @@ def test_invalid_options_are_refused_before_anything_is_computed(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["fig3a", "fig4b"])
-def test_a_smoke_test_shows_the_papers_order(name, tmp_path, no_data):
+def test_a_smoke_test_shows_the_order_of_the_paper(name, tmp_path, no_data):
     runs, _ = figures.compute(plan(name, smoke=True), tmp_path)
     accuracy = {label: each[0].settled("test/accuracy") for label, each in runs.items()}
     if name == "fig3a":

@@ -85,7 +85,7 @@ def test_auto_leaves_constant_blocks_unchanged():
         assert torch.equal(mac("auto")(g), g)
 
 
-def test_auto_with_tiny_and_constant_blocks():
+def test_auto_keeps_tiny_and_constant_blocks():
     g = noise()
     g[-11:-1] = 7.0
     g[-1] = -5.0
@@ -116,7 +116,7 @@ def test_the_memory_is_saved_and_restored(rule, tmp_path):
     assert not torch.equal(rule(strong + noise(k=6)), other(strong + noise(k=6))), "the memory matters"
 
 
-def test_pilots_reveal_the_noise_if_the_vector_does_not(tiny):
+def test_pilots_give_the_noise_if_the_signal_is_stronger(tiny):
     with_pilots = tiny.with_(receiver="mac(C=auto, pilot=20000)", noise="sas(alpha=1.3, tau=0.05)")
     last = sa.run(with_pilots).rounds[-1]
     assert last["receiver/alpha"] == pytest.approx(1.3, abs=0.05)
@@ -144,7 +144,7 @@ def test_pilots_are_separate_symbols():
     assert not torch.equal(fade.pilot, fade.xi[:100])
 
 
-def test_pilots_do_not_disturb_the_noise(tiny):
+def test_pilots_do_not_change_the_noise(tiny):
     one, other = (sa.run(tiny.with_(receiver=r)) for r in ("mac(C=auto, pilot=100)", "none()"))
     assert one["channel/snr_db"][0] == other["channel/snr_db"][0]
 
@@ -188,7 +188,7 @@ def test_auto_costs_little_accuracy_without_noise(channel):
         ("blank(C=-1)", "must be"), ("tanh_clip(C=nan)", "must be"),
     ],
 )  # fmt: skip
-def test_bad_arguments(text, message):
+def test_invalid_arguments_are_refused(text, message):
     with pytest.raises(InputError, match=message):
         sa.Experiment(receiver=text)
 
@@ -269,7 +269,7 @@ def test_a_round_with_little_noise_does_not_raise_the_threshold_of_a_round_with_
     assert max(C[2::3]) < 1.5 * 1.255
 
 
-def test_zero_noise_with_strong_pilots():
+def test_a_zero_vector_stays_zero_with_strong_pilots():
     rule = RepeatedReceiver(mac("auto", pilot=100))
     assert rule(torch.zeros(50), pilot=noise(d=100)).tolist() == [0.0] * 50
     assert rule.metrics["step"] == pytest.approx(1)
@@ -288,7 +288,7 @@ def test_a_sparse_signal_is_detected_beyond_octaves_of_noise():
 
 
 @pytest.mark.parametrize("alpha", [0.8, 1.5, 1.9])
-def test_noise_alone_does_not_raise_the_threshold(alpha):
+def test_noise_without_a_signal_does_not_raise_the_threshold(alpha):
     rule, raised = RepeatedReceiver(mac("auto")), 0
     for k in range(30):
         rule(noise(alpha, 1.0, k, 2000))

@@ -186,13 +186,13 @@ def test_a_class_with_apply_and_init_is_a_rule_for_the_whole_vector(registries):
 
 @pytest.mark.parametrize("factory", [mac, clip, gnc])
 @pytest.mark.parametrize("bad", [0, -1, math.nan, "1", None, True])
-def test_bad_thresholds(factory, bad):
+def test_invalid_thresholds_are_refused(factory, bad):
     with pytest.raises(InputError) as error:
         factory(bad)
     assert error.value.code in ("out-of-range", "wrong-type")
 
 
-def test_bad_blocks():
+def test_invalid_blocks_are_refused():
     with pytest.raises(InputError) as error:
         gnc(1.0, blocks="tensors")
     assert (error.value.code, error.value.fields["name"]) == ("unknown-value", "blocks")

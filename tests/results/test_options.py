@@ -54,7 +54,7 @@ def logged(monkeypatch):
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_several_trackers_at_once(name, logged, tiny, tmp_path):
+def test_several_trackers_record_a_run(name, logged, tiny, tmp_path):
     CALLS[name](tiny.with_(rounds=2), tmp_path / "r", track=["tensorboard", "mlflow", "mlflow"])
     for tracker in ("tensorboard", "mlflow"):
         calls = [call for tracker_name, call in logged if tracker_name == tracker]
@@ -62,7 +62,7 @@ def test_several_trackers_at_once(name, logged, tiny, tmp_path):
 
 
 @pytest.mark.parametrize("words", [["run"], ["sweep"], ["compare", "receiver=mac(C=1),none", "--seeds", 1]])
-def test_trackers_on_the_command_line(words, logged, command, tiny):
+def test_trackers_are_selected_on_the_command_line(words, logged, command, tiny):
     name, *more = words
     code, _, errors = command(
         name,
@@ -86,7 +86,7 @@ def test_every_option_is_one_of_the_command(name):
 
 
 @pytest.mark.parametrize("name", ["sweep", "compare"])
-def test_a_profile_of_many_runs(name, command, tiny, tmp_path):
+def test_all_runs_of_a_plan_are_profiled(name, command, tiny, tmp_path):
     words = with_changes(words_of(tiny.with_(rounds=1)), "receiver=mac(C=1),none")
     code, _, errors = command(name, *words, "--seeds", 1, "--profile", "-o", "r")
     assert (code, errors) == (0, "")

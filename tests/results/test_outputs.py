@@ -33,7 +33,7 @@ def test_files_of_a_run_are_never_written(run_folder, name, force):
     assert content(run_folder) == before
 
 
-def test_symbolic_links_to_files_of_a_run(run_folder, tmp_path):
+def test_links_to_files_of_a_run_are_refused(run_folder, tmp_path):
     (tmp_path / "link.html").symlink_to(run_folder / "rounds.jsonl")
     os.link(run_folder / "rounds.jsonl", run_folder / "hard.html")
     for path in (tmp_path / "link.html", run_folder / "hard.html"):

@@ -55,8 +55,8 @@ def test_a_legend_does_not_cover_a_line():
     assert curves({"calm": runs["calm"]}).axes[0].get_legend()
     crowded = curves(runs)
     assert crowded.axes[0].get_legend() is None
-    (beside,) = crowded.legends
-    assert [text.get_text() for text in beside.get_texts()] == ["calm", "wild"]
+    (outside,) = crowded.legends
+    assert [text.get_text() for text in outside.get_texts()] == ["calm", "wild"]
 
 
 def test_a_diverged_run_ends_with_a_cross_and_a_note_in_the_legend():

@@ -48,7 +48,7 @@ def test_a_point_is_the_mean_over_the_seeds_at_its_value():
 @pytest.mark.parametrize(
     ("band", "factor"), [("std", 1), ("sem", 1 / 3**0.5), ("ci95", stats.t.ppf(0.975, 2) / 3**0.5)]
 )
-def test_bars_and_bands_over_seeds(band, factor):
+def test_bars_and_bands_show_the_spread_over_seeds(band, factor):
     half = factor * np.std([0.1, 0.2, 0.6], ddof=1)
     np.testing.assert_allclose(bars(sa.plot(grid(1, 2), x="receiver.C", band=band).axes[0]), [half] * 2)
     (collection,) = sa.plot(grid(1), band=band).axes[0].collections

@@ -69,7 +69,7 @@ def test_a_total_needs_the_resource_of_every_round():
     assert run["symbols"] == [100, 200]
 
 
-def test_the_rounds_within_a_budget():
+def test_a_run_is_cut_to_the_rounds_within_a_budget():
     run = made([0.1, 0.2, 0.3], [1.0, 2.0, 4.0])
     assert [len(run.within("energy", budget)) for budget in (1, 2.9, 3, 6.9, 7, 99)] == [1, 1, 2, 2, 3, 3]
     assert len(made([0.1] * 3, [0.1] * 3).within("energy", 0.3)) == 3, "three times 0.1 is 0.30000000000000004"
@@ -154,7 +154,7 @@ def test_the_report_has_the_totals_and_the_axes():
     assert "<h2>Resources</h2>" not in report.page([old])
 
 
-def test_the_report_of_a_channel_that_reports_no_resources():
+def test_the_report_omits_unused_resources():
     silent = made([0.1, 0.2], [0.0, 0.0])
     for row in silent.rounds:
         row |= {"channel/uses": 0.0, "channel/seconds": 0.0}
@@ -186,7 +186,7 @@ def test_tables_have_totals_per_run_and_per_round():
     refused("unknown-metric", sa.table, without_resources(runs[0]), metrics=["energy"])
 
 
-def test_a_table_at_a_budget():
+def test_a_table_may_be_cut_at_a_budget():
     runs = [made([0.1, 0.2, 0.3], [1.0, 2.0, 4.0]), made([0.5, 0.6], [2.0, 2.0], seed=1)]
     frame = sa.table(runs, at={"energy": 3})
     assert frame[["rounds", "test/accuracy", "energy"]].values.tolist() == [[2, 0.2, 3], [1, 0.5, 2]]
@@ -215,7 +215,7 @@ def test_a_table_at_a_budget_names_the_runs_that_do_not_reach_it(caplog):
         ("bits > 0", False),
     ],
 )  # fmt: skip
-def test_a_condition_on_a_total(condition, met):
+def test_a_stopping_condition_may_use_a_total(condition, met):
     assert StoppingRule(condition).is_met(made([0.1, 0.2, 0.3], [1.0, 2.0, 4.0]).rounds) is met
 
 

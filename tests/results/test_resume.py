@@ -56,7 +56,7 @@ def test_a_run_of_an_earlier_version_with_another_spelling_is_resumed(tiny, tmp_
 
 
 @pytest.mark.gpu
-def test_resumed_on_a_gpu(tiny, tmp_path, cuda):
+def test_a_resumed_run_on_a_gpu_equals_an_uninterrupted_one(tiny, tmp_path, cuda):
     tiny = tiny.with_(server="momentum()", device=cuda)
     with pytest.raises(Stop):
         run(tiny, tmp_path / "a", callbacks=[Hooks(round=stop_after(2))])

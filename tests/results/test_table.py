@@ -54,7 +54,7 @@ def test_a_run_that_diverged_has_no_metrics():
     assert math.isnan(frame["test/accuracy"].iloc[0])
 
 
-def test_runs_with_other_metrics(caplog):
+def test_metrics_that_a_run_lacks_are_missing_values(caplog):
     mixed = [made([0.5]), made([0.7], evaluate="validation"), made([], seed=1)]
     frame = table(mixed)
     assert frame["evaluate"].tolist() == ["test", "validation"]
