@@ -9,25 +9,25 @@ import pytest
 import torch
 from hypothesis import settings
 
-from helpers.isolation import forget_note_printer, forgotten
+from helpers.isolation import reset_logger, restored_registries
 from stableair.cli import main as cli
 from stableair.data import hub
 from stableair.experiment import Experiment
 
-os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}  # tests call nobody
+os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}  # no test uses the network
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # kernels are interpreted where there is no GPU; read when Triton is imported
 
 collect_ignore_glob = [
     "conftest.py",
     "*/conftest.py",
-]  # --doctest-modules imports all as one module
+]  # --doctest-modules would import all of them as one module
 
 settings.register_profile("stableair", deadline=None, derandomize=True, max_examples=50)
 settings.load_profile("stableair")
 
 
-if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a shell starts what runs in the background deaf to Ctrl-C
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a shell starts background jobs with SIGINT ignored
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -41,7 +41,7 @@ def pytest_runtest_makereport():
 
 @pytest.fixture(scope="session", autouse=True)
 def data_folder(tmp_path_factory):
-    """A data folder with noise in the form of the real sets; nobody's own folder is touched."""
+    """A data folder with random images in the format of the real sets; the user's data folder is not used."""
     before, os.environ[hub.VARIABLE] = os.environ.get(hub.VARIABLE), str(tmp_path_factory.mktemp("data"))
     rng = np.random.default_rng(0)
     sets = {"cifar10": (10, (32, 32, 3)), "cifar100": (100, (32, 32, 3)), "femnist": (62, (28, 28, 1))}
@@ -60,14 +60,14 @@ def data_folder(tmp_path_factory):
 
 @pytest.fixture
 def tiny():
-    """A whole experiment in a few hundredths of a second a round."""
+    """An experiment whose rounds take a few hundredths of a second."""
     data = "synthetic(samples=60, classes=3, shape=(1, 2, 2))"
     return Experiment(data=data, model="mlp(width=4)", clients=5, rounds=4, device="cpu")
 
 
 @pytest.fixture
 def cuda():
-    """For tests marked gpu."""
+    """The CUDA device, for tests with the mark gpu."""
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
     return "cuda"
@@ -75,9 +75,9 @@ def cuda():
 
 @pytest.fixture
 def registries():
-    """Whatever a test registers is forgotten after it."""
-    with forgotten() as known:
-        yield known
+    """The registries; components that the test registers are removed after it."""
+    with restored_registries() as registries:
+        yield registries
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def command(monkeypatch, capsys, tmp_path, registries):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # main() sets its own
     monkeypatch.setenv(cli.DEBUG, "0")
-    handlers = {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)}
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
 
     def invoke(*words):
         monkeypatch.setattr(sys, "argv", ["stableair", *map(str, words)])
@@ -95,9 +95,9 @@ def command(monkeypatch, capsys, tmp_path, registries):
         return stop.value.code, *capsys.readouterr()
 
     yield invoke
-    forget_note_printer()
-    for one, handler in handlers.items():
-        signal.signal(one, handler)
+    reset_logger()
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture(scope="module")

@@ -37,15 +37,15 @@ def test_the_ideal_transmission_is_federated_averaging(tiny):
     assert first.metrics["clip/fraction"] == 0
 
 
-def test_gradient_and_delta_give_the_same_noiseless_path_and_another_payload(tiny):
+def test_gradient_and_delta_give_the_same_noiseless_trajectory_with_another_payload(tiny):
     gradient, delta = (rounds(tiny.with_(**IDEAL, payload=payload)) for payload in ("gradient", "delta"))
     for a, b in zip(gradient, delta, strict=True):
         torch.testing.assert_close(a.state.model.w, b.state.model.w, rtol=1e-4, atol=1e-5)
         assert a.metrics["gradient/norm"] == pytest.approx(b.metrics["gradient/norm"] / tiny.lr, rel=1e-3)
 
 
-def test_four_receivers_get_the_same_channel_and_batches(tiny):
-    seen = {}
+def test_all_receivers_get_the_same_channel_and_batches(tiny):
+    observed = {}
     for spec in ("mac(C=0.01)", "gnc(max_norm=0.1)", "clip(C=0.02)", "none()"):
         sim, log = build(tiny.with_(receiver=spec)), []
 
@@ -57,9 +57,9 @@ def test_four_receivers_get_the_same_channel_and_batches(tiny):
         states = [r.state.model.w for r in simulate(replace(sim, channel=channel), sim.start, 3)]
         batches = torch.cat(
             [u.update for u in sim.train(sim.start.model, 2, sim.participants(2))]
-        )  # from one state: the same batches, the same update
-        seen[spec] = (log, states, batches)
-    (first, *others) = seen.values()
+        )  # from the same state, equal batches give equal updates
+        observed[spec] = (log, states, batches)
+    (first, *others) = observed.values()
     for log, states, batches in others:
         for (h, xi), (h0, xi0) in zip(log, first[0], strict=True):
             assert torch.equal(h, h0)
@@ -83,14 +83,14 @@ def test_observed_rounds_equal_the_recorded_rounds(tiny):
     assert 0 < m["clip/fraction"] < 1
 
 
-def test_accuracy_and_loss_are_those_of_the_new_model(tiny):
+def test_accuracy_and_loss_are_of_the_new_model(tiny):
     sim = build(tiny)
     (first,) = simulate(sim, sim.start, 1)
     assert sim.evaluate(first.state.model).items() <= first.metrics.items()
     assert sim.evaluate(sim.start.model) != sim.evaluate(first.state.model)
 
 
-def test_accuracy_and_loss_are_means_over_all_samples_whatever_the_batch(tiny):
+def test_accuracy_and_loss_are_means_over_all_samples_for_any_batch_size(tiny):
     sim = build(tiny)
     train = sim.train.work
     for batch in (5, 12, 1000):
@@ -100,25 +100,27 @@ def test_accuracy_and_loss_are_means_over_all_samples_whatever_the_batch(tiny):
         assert got["test/accuracy"] == pytest.approx((output.argmax(1) == train.data.test.y).double().mean().item())
 
 
-def test_it_learns(tiny):
+def test_the_model_learns(tiny):
     longer = tiny.with_(rounds=15, receiver="mac(C=1)", **{"noise.tau": 0.01})
     accuracy = [r.metrics["test/accuracy"] for r in rounds(longer)]
     assert accuracy[-1] > 0.8
 
 
-def test_validation_never_touches_the_test_data(tiny, registries):
-    @sa.dataset("sealed")
-    def sealed():
+def test_validation_does_not_use_the_test_data(tiny, registries):
+    @sa.dataset("nan_test_data")
+    def nan_test_data():
         data = synthetic(samples=60, classes=3, shape=(1, 2, 2))
         return data._replace(test=data.test._replace(x=data.test.x * math.nan))
 
-    last = rounds(tiny.with_(data="sealed", evaluate="validation"))[-1].metrics
+    last = rounds(tiny.with_(data="nan_test_data", evaluate="validation"))[-1].metrics
     assert math.isfinite(last["validation/loss"])
     assert not any(name.startswith("test/") for name in last)
-    assert math.isnan(rounds(tiny.with_(data="sealed"))[-1].metrics["test/loss"]), "the seal would have been seen"
+    assert math.isnan(rounds(tiny.with_(data="nan_test_data"))[-1].metrics["test/loss"]), (
+        "a use of the test data gives NaN"
+    )
 
 
-def test_evaluation_uses_the_running_statistics_and_leaves_them_alone(tiny, registries):
+def test_evaluation_uses_the_running_statistics_and_does_not_change_them(tiny, registries):
     @sa.model("normed")
     def normed():
         return lambda shape, classes: nn.Sequential(
@@ -159,28 +161,30 @@ def test_a_non_finite_upload_names_its_client(column, bad):
     assert (error.value.k, error.value.client) == (7, 3)
 
 
-def test_a_receiver_of_another_shape_is_named(tiny):
+def test_a_receiver_with_a_wrong_shape_is_refused(tiny):
     for wrong in (as_receiver(lambda g: g[:-1]), Rule(lambda received, memory: (received.g[:-1], memory, {}))):
         with pytest.raises(InputError) as error:
             rounds(tiny, receiver=wrong)
         assert (error.value.code, error.value.setting) == ("wrong-shape", "receiver")
 
 
-@pytest.mark.parametrize("made", [lambda g: g * 1j, lambda g: g > 0, lambda g: g.long()])
-def test_a_receiver_must_give_real_numbers(tiny, made):
+@pytest.mark.parametrize("function", [lambda g: g * 1j, lambda g: g > 0, lambda g: g.long()])
+def test_a_receiver_must_return_real_numbers(tiny, function):
     with pytest.raises(InputError) as error:
-        rounds(tiny, receiver=as_receiver(made))
+        rounds(tiny, receiver=as_receiver(function))
     assert (error.value.code, error.value.setting) == ("wrong-dtype", "receiver")
 
 
-@pytest.mark.parametrize(("made", "code"), [(lambda w, g: w[:-1], "wrong-shape"), (lambda w, g: w * 1j, "wrong-dtype")])
-def test_a_server_that_breaks_its_contract_is_refused(tiny, made, code):
+@pytest.mark.parametrize(
+    ("function", "code"), [(lambda w, g: w[:-1], "wrong-shape"), (lambda w, g: w * 1j, "wrong-dtype")]
+)
+def test_a_server_that_breaks_its_contract_is_refused(tiny, function, code):
     with pytest.raises(InputError) as error:
-        rounds(tiny, server=as_server_rule(made))
+        rounds(tiny, server=as_server_rule(function))
     assert (error.value.code, error.value.setting) == (code, "server")
 
 
-def test_no_signal_and_no_noise_have_no_ratio():
+def test_the_snr_without_signal_or_noise_is_none():
     g = torch.ones(2)
     loud = Received(g, g, g.double(), g.sum(), noise=torch.tensor([0.0, math.inf]), senders=1, divisor=1)
     assert observe(loud, g)["channel/snr_db"] is None
@@ -212,8 +216,8 @@ def test_a_continued_simulation_equals_an_uninterrupted_one(tiny):
 
 @pytest.mark.gpu
 def test_a_gpu_follows_the_cpu(tiny, cuda):
-    here, there = (rounds(tiny.with_(device=device)) for device in ("cpu", cuda))
-    for a, b in zip(here, there, strict=True):
+    on_cpu, on_gpu = (rounds(tiny.with_(device=device)) for device in ("cpu", cuda))
+    for a, b in zip(on_cpu, on_gpu, strict=True):
         torch.testing.assert_close(b.state.model.w.cpu(), a.state.model.w, rtol=1e-3, atol=1e-4)
         assert b.metrics["channel/snr_db"] == pytest.approx(a.metrics["channel/snr_db"], rel=1e-4)
 
@@ -233,7 +237,7 @@ def test_a_round_without_senders_changes_nothing(tiny, engine, registries, caplo
     assert None is not loud["receiver/tau"] != result.rounds[1]["receiver/tau"]
 
 
-def test_the_powers_of_the_blocks_add_up_to_the_whole(tiny):
+def test_the_powers_of_the_blocks_add_up_to_the_total_power(tiny):
     """Also where the squares of impulses overflow float32."""
     layout, g = build(tiny).layout, torch.Generator().manual_seed(0)
     v = torch.randn(layout.offsets[-1], generator=g)
@@ -269,7 +273,7 @@ def test_the_snr_of_each_block_is_recorded_on_request(tiny, blocks):
     }
 
 
-def test_a_block_without_signal_or_noise_has_no_ratio(tiny, caplog):
+def test_the_snr_of_a_block_without_signal_or_noise_is_none(tiny, caplog):
     layout = build(tiny).layout.merge("layer")
     clean, noise = torch.ones(2, layout.offsets[-1])
     noise[: layout.offsets[1]] = 0

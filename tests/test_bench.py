@@ -11,7 +11,7 @@ from stableair.engine.trainer import StackedTrainer
 from stableair.errors import InputError
 
 PEERS = ROOT / "bench" / "peers"
-TRIAL_CLIENTS = 2  # of the engine's own equivalence check, which a wrong trainer has to pass here
+TRIAL_CLIENTS = 2  # clients in the equivalence check of the engine, which a wrong trainer has to pass here
 
 
 @pytest.mark.slow
@@ -27,7 +27,7 @@ def test_every_mode_is_compared_and_timed(tiny):
     ]  # fmt: skip
 
 
-def test_a_mode_that_does_something_else_is_not_timed(tiny, monkeypatch):
+def test_a_mode_with_wrong_updates_is_not_timed(tiny, monkeypatch):
     real = StackedTrainer.__call__
 
     def wrong(self, state, k, clients):
@@ -40,7 +40,7 @@ def test_a_mode_that_does_something_else_is_not_timed(tiny, monkeypatch):
     assert (error.value.code, error.value.fields["mode"]) == ("mode-differs", "stacked, fp32")
 
 
-def test_a_mode_whose_losses_are_wrong_is_not_timed(tiny, monkeypatch):
+def test_a_mode_with_wrong_losses_is_not_timed(tiny, monkeypatch):
     real = StackedTrainer.__call__
 
     def wrong(self, state, k, clients):
@@ -60,7 +60,7 @@ def test_rounds_with_their_records_are_timed(tiny):
     assert min(row.seconds) > 0
 
 
-def test_the_table_has_ratios_of_its_own_run():
+def test_the_table_has_ratios_to_the_reference_of_the_same_run():
     rows = [bench.Row("reference", [0.4, 0.2, 0.3]), bench.Row("fast", [0.1], [0.08], 4, 1.5)]
     lines = bench.table("digits", rows).splitlines()
     assert "commit " in lines[0]
@@ -79,7 +79,7 @@ def test_the_plain_loop_runs_and_missing_peers_are_reported(tmp_path):
     (row,) = bench.peers(tmp_path, 2, lines.append)
     assert (row.name, len(row.seconds)) == ("plain", 2)
     assert [line.split(":")[0] for line in lines] == ["plain", "flower", "pfl_research"]
-    assert float(lines[0].rpartition(" ")[2]) > 0.3, "and it learns"
+    assert float(lines[0].rpartition(" ")[2]) > 0.3, "the model learns"
 
 
 def test_a_peer_that_fails_is_named(tmp_path, monkeypatch):
@@ -115,7 +115,7 @@ def test_the_command_prints_and_records(tmp_path, monkeypatch, capsys, tiny):
 
 @pytest.mark.parametrize("where", [".", "missing/records.md"])
 def test_a_record_that_cannot_be_written_is_refused_first(tmp_path, monkeypatch, capsys, where):
-    monkeypatch.setattr(bench, "measure", lambda *_: pytest.fail("nothing was to be timed"))
+    monkeypatch.setattr(bench, "measure", lambda *_: pytest.fail("a mode was timed"))
     monkeypatch.setattr(sys, "argv", ["stableair", "bench", "--record", str(tmp_path / where)])
     with pytest.raises(SystemExit) as stop:
         cli.main()
@@ -123,7 +123,7 @@ def test_a_record_that_cannot_be_written_is_refused_first(tmp_path, monkeypatch,
     assert capsys.readouterr().err.startswith("error: cannot write ")
 
 
-def test_the_exported_work_is_the_experiments(tmp_path, monkeypatch):
+def test_the_exported_workload_is_that_of_the_experiment(tmp_path, monkeypatch):
     import numpy as np
 
     stored = np.load(bench._export_work(workloads.WORKLOADS["digits"], tmp_path / "w.npz"))

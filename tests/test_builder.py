@@ -7,7 +7,7 @@ from torch import nn
 
 import stableair as sa
 from helpers.errors import refused
-from helpers.isolation import forgotten
+from helpers.isolation import restored_registries
 from stableair.builder import build
 from stableair.errors import ResourceError
 from stableair.experiment import (
@@ -43,7 +43,7 @@ def test_build_follows_the_settings():
 @pytest.mark.parametrize(
     ("payload", "server", "step"), [("gradient", "sgd()", 0.03), ("delta", "sgd()", 1.0), ("delta", "sgd(lr=0.5)", 0.5)]
 )
-def test_the_servers_step(payload, server, step):
+def test_the_default_learning_rate_of_the_server(payload, server, step):
     rule = build(Experiment(payload=payload, server=server)).server
     torch.testing.assert_close(rule(torch.zeros(2), torch.ones(2)), torch.full((2,), -step))
 
@@ -57,16 +57,16 @@ def test_the_default_arguments_of_a_server_are_kept(registries):
 def test_blocks_reach_the_receiver_and_the_seed_the_partition():
     rules = [build(Experiment(blocks=blocks)).receiver.parts[0] for blocks in ("tensor", "layer", "model")]
     assert [len(rule.blocks.names) for rule in rules] == [4, 2, 1]
-    # One step too small to matter over all of a client's data: its loss tells which samples it holds.
-    one_look = Experiment(partition="shards(2)", lr=1e-12, local_epochs=1, batch_size=1000, chunk=50)
-    start = build(one_look).start.model
-    sims = [build(one_look.with_(seed=seed)) for seed in (0, 0, 1)]
+    # One negligible step over all data of a client: the loss identifies the samples of the client.
+    one_step = Experiment(partition="shards(2)", lr=1e-12, local_epochs=1, batch_size=1000, chunk=50)
+    start = build(one_step).start.model
+    sims = [build(one_step.with_(seed=seed)) for seed in (0, 0, 1)]
     (first,), (same,), (other,) = (sim.train(start, 0, torch.arange(50)) for sim in sims)
     assert torch.equal(first.loss, same.loss)
     assert not torch.allclose(first.loss, other.loss, rtol=1e-3)
 
 
-def test_building_leaves_torchs_generator_alone():
+def test_building_does_not_change_the_generator_of_torch():
     torch.manual_seed(0)
     before = torch.get_rng_state()
     build(Experiment(model="mlp(3)"))
@@ -74,7 +74,7 @@ def test_building_leaves_torchs_generator_alone():
 
 
 @pytest.mark.parametrize("size", [{"model": "mlp(99999999999999)"}, {"data": "synthetic(samples=99999999999999)"}])
-def test_insufficient_memory_is_one_line_and_leaves_nothing(size, tmp_path):
+def test_insufficient_memory_is_refused_and_leaves_no_folder(size, tmp_path):
     with pytest.raises(ResourceError) as error:
         sa.run(Experiment(rounds=1, device="cpu", **size), tmp_path / "a")
     assert error.value.code == "out-of-memory"
@@ -82,9 +82,9 @@ def test_insufficient_memory_is_one_line_and_leaves_nothing(size, tmp_path):
 
 
 def built_with(data, **settings):
-    with forgotten():
-        sa.dataset("given")(lambda: data)
-        return build(Experiment(data="given", clients=3, device="cpu", **settings))
+    with restored_registries():
+        sa.dataset("table")(lambda: data)
+        return build(Experiment(data="table", clients=3, device="cpu", **settings))
 
 
 TABLE = sa.Dataset.from_arrays(np.ones((30, 4)), np.arange(30) % 3)
@@ -96,9 +96,9 @@ def test_token_ids_need_a_model():
     refused("invalid-model", built_with, data, model="mlp(4)")
 
 
-def test_a_vocabulary_that_is_too_small_is_found_before_the_first_round(registries):
+def test_a_vocabulary_that_is_too_small_is_detected_before_the_first_round(registries):
     tokens = np.arange(120).reshape(30, 4) % 9
-    tokens[20, 2] = 9  # one sample, somewhere
+    tokens[20, 2] = 9  # in a single sample
     data = sa.Dataset.from_arrays(tokens, np.arange(30) % 3)
     sa.model("bag")(lambda vocabulary: lambda shape, classes: nn.EmbeddingBag(vocabulary, classes))
     built_with(data, model="bag(vocabulary=10)")

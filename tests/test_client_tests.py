@@ -38,7 +38,7 @@ def test_a_class_without_test_samples_is_left_out():
 
 
 def test_a_client_with_all_samples_of_its_writers_is_tested_on_the_writers_test_samples():
-    """Every sample counts alike, and samples of other writers count for nobody."""
+    """Every sample has the same weight, and samples of other writers have no effect."""
     data = dataset([0, 0, 0, 0], [0, 1, 2, 0, 0, 1], [5, 5, 7, 9], [5, 7, 7, 9, 9, 8])
     tests = client_tests(data, parts([0, 1, 2], [3]))
     correct = torch.tensor([True, False, False, True, False, True])
@@ -108,7 +108,7 @@ def test_the_accuracies_use_the_selected_norm_statistics(tiny, registries):
         assert metrics["test/client_accuracy_mean"] == pytest.approx(metrics[f"test/accuracy_{treatment}"])
 
 
-def test_the_command_line_turns_it_on(command):
+def test_the_command_line_enables_the_accuracies_of_clients(command):
     words = "rounds=1", "clients=3", "data=synthetic(samples=30)", "--out", "runs/a"
     for value, recorded in (("true", True), ("false", False)):
         code, _, errors = command("run", *words[:-1], f"runs/{value}", f"evaluate_clients={value}")

@@ -39,7 +39,7 @@ def test_behind_has_the_sign_of_the_printed_table():
     runs = [made(0.5, receiver="mac(C=1)", seed=i) for i in range(3)]
     runs += [made(0.6, receiver="clip(C=1)", seed=0), made(0.1, receiver="clip(C=1)", seed=7)]
     behind = comparison(runs).to_pandas().set_index("receiver")["behind"]["clip(C=1)"]
-    assert behind == pytest.approx(-0.1), "on the shared seed it is better"
+    assert behind == pytest.approx(-0.1), "it is better on the common seed"
     assert "-10.00" in str(comparison(runs))
 
 

@@ -27,7 +27,7 @@ def made(accuracy, uses=None, **settings):
 
 
 def many(n, noise="none()", **more):
-    """The rules on n seeds: the second is two points below the first, give or take, the third the same as the first."""
+    """The rules on n seeds: the second is about two points below the first, the third is equal to the first."""
     chance = np.random.default_rng(0)
     level, behind = 0.7 + 0.1 * chance.standard_normal(n), 0.02 + 0.002 * chance.standard_normal(n)
     each = {RULES[0]: level, RULES[1]: level - behind, RULES[2]: level}
@@ -36,7 +36,7 @@ def many(n, noise="none()", **more):
 
 
 def test_the_table_pairs_seed_by_seed():
-    """Between the seeds there are ten points, between the rules two: only the paired difference can tell."""
+    """Seeds differ by ten points, rules by two: only the paired difference is significant."""
     runs, behind = many(5)
     found = comparison(runs)
     (channel,) = found.lines
@@ -46,18 +46,18 @@ def test_the_table_pairs_seed_by_seed():
     assert pair.interval == pytest.approx((low, high))
     accuracies = [[run["test/accuracy"][0] for run in runs if run.settings["receiver"] == rule] for rule in RULES[:2]]
     assert pair.p == pytest.approx(3 * stats.ttest_rel(*accuracies).pvalue), "the smallest of three"
-    assert found.pair(channel, "mac(C=1)", "none()").p is None, "the same on every seed: no test"
+    assert found.pair(channel, "mac(C=1)", "none()").p is None, "equal on every seed: no test"
     text = str(found)
     line = next(line for line in text.splitlines() if line.startswith("clip"))
     accuracy = 100 * np.mean(accuracies[1]), 100 * np.std(accuracies[1], ddof=1)
     interval = 100 * behind.mean(), 100 * low, 100 * high
     shown = "clip(C=1) {:.2f} ± {:.2f} {:.2f} {:.2f} to {:.2f} {:.2g} * 5 2.0".format(*accuracy, *interval, pair.p)
     assert line.split() == shown.split()
-    assert "-0.00" not in text, "the third does as the first"
+    assert "-0.00" not in text, "the third rule equals the first"
     assert "Holm's correction over the 3 pairs of a channel" in text
     assert "no p-value for a difference that is the same for every seed" in text
     assert "fewer than" not in text.partition("behind:")[2]
-    assert "symbols" not in text, "they were not recorded"
+    assert "symbols" not in text, "the runs did not record them"
 
 
 def test_a_difference_that_rounds_to_zero_has_no_sign():
@@ -71,18 +71,18 @@ def test_fewer_than_five_seeds_get_no_marks_and_a_line_with_the_reason():
     assert "*" not in str(found)
     assert "no p-value: it needs at least 5 seeds" in str(found)
     assert "the same for every seed" not in str(found)
-    assert all(pair.interval for pairs in found.pairs.values() for pair in pairs), "the intervals are there"
+    assert all(pair.interval for pairs in found.pairs.values() for pair in pairs), "but they have intervals"
 
 
 def test_holm_is_over_the_pairs_of_a_channel():
     one, two = many(6)[0], many(6, noise="gaussian(std=1)")[0]
-    alone, both = comparison(one), comparison([*one, *two])
+    separate, both = comparison(one), comparison([*one, *two])
     assert list(both.lines) == list(both.pairs) == ["gaussian(std=1)", "none()"]
-    assert both.pairs["none()"] == alone.pairs["none()"], "another channel changes nothing"
+    assert both.pairs["none()"] == separate.pairs["none()"], "another channel has no effect"
     more = [
         made(run["test/accuracy"][0], receiver="sign(step=1)", noise="none()", seed=i) for i, run in enumerate(one[:6])
     ]
-    assert comparison([*one, *more]).pair("none()", *RULES[:2]).p > alone.pair("none()", *RULES[:2]).p, "more pairs"
+    assert comparison([*one, *more]).pair("none()", *RULES[:2]).p > separate.pair("none()", *RULES[:2]).p, "more pairs"
 
 
 def test_runs_of_earlier_versions_with_another_spelling_are_paired():
@@ -94,7 +94,7 @@ def test_runs_of_earlier_versions_with_another_spelling_are_paired():
     assert found.pair("none", "none", "mac(C=1)") == same.pair("none()", "mac(C=1)", "none()") is not None
 
 
-def test_uses_seconds_and_divergence():
+def test_the_table_has_symbols_seconds_and_divergence():
     runs = [made(0.5, uses=100, receiver="mac(C=1)", seed=i) for i in range(2)]
     ended = [made(0.9, uses=50, receiver="none()", seed=i) for i in range(2)]
     for run in ended:
@@ -109,7 +109,7 @@ def test_uses_seconds_and_divergence():
     assert "the accuracy of a run that diverged is 0" in text
 
 
-def test_compare_computes_reports_and_is_not_computed_again(tmp_path, monkeypatch):
+def test_finished_runs_of_a_comparison_are_not_computed_again(tmp_path, monkeypatch):
     plan = TINY | {"receiver": ["mac(C=1)", "none()"], "rounds": 1}
     found = sa.compare(plan, tmp_path / "c")
     assert list(found.lines) == ["sas(alpha=1.5, tau=0.1)"]
@@ -123,7 +123,7 @@ def test_compare_computes_reports_and_is_not_computed_again(tmp_path, monkeypatc
         assert f">{p}</td>" in page
 
 
-def test_a_plan_may_name_its_seeds(tmp_path):
+def test_a_plan_may_list_its_seeds(tmp_path):
     two = sa.compare(TINY | {"receiver": ["mac(C=1)", "none()"], "seed": [3, 8]}, tmp_path)
     assert [[run.settings["seed"] for run in line.runs] for line in two.lines.popitem()[1]] == [[3, 8], [3, 8]]
 
@@ -185,7 +185,7 @@ def test_unpaired_and_missing_runs_are_refused():
 
 
 @pytest.mark.parametrize("options", [{"seeds": 3}, {"stop": "test/accuracy > 0.5", "patience": 2}, {"profile": True}])
-def test_recorded_runs_take_no_options_of_runs(options):
+def test_options_of_runs_are_refused_for_recorded_runs(options):
     error = refused("unused-options", sa.compare, many(2)[0], **options)
     assert error.fields["options"] == list(options)
 

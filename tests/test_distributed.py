@@ -1,4 +1,4 @@
-"""One simulation in several processes of torchrun: the results are those of one process, bit for bit."""
+"""A simulation in several processes of torchrun gives the results of one process, bit for bit."""
 
 import json
 import os
@@ -14,7 +14,7 @@ import torch
 
 import stableair as sa
 from helpers import ROOT
-from helpers.isolation import forgotten
+from helpers.isolation import restored_registries
 from helpers.ranked import digest, experiments
 from stableair import distributed
 from stableair.distributed import ProcessGroup
@@ -26,7 +26,7 @@ SAME = [
     "plain",
     "unequal",
     "buffers",
-    "coming and going",
+    "varying participation",
     "averaged",
     "whole payloads",
     "signals",
@@ -40,12 +40,12 @@ SAME = [
 ]
 
 
-def torchrun(ranks, *words, module=False, restarts=0, looks=0.1, **environment):
-    """What a command started with torchrun gives; it may not take long."""
+def torchrun(ranks, *words, module=False, restarts=0, monitor_interval=0.1, **environment):
+    """The completed process of a command that torchrun started."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     command += [
         f"--max-restarts={restarts}",
-        f"--monitor-interval={looks}",
+        f"--monitor-interval={monitor_interval}",
         *(["-m"] if module else []),
         *map(str, words),
     ]
@@ -53,8 +53,8 @@ def torchrun(ranks, *words, module=False, restarts=0, looks=0.1, **environment):
     return subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment, check=False)
 
 
-def ranked(ranks, what, folder, *words, **options):
-    return torchrun(ranks, RANKED, what, folder, *words, **options)
+def ranked(ranks, task, folder, *words, **options):
+    return torchrun(ranks, RANKED, task, folder, *words, **options)
 
 
 RANKED = ROOT / "tests/helpers/ranked.py"
@@ -62,21 +62,21 @@ RANKED = ROOT / "tests/helpers/ranked.py"
 
 @pytest.fixture(scope="module")
 def known():
-    with forgotten():
+    with restored_registries():
         yield experiments()
 
 
 @pytest.fixture(scope="module")
-def alone(known):
+def single_process(known):
     return {name: digest(sa.run(known[name])) for name in SAME}
 
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)])
-def test_the_number_of_ranks_changes_no_bit(ranks, alone, tmp_path):
-    """The model, the norm buffers and every number of every round; seven clients divide evenly among none of them."""
+def test_the_number_of_ranks_changes_no_bit(ranks, single_process, tmp_path):
+    """The model, the norm buffers and all metrics; seven clients cannot be divided equally."""
     done = ranked(ranks, "digests", tmp_path / "digests.json", *SAME)
     assert done.returncode == 0, done.stderr
-    assert json.loads((tmp_path / "digests.json").read_text()) == alone
+    assert json.loads((tmp_path / "digests.json").read_text()) == single_process
     silent = re.findall(r"round \d+: no client was received", done.stderr)
     assert silent
     assert len(silent) == len(set(silent)), "only rank 0 logs"
@@ -85,7 +85,7 @@ def test_the_number_of_ranks_changes_no_bit(ranks, alone, tmp_path):
 @pytest.mark.gpu
 @pytest.mark.parametrize("model", ["mlp(8)", "resnet18()"])
 def test_two_ranks_on_one_gpu_give_the_bits_of_one(model, cuda, tmp_path):
-    """NCCL wants a GPU for each rank, so these talk by gloo; the engine is the one that a GPU gets."""
+    """NCCL needs a GPU per rank, so the ranks use gloo; the engine is that of a GPU."""
     words = "data=synthetic(samples=90,classes=3,shape=(3,32,32))", "clients=7", "rounds=2", "chunk=2", "engine=fast"
     words += f"model={model}", f"device={cuda}"
     plain = sa.run(from_words(list(words)))
@@ -124,7 +124,7 @@ def test_ranks_without_their_peers_exit_with_one_line(rank, reason, monkeypatch)
 
 @pytest.mark.slow
 def test_a_run_is_stopped_with_two_ranks_and_resumed_with_three_and_with_one(known, tmp_path):
-    whole = sa.run(known["mortal"].with_(rounds=8))
+    whole = sa.run(known["killed_rank"].with_(rounds=8))
     for size, rounds in ((2, 3), (3, 6), (1, 8)):
         assert ranked(size, "rounds", tmp_path / "a", rounds).returncode == 0
     assert digest(load(tmp_path / "a")) == digest(whole)
@@ -133,15 +133,16 @@ def test_a_run_is_stopped_with_two_ranks_and_resumed_with_three_and_with_one(kno
 
 @pytest.mark.slow
 def test_a_rank_that_is_killed_is_restarted_and_the_run_continues(known, tmp_path):
-    done = ranked(2, "rounds", tmp_path / "a", 6, restarts=3, MORTAL="0")
+    done = ranked(2, "rounds", tmp_path / "a", 6, restarts=3, KILL_AFTER_RESTARTS="0")
     assert done.returncode == 0, done.stderr
     assert [e["first_round"] for e in load(tmp_path / "a").environments] == [0, 2]
-    assert digest(load(tmp_path / "a")) == digest(sa.run(known["mortal"].with_(rounds=6)))
+    assert digest(load(tmp_path / "a")) == digest(sa.run(known["killed_rank"].with_(rounds=6)))
 
 
 @pytest.mark.slow
-def test_when_a_rank_is_killed_the_others_report_it_in_one_line(tmp_path):
-    done = ranked(2, "rounds", tmp_path / "a", 6, MORTAL="0", looks=5)  # seconds, before torchrun ends the other
+def test_if_a_rank_is_killed_the_others_report_it_in_one_line(tmp_path):
+    # torchrun looks for exited ranks every 5 s: until then, the other rank can report the error.
+    done = ranked(2, "rounds", tmp_path / "a", 6, KILL_AFTER_RESTARTS="0", monitor_interval=5)
     assert done.returncode != 0
     assert "ResourceError: another rank has exited; resume the run to continue" in done.stderr
     assert len(load(tmp_path / "a")) == 2
@@ -151,9 +152,9 @@ def test_when_a_rank_is_killed_the_others_report_it_in_one_line(tmp_path):
 @pytest.mark.parametrize(
     ("model", "reason"),
     [
-        ("poisoned", "uploaded a non-finite"),
-        ("hungry", "rank 1: no room for more"),
-        ("picky", "rank 1: "),
+        ("overflowing", "uploaded a non-finite"),
+        ("out_of_memory", "rank 1: not enough memory"),
+        ("not_built", "rank 1: "),
     ],
 )
 def test_an_error_on_one_rank_is_raised_on_all(model, reason, tmp_path):
@@ -182,8 +183,8 @@ def test_only_rank_0_prints(tmp_path):
     assert len(done.stdout.splitlines()) == 4
     found = load(tmp_path / "a")
     d, chunk = len(found.state.model.w), found.environments[0]["chunk"]
-    waves, entries = -(-7 // (3 * chunk)), -(-d // 3)  # in each: chunk clients' slices, and their loss and norm
-    sent = 2 * (waves * chunk * (4 * entries + 2 * 8) + 2 * 8 * entries)  # to two others; then two sums of float64
+    waves, entries = -(-7 // (3 * chunk)), -(-d // 3)  # a wave: slices of `chunk` clients, and their loss and norm
+    sent = 2 * (waves * chunk * (4 * entries + 2 * 8) + 2 * 8 * entries)  # to two other ranks; then two sums in float64
     assert f"each of 3 ranks sent {sent / 1e6:,.3g} MB per round" in done.stderr
     again = torchrun(3, "stableair", "run", *words, "--out", tmp_path / "a", module=True)
     assert again.returncode != 0
@@ -194,10 +195,10 @@ def test_only_rank_0_prints(tmp_path):
 
 
 @pytest.mark.parametrize(("size", "d"), [(1, 5), (2, 5), (3, 10), (4, 3)])
-def test_the_slices_of_all_ranks_are_the_vector(size, d):
+def test_the_slices_of_all_ranks_cover_the_vector(size, d):
     slices = [ProcessGroup(rank, size, torch.device("cpu")).slice(d) for rank in range(size)]
     assert torch.cat([torch.arange(d)[one] for one in slices]).tolist() == list(range(d))
-    assert all(one.start % 2 == 0 or one.start == d for one in slices), "a complex symbol is divided"
+    assert all(one.start % 2 == 0 or one.start == d for one in slices), "a slice divides a complex symbol"
 
 
 def test_an_error_about_an_upload_can_be_pickled():

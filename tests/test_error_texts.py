@@ -1,4 +1,4 @@
-"""The wording of a few errors; every other test asserts codes and fields."""
+"""The texts of a few errors; the other tests assert codes and fields."""
 
 import pytest
 

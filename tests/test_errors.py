@@ -1,4 +1,4 @@
-"""Errors keep their advice apart from their message."""
+"""Errors keep their advice separate from their message."""
 
 from stableair.errors import InputError
 

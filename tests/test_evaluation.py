@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import stableair as sa
-from helpers.runs import numbers
+from helpers.runs import recorded_metrics
 from stableair.algorithm import simulate
 from stableair.builder import build
 from stableair.contracts import Dataset
@@ -27,7 +27,7 @@ NORM_STATS = get_args(NormStats)
 
 @pytest.fixture
 def normed(tiny, registries):
-    """An experiment whose model has a batch norm, and a dropout that must stay asleep in every evaluation."""
+    """An experiment whose model has a batch norm, and a dropout that must be inactive in every evaluation."""
 
     @sa.model("normed")
     def normed(momentum=0.1):
@@ -43,7 +43,7 @@ def accuracies(metrics):
 
 
 def shifted(sim, by):
-    """What the clients measured is far off; the weights are the same."""
+    """The model of the start, with a shift of its norm statistics."""
     return sim.start.model._replace(stats=sim.start.model.stats + by)
 
 
@@ -54,17 +54,17 @@ def test_all_norm_statistics_are_recorded_and_the_selected_one_is_the_accuracy(n
         assert found["test/accuracy"] == found[f"test/accuracy_{treatment}"]
         assert list(found) == ["test/accuracy", "test/loss", *(f"test/accuracy_{t}" for t in NORM_STATS)]
     losses = {t: build(normed.with_(norm_stats=t)).evaluate(shifted(sim, 3))["test/loss"] for t in NORM_STATS}
-    assert len(set(losses.values())) == 3, "the loss follows too"
+    assert len(set(losses.values())) == 3, "the loss also depends on it"
 
 
-def test_the_clients_statistics_affect_only_their_evaluation(normed):
+def test_the_statistics_of_the_clients_affect_only_their_treatment(normed):
     sim = build(normed)
     right, wrong = sim.evaluate(sim.start.model), sim.evaluate(shifted(sim, 50))
     assert accuracies(right)[1:] == accuracies(wrong)[1:]
     assert right["test/loss"] != wrong["test/loss"]
 
 
-def test_each_treatment_is_what_a_direct_computation_gives(normed):
+def test_each_treatment_equals_a_direct_computation(normed):
     for treatment in NORM_STATS:
         sim = build(normed.with_(norm_stats=treatment))
         data, module, at = sim.train.work.data, sim.train.work.module, shifted(sim, 2)
@@ -93,7 +93,7 @@ def test_recalibration_averages_its_batches_evenly(normed, monkeypatch):
     torch.testing.assert_close(stats, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_an_evaluation_leaves_no_trace(normed):
+def test_an_evaluation_does_not_change_the_module(normed):
     sim = build(normed.with_(model="normed(momentum=0.3)", norm_stats="recalibrated"))
     module = sim.train.work.module
     before = sim.start.model.stats.clone(), module[0].num_batches_tracked.clone()
@@ -104,8 +104,8 @@ def test_an_evaluation_leaves_no_trace(normed):
     assert module[0].momentum == 0.3
 
 
-def test_a_model_that_counts_or_draws_random_numbers_in_its_evaluation(tiny, registries):
-    """Its counter and the generators of the caller stay as they are, and every evaluation draws the same."""
+def test_a_model_with_a_counter_and_random_draws_is_evaluated_reproducibly(tiny, registries):
+    """Its counter and the generators of the caller do not change, and every evaluation draws the same numbers."""
 
     class Noisy(nn.Linear):
         def __init__(self, classes):
@@ -136,7 +136,7 @@ def test_the_norm_statistics_of_the_evaluation_do_not_affect_the_training(normed
         assert all(torch.equal(a.w, b.w) and torch.equal(a.stats, b.stats) for a, b in zip(runs[0], other, strict=True))
 
 
-def test_the_calibration_sample_is_forty_of_each_client_and_mixed():
+def test_the_calibration_sample_has_forty_shuffled_samples_of_each_client():
     parts = [torch.arange(0, 100), torch.arange(100, 130), torch.arange(130, 300)]
     sample = calibration_sample(parts, seed=3)
     counts = [((sample >= low) & (sample < high)).sum().item() for low, high in ((0, 100), (100, 130), (130, 300))]
@@ -144,7 +144,7 @@ def test_the_calibration_sample_is_forty_of_each_client_and_mixed():
     assert len(sample.unique()) == len(sample)
     assert torch.equal(sample, calibration_sample(parts, seed=3))
     assert not torch.equal(sample, calibration_sample(parts, seed=4))
-    assert len((sample[:40] // 100).unique()) == 3, "the first batch holds all clients"
+    assert len((sample[:40] // 100).unique()) == 3, "the first batch has samples of all clients"
 
 
 def test_a_model_without_norm_statistics_has_one_accuracy_and_logs_it(tiny, caplog):
@@ -159,32 +159,32 @@ def test_a_model_without_norm_statistics_has_one_accuracy_and_logs_it(tiny, capl
     assert (error.value.code, error.value.fields["name"]) == ("unknown-value", "norm_stats")
 
 
-def test_test_batches_never_hold_a_single_sample(normed):
+def test_test_batches_never_have_a_single_sample(normed):
     sim = build(normed.with_(norm_stats="batch"))
     odd = Evaluate(sim.train.work.module, sim.train.work.data, "test", "batch", sim.evaluate.calibration, batch=11)
-    assert len(sim.train.work.data.test.y) % 11 == 1, "plain batches of 11 would leave one sample over"
+    assert len(sim.train.work.data.test.y) % 11 == 1, "equal batches of 11 would leave a single sample"
     assert odd(state_of(sim.train.work.module))["test/accuracy"] >= 0
 
 
-def test_the_host_waits_once(normed, monkeypatch):
-    """Neither a batch nor a layer asks for a number or sends one: on a GPU each would empty its queue."""
+def test_an_evaluation_synchronises_once(normed, monkeypatch):
+    """Batches and layers transfer no numbers between host and device: each transfer would synchronise a GPU."""
     monkeypatch.setattr("stableair.evaluation.BATCH", 7)
     evaluate, at = replace(build(normed).evaluate, batch=4), build(normed).start.model
-    asked = []
+    transfers = []
 
     def counted(owner, name):
         real = getattr(owner, name)
-        monkeypatch.setattr(owner, name, lambda *given, **by_name: asked.append(name) or real(*given, **by_name))
+        monkeypatch.setattr(owner, name, lambda *given, **by_name: transfers.append(name) or real(*given, **by_name))
 
     for name in ("__float__", "__int__", "__bool__", "item", "tolist"):
         counted(torch.Tensor, name)
     counted(Dataset, "scaling")
     evaluate(at)
-    assert asked == ["scaling", "tolist"]
+    assert transfers == ["scaling", "tolist"]
 
 
 @pytest.mark.gpu
-def test_the_host_waits_once_on_a_gpu(cuda):
+def test_an_evaluation_synchronises_once_on_a_gpu(cuda):
     e = sa.Experiment(data="cifar10", model="resnet18()", clients=5, device=cuda, norm_stats="recalibrated")
     sim = build(e)
     evaluate, scaling = sim.evaluate.at("bf16"), sim.train.work.data.scaling(cuda)
@@ -211,10 +211,8 @@ def test_the_averaged_model_follows_its_formula_and_is_evaluated_with_the_select
         stats = new.stats.double() if stats is None else 0.7 * stats + 0.3 * new.stats.double()
         torch.testing.assert_close(averaged.w, w.float(), msg=f"round {k}")
         torch.testing.assert_close(averaged.stats, stats.float())
-        of_average = plain.evaluate(averaged)
-        assert (
-            metrics["test/accuracy_averaged"] == of_average["test/accuracy"] == of_average[f"test/accuracy_{treatment}"]
-        )
+        expected = plain.evaluate(averaged)
+        assert metrics["test/accuracy_averaged"] == expected["test/accuracy"] == expected[f"test/accuracy_{treatment}"]
     assert not torch.allclose(averaged.w, new.w)
 
 
@@ -222,7 +220,9 @@ def test_the_average_affects_only_the_evaluation(tiny):
     one, other = sa.run(tiny), sa.run(tiny.with_(average=0.9))
     assert torch.equal(one.state.model.w, other.state.model.w)
     assert "test/accuracy_averaged" not in one.rounds[0]
-    assert numbers(one) == [{k: v for k, v in row.items() if "averaged" not in k} for row in numbers(other)]
+    assert recorded_metrics(one) == [
+        {k: v for k, v in row.items() if "averaged" not in k} for row in recorded_metrics(other)
+    ]
     assert sa.run(tiny.with_(average=1e-12))["test/accuracy_averaged"] == one["test/accuracy"]
     assert "validation/accuracy_averaged" in sa.run(tiny.with_(average=0.5, evaluate="validation", rounds=1)).rounds[0]
 
@@ -236,7 +236,7 @@ def test_an_average_is_resumed_bit_for_bit(normed, tmp_path, engine, participati
     whole = sa.run(e, tmp_path / "whole")
     sa.run(e.with_(rounds=3), tmp_path / "a")
     resumed = sa.run(e, tmp_path / "a", resume=True)
-    assert numbers(resumed) == numbers(whole)
+    assert recorded_metrics(resumed) == recorded_metrics(whole)
     one, other = (read_checkpoint(tmp_path / name).state for name in ("whole", "a"))
     assert all(torch.equal(a, b) for a, b in zip(one.average, other.average, strict=True))
     assert one.average[0].shape == one.model.w.shape

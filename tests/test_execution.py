@@ -13,12 +13,12 @@ from stableair.distributed import SingleProcess
 from stableair.execution import with_engine
 from stableair.results.checksums import ENVIRONMENT, seal
 
-KERNELS = {"engine": "kernels", "precision": "bf16", "chunk": 2, "device": "cpu"}  # which cannot compute an mlp
+KERNELS = {"engine": "kernels", "precision": "bf16", "chunk": 2, "device": "cpu"}  # which does not support an mlp
 STACKED = KERNELS | {"engine": "stacked", "precision": "fp32"}
 
 
 class Ranks(SingleProcess):
-    """Two ranks, of which the other one reports an obstacle."""
+    """Two ranks; the other rank reports an obstacle."""
 
     def __init__(self, obstacle):
         self.obstacle = obstacle

@@ -65,7 +65,7 @@ def scaled(factor):
     return lambda g: factor * g
 
 
-def itself():
+def recursive_list():
     loop = [1]
     loop.append(loop)
     return loop
@@ -85,7 +85,7 @@ DIFFERENT = [
     Point(1.0), Point(2.0), Point(1.0, Point(2.0)), Point, Slotted, torch.tanh, np.tanh, len, str.upper, torch,
     functools, scaled(1.0), scaled(2.0), scaled, recursive,
     functools.partial(scaled, 1), functools.partial(scaled, factor=1),
-    lambda g: g + 1, lambda g: g - 1, lambda g=1: g - 1, Point(1.0).__eq__, itself(),
+    lambda g: g + 1, lambda g: g - 1, lambda g=1: g - 1, Point(1.0).__eq__, recursive_list(),
     nn.Linear(2, 2), nn.ReLU(), nn.ReLU(inplace=True), nn.Sequential(nn.ReLU()),
     nn.Sequential(OrderedDict(a=nn.ReLU())),
 ]  # fmt: skip
@@ -102,7 +102,12 @@ def test_an_object_keeps_its_digest(i):
 
 
 def test_equal_objects_have_equal_digests():
-    for make in (itself, lambda: scaled(2.0), lambda: Point(1.0, [torch.ones(3)]), lambda: {"a": 1, "b": {2, 3}}):
+    for make in (
+        recursive_list,
+        lambda: scaled(2.0),
+        lambda: Point(1.0, [torch.ones(3)]),
+        lambda: {"a": 1, "b": {2, 3}},
+    ):
         assert fingerprint(make()) == fingerprint(make())
     assert fingerprint({"a": 1, "b": 2}) == fingerprint({"b": 2, "a": 1})
     assert fingerprint(torch.arange(6).view(2, 3).T) == fingerprint(torch.tensor([[0, 3], [1, 4], [2, 5]]))
@@ -134,7 +139,7 @@ def digests_of_script(folder, as_file, **changes):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("as_file", [True, False])
-def test_scripts_in_other_processes(tmp_path, as_file):
+def test_digests_are_equal_in_other_processes(tmp_path, as_file):
     rule, function, kind, module = digests_of_script(tmp_path, as_file)
     assert digests_of_script(tmp_path, as_file) == [rule, function, kind, module]
     changed = digests_of_script(tmp_path, as_file, **({"limit": "4.0"} if as_file else {"scale": "5"}))

@@ -1,4 +1,4 @@
-"""A run gives the same bits whatever modes of torch its caller has set."""
+"""A run gives the same bits for all modes of torch that its caller may set."""
 
 from contextlib import ExitStack, contextmanager
 
@@ -68,7 +68,7 @@ def test_a_run_does_not_depend_on_the_modes_of_its_caller(tiny, mode, engine):
     with MODES[mode]():
         before = modes()
         run = sa.run(e)
-        assert modes() == before, "and leaves them as they were"
+        assert modes() == before, "the run restores the modes of its caller"
     assert torch.equal(run.state.model.w, expected.state.model.w)
     assert run["test/loss"] == expected["test/loss"]
 
@@ -95,7 +95,7 @@ def test_build_choose_accelerate_and_simulate_do_not_depend_on_the_callers_modes
     expected, _ = final(isolated)
     w, inside = final(MODES[mode])
     with MODES[mode]():
-        assert inside == modes(), "the caller's modes are in force between two rounds"
+        assert inside == modes(), "the modes of the caller apply between two rounds"
     assert torch.equal(w, expected)
 
 

@@ -11,7 +11,7 @@ HUGE = 10**5000  # Python does not convert integers of more than 4,300 digits to
 
 @pytest.mark.parametrize("name", ["seed", "clients", "rounds", "chunk"])
 @pytest.mark.parametrize("value", [HUGE, -HUGE], ids=["positive", "negative"])
-def test_huge_integer_setting(name, value):
+def test_a_huge_integer_setting_is_refused(name, value):
     with pytest.raises(InputError) as error:
         sa.Experiment(**{name: value})
     assert (error.value.code, error.value.fields["name"]) == ("out-of-range", name)
@@ -19,13 +19,13 @@ def test_huge_integer_setting(name, value):
 
 
 @pytest.mark.parametrize("name", ["lr", "data", "device", "payload", "average"])
-def test_huge_integer_in_another_setting(name):
+def test_a_huge_integer_in_another_setting_is_refused(name):
     with pytest.raises(InputError) as error:
         sa.Experiment(**{name: HUGE})
     assert len(str(error.value)) < 400
 
 
-def test_number_of_digits():
+def test_the_digits_of_an_integer_are_counted():
     for number in (0, 1, 9, 10, 99, 100, 2**63, 10**17 - 1, 10**17, -5):
         assert count_digits(number) == len(str(abs(number)))
     with pytest.raises(InputError) as error:
@@ -36,7 +36,7 @@ def test_number_of_digits():
 
 
 @pytest.mark.parametrize("spec", ["receiver=clip(C=1e39)", "server=adam_ota(lr=1e39)", "server=adagrad_ota(lr=1e39)"])
-def test_number_beyond_float32(spec, command):
+def test_a_number_beyond_float32_is_refused(spec, command):
     key, _, text = spec.partition("=")
     with pytest.raises(InputError) as error:
         sa.Experiment(**{key: text})
@@ -47,7 +47,7 @@ def test_number_beyond_float32(spec, command):
 
 
 @pytest.mark.parametrize("lr", [1e-39, 1e39])
-def test_learning_rate_or_its_inverse_beyond_float32(lr):
+def test_a_learning_rate_beyond_float32_or_with_such_an_inverse_is_refused(lr):
     with pytest.raises(InputError) as error:
         sa.Experiment(lr=lr)
     assert error.value.code == "out-of-range"

@@ -119,7 +119,7 @@ def test_numpy_number_from_round_3_is_converted(tiny, tmp_path, registries):
     ids=["shape", "length", "keys", "type", "none"],
 )
 def test_changed_structure_is_refused_in_its_round(tiny, tmp_path, registries, memories):
-    """Otherwise the checkpoint could not be resumed: the loader compares it with the memory of `init`."""
+    """Otherwise the checkpoint could not be loaded, because its structure is compared with the memory of `init`."""
     first, later = memories
     rule = Rule(lambda received, m: (received.g, later if received.k == 2 else m, {}), init=lambda like: first)
     sa.receiver("changing")(lambda: rule)
@@ -170,7 +170,7 @@ def test_a_vector_inside_a_dict_keeps_its_shape():
     assert not same_structure({"mean": torch.ones(1), "evidence": {}}, like)
 
 
-def test_non_finite_parts():
+def test_the_non_finite_parts_of_a_state_are_named():
     finite = State(ModelState(torch.ones(2), torch.zeros(0)))
     assert non_finite_parts(finite) == set()
     inf, nan = torch.tensor([1.0, math.inf]), torch.tensor([math.nan])

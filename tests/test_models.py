@@ -11,7 +11,7 @@ from stableair.models import cnn, logistic, mlp, model, resnet18, resnet34
 
 @pytest.mark.parametrize("spec", EXAMPLES["models"])
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 9, 12)])
-def test_every_model_gives_a_logit_a_class(spec, shape):
+def test_every_model_returns_one_logit_per_class(spec, shape):
     module = model.one(spec)()(shape, 7)
     assert module(torch.randn(5, *shape)).shape == (5, 7)
 
@@ -20,7 +20,7 @@ def entries(module):
     return sum(p.numel() for p in module.parameters())
 
 
-def test_sizes():
+def test_the_numbers_of_parameters():
     assert entries(logistic()((1, 8, 8), 10)) == 65 * 10
     assert entries(mlp(200)((1, 8, 8), 10)) == 65 * 200 + 201 * 10
     assert entries(mlp(20, depth=3)((1, 8, 8), 10)) == 65 * 20 + 2 * 21 * 20 + 21 * 10
@@ -28,7 +28,7 @@ def test_sizes():
 
 
 @pytest.mark.parametrize("norm", ["batch", "group"])
-def test_sizes_of_the_papers_networks(norm):
+def test_the_numbers_of_parameters_of_the_networks_of_the_paper(norm):
     assert entries(resnet18(norm)((3, 32, 32), 10)) == 11_173_962
     assert entries(resnet34(norm)((3, 32, 32), 100)) == 21_328_292
 
@@ -42,7 +42,7 @@ def test_the_stem_keeps_the_resolution_and_three_stages_halve_it():
     assert seen == [(64, 32, 32), (64, 32, 32), (128, 16, 16), (256, 8, 8), (512, 4, 4)]
 
 
-def test_group_norm_treats_samples_apart_and_has_no_buffers():
+def test_group_norm_treats_samples_separately_and_has_no_buffers():
     x = torch.randn(4, 3, 16, 16)
     batch, group = (resnet18(norm)((3, 16, 16), 5) for norm in ("batch", "group"))
     assert torch.allclose(group(x)[:1], group(x[:1]), atol=1e-5)
@@ -64,7 +64,7 @@ def test_an_unknown_norm_is_refused():
 
 
 @pytest.mark.parametrize("text", ["mlp(width=0)", "mlp(depth=0)", "mlp(width=1.5)", "cnn(width=0)"])
-def test_bad_arguments(text):
+def test_invalid_arguments_are_refused(text):
     with pytest.raises(InputError) as error:
         model.one(text)()
     assert error.value.code in ("out-of-range", "wrong-type")
@@ -87,13 +87,13 @@ def flat(inputs, outputs):
 )
 def test_a_model_that_does_not_fit_is_refused_in_one_line(module, message, registries):
     model("mine")(lambda: lambda shape, classes: module)
-    with pytest.raises(InputError, match=message) as error:  # one code for all: the text tells them apart
+    with pytest.raises(InputError, match=message) as error:  # one code for all cases, with different texts
         build(Experiment(model="mine()", device="cpu"))
     assert (error.value.code, error.value.setting) == ("invalid-model", "model")
     assert "\n" not in str(error.value)
 
 
-def test_the_default_initialisation_is_torchs():
+def test_the_default_initialisation_is_that_of_torch():
     def convolutions(text):
         torch.manual_seed(0)
         module = model.one(text)()((3, 16, 16), 10)

@@ -64,18 +64,18 @@ def refused(code, *args, **options):
     return errors.refused(code, sa.run, *args, **options)
 
 
-# ----------------------------------------------------------------------------------------------------- what is computed
+# -------------------------------------------------------------------------------------------------------------- results
 
 
-def test_objects_compute_what_registered_components_compute(base, registries):
+def test_objects_give_the_results_of_registered_components(base, registries):
     sa.dataset("mine")(lambda: TABLE)
     sa.model("mine")(lambda: lambda shape, classes: net())
     sa.receiver("mine")(lambda C: soft(C))
     sa.server("mine")(lambda: halving)
     names = base.with_(data="mine", model="mine", receiver="mine(C=2)", server="mine", clients=4)
-    given = sa.run(base.with_(clients=4), data=TABLE, model=net(), receiver=soft(2.0), server=halving)
-    assert rows(given) == rows(sa.run(names))
-    assert rows(given) != rows(
+    with_objects = sa.run(base.with_(clients=4), data=TABLE, model=net(), receiver=soft(2.0), server=halving)
+    assert rows(with_objects) == rows(sa.run(names))
+    assert rows(with_objects) != rows(
         sa.run(base.with_(clients=4), data=TABLE, model=net(), receiver=soft(3.0), server=halving)
     )
 
@@ -89,7 +89,7 @@ def test_a_lambda_is_a_receiver(base, receiver, tmp_path):
     assert sa.load(tmp_path / "a")["test/loss"] == run["test/loss"]
 
 
-def test_a_module_is_the_first_model_and_stays_as_it_was(base):
+def test_a_module_is_the_initial_model_and_does_not_change(base):
     module = net()
     before = copy.deepcopy(module.state_dict())
     server = lambda w, g: w  # noqa: E731 (a lambda is an object too)
@@ -109,15 +109,15 @@ def test_a_module_is_the_first_model_and_stays_as_it_was(base):
         sa.models.mlp(width=3),
     ],
 )
-def test_factories(base, factory):
+def test_factories_of_models_are_accepted(base, factory):
     run = sa.run(base.with_(rounds=1), data=TABLE, model=factory)
     again = sa.run(base.with_(rounds=1, seed=1), data=TABLE, model=factory)
     first, other = (one.state.model.w for one in (run, again))
-    assert not torch.equal(first, other), "the seed draws the first model"
+    assert not torch.equal(first, other), "the seed draws the initial model"
     assert rows(sa.run(base.with_(rounds=1), data=TABLE, model=factory)) == rows(run)
 
 
-def test_specs_are_accepted_too(base):
+def test_specs_are_accepted_in_place_of_objects(base):
     run = sa.run(base.with_(rounds=1), data="synthetic(samples=60)", model="logistic()", receiver="none()")
     assert run.settings["receiver"] == "none()"
     assert rows(run) == rows(
@@ -177,7 +177,7 @@ def test_other_objects_are_refused(base, tmp_path, change):
     assert {path.name: path.read_bytes() for path in (tmp_path / "a").iterdir()} == before
 
 
-def test_a_recorded_experiment_without_its_object_is_one_line(base, tmp_path):
+def test_a_recorded_experiment_without_its_object_is_refused(base, tmp_path):
     recorded = sa.run(base.with_(rounds=1), tmp_path / "a", **objects()).experiment
     for setting in ("data", "model", "receiver"):
         given = objects(**{setting: None})
@@ -186,7 +186,7 @@ def test_a_recorded_experiment_without_its_object_is_one_line(base, tmp_path):
     assert len(sa.run(recorded, tmp_path / "a", resume=True)) == 1, "a finished run needs no objects"
 
 
-def test_ids_of_other_experiments_stay(base):
+def test_objects_do_not_change_the_ids_of_other_experiments(base):
     before = base.id()
     changed = sa.run(base.with_(rounds=1), **objects()).experiment
     assert base.id() == before
@@ -228,7 +228,7 @@ def test_the_network_of_a_read_run_needs_its_objects(base, tmp_path):
 # ------------------------------------------------------------------------------------------------------------ bad input
 
 
-def test_objects_of_a_wrong_type(base):
+def test_objects_of_a_wrong_type_are_refused(base):
     refused("wrong-type", base, data=[1, 2])
     refused("wrong-type", base, data=torch.utils.data.TensorDataset(torch.ones(3)))
     refused("wrong-type", base, data=TABLE, model=3)

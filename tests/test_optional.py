@@ -9,7 +9,7 @@ from stableair.errors import MissingExtraError, StableairError
 from stableair.optional import require
 
 
-def test_an_installed_module_is_returned_also_one_within_a_package():
+def test_an_installed_module_or_submodule_is_returned():
     assert require("math", extra="hub") is math
     assert require("importlib.util", extra="hub") is sys.modules["importlib.util"]
 

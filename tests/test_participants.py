@@ -5,7 +5,7 @@ import torch
 
 import stableair as sa
 from helpers.components import EXAMPLES
-from helpers.runs import numbers
+from helpers.runs import recorded_metrics
 from stableair.builder import build
 from stableair.channels.flat import Flat
 from stableair.contracts import Upload
@@ -17,12 +17,14 @@ from stableair.streams import generator
 def test_all_clients_participate_in_decreasing_order_of_samples():
     who = participants(everybody(), [3, 7, 3, 9, 7], seed=0)
     assert who(0).tolist() == who(5).tolist() == [3, 1, 4, 0, 2]
-    assert participants(everybody(), [4, 4, 4], seed=0)(0).tolist() == [0, 1, 2], "among equals by number"
+    assert participants(everybody(), [4, 4, 4], seed=0)(0).tolist() == [0, 1, 2], (
+        "with equal numbers of samples, in ascending order"
+    )
 
 
 @pytest.fixture
 def few(registries):
-    """A rule that takes other clients in every round."""
+    """A rule that selects m random clients in every round."""
 
     @participation("few")
     def few(m: int):
@@ -36,7 +38,9 @@ def test_participation_is_a_function_of_seed_and_round(few):
     rounds = [who(k).tolist() for k in range(20)]
     assert rounds == [who(k).tolist() for k in range(20)]
     assert len(set(map(tuple, rounds))) > 5
-    assert all(one == sorted(one, reverse=True) for one in rounds), "in the fixed order: falling number of samples"
+    assert all(one == sorted(one, reverse=True) for one in rounds), (
+        "in the fixed order: by decreasing number of samples"
+    )
     drawn = generator(3, "participation", 4).permutation(6)[:2]
     assert set(rounds[4]) == set(drawn.tolist())
 
@@ -88,17 +92,17 @@ def test_neither_a_chunk_nor_processes_change_a_bit_of_any_sum(tiny, normed, pro
     """Payloads, norm buffers and losses of clients of unequal size."""
     e = tiny.with_(partition="dirichlet_by_class(1)", model=NORMED, data="synthetic(samples=90, shape=(1, 2, 2))")
     e = e.with_(batch_size=7, clients=6)
-    paths = []
+    trajectories = []
     for chunk in (1, 4, 6):
         sim = build(e.with_(chunk=chunk))
-        paths.append(list(sa.simulate(sim, sim.start, 3)))
+        trajectories.append(list(sa.simulate(sim, sim.start, 3)))
     if processes:
-        how = choose(build(e), "auto")
-        sim = accelerate(build(e), how._replace(engine="processes", precision="fp32", chunk=4))
-        paths.append(list(sa.simulate(sim, sim.start, 3)))
+        choice = choose(build(e), "auto")
+        sim = accelerate(build(e), choice._replace(engine="processes", precision="fp32", chunk=4))
+        trajectories.append(list(sa.simulate(sim, sim.start, 3)))
     assert len(set(build(e).train.work.sizes)) > 2
-    for path in paths[1:]:
-        for one, other in zip(paths[0], path, strict=True):
+    for trajectory in trajectories[1:]:
+        for one, other in zip(trajectories[0], trajectory, strict=True):
             assert torch.equal(one.state.model.w, other.state.model.w)
             assert torch.equal(one.state.model.stats, other.state.model.stats)
             assert one.metrics == other.metrics
@@ -131,21 +135,21 @@ def test_every_rule_is_resumed_bit_for_bit(tiny, tmp_path, spec, engine):
     sa.run(e.with_(rounds=3), tmp_path / "a")
     resumed = sa.run(e, tmp_path / "a", resume=True)
     assert torch.equal(resumed.state.model.w, whole.state.model.w)
-    assert numbers(resumed) == numbers(whole)
+    assert recorded_metrics(resumed) == recorded_metrics(whole)
     senders = [len(build(e).participants(k)) for k in range(6)]
     assert whole["channel/senders"] == senders
 
 
 @pytest.mark.parametrize("spec", EXAMPLES["participations"])
 def test_fading_and_batches_do_not_depend_on_the_participation_rule(tiny, spec):
-    """The same fading, interference and batches as with everybody."""
+    """The fading, interference and batches are those of a round with all clients."""
     everyone, some = build(tiny), build(tiny.with_(participation=spec))
     for k in range(4):
         who = some.participants(k)
         d = len(some.start.model.w)
-        all_of_them, fade = (sim.channel.draw(5, sim.participants(k), d, 0, k) for sim in (everyone, some))
-        assert torch.equal(fade.xi, all_of_them.xi)
-        assert torch.equal(fade.h, all_of_them.h[who]), "everybody's order is by number: the clients are of one size"
+        fade_of_all, fade = (sim.channel.draw(5, sim.participants(k), d, 0, k) for sim in (everyone, some))
+        assert torch.equal(fade.xi, fade_of_all.xi)
+        assert torch.equal(fade.h, fade_of_all.h[who]), "clients of equal size are in ascending order"
         updates = torch.cat([u.update for u in everyone.train(everyone.start.model, k, torch.arange(5))])
         for upload in some.train(some.start.model, k, who) if len(who) else ():
             assert torch.equal(upload.update, updates[upload.clients])
@@ -156,63 +160,63 @@ def test_a_participation_rule_that_selects_all_clients_equals_all(tiny, of):
     e = tiny.with_(partition="dirichlet_by_class(1)")
     one, other = sa.run(e), sa.run(e.with_(participation=of))
     assert torch.equal(one.state.model.w, other.state.model.w)
-    assert numbers(one) == numbers(other)
+    assert recorded_metrics(one) == recorded_metrics(other)
 
 
 def drawn(rule, n, rounds):
-    """Who takes part: (rounds, n), 1 or 0."""
-    taken = torch.zeros(rounds, n, dtype=torch.float64)
+    """1 for each participating client: (rounds, n)."""
+    selected = torch.zeros(rounds, n, dtype=torch.float64)
     for k in range(rounds):
         who = rule(n, generator(0, "participation", k))
         assert len(who.unique()) == len(who)
-        taken[k, who] = 1
-    return taken
+        selected[k, who] = 1
+    return selected
 
 
 def near(values, expected, variance, rounds, errors=5):
-    """Whether means over so many rounds are what is expected, within five standard errors."""
+    """Whether means over rounds equal their expected value, within `errors` standard errors."""
     return bool(((values - expected).abs() < errors * math.sqrt(variance / rounds)).all())
 
 
-def test_a_sample_takes_each_client_and_each_pair_equally_often():
+def test_a_sample_contains_each_client_and_each_pair_equally_often():
     m, n, rounds = 3, 7, 3000
-    taken = drawn(sample(m), n, rounds)
-    assert (taken.sum(1) == m).all()
+    selected = drawn(sample(m), n, rounds)
+    assert (selected.sum(1) == m).all()
     share, pair = m / n, m * (m - 1) / (n * (n - 1))
-    assert near(taken.mean(0), share, share * (1 - share), rounds)
-    together = (taken.T @ taken / rounds)[~torch.eye(n, dtype=torch.bool)]
+    assert near(selected.mean(0), share, share * (1 - share), rounds)
+    together = (selected.T @ selected / rounds)[~torch.eye(n, dtype=torch.bool)]
     assert near(together, pair, pair * (1 - pair), rounds), "without replacement: less often than by chance"
     assert not near(together, share**2, pair * (1 - pair), rounds)
-    assert (drawn(sample(4), n, 50) >= taken[:50]).all(), "a larger sample has the smaller one in it"
+    assert (drawn(sample(4), n, 50) >= selected[:50]).all(), "a larger sample contains the smaller one"
 
 
 @pytest.mark.parametrize(("rule", "share"), [(bernoulli(0.3), 0.3), (dropout(0.7), 0.3)])
 def test_participation_and_loss_are_independent(rule, share):
     n, rounds = 6, 3000
-    taken = drawn(rule, n, rounds)
-    assert near(taken.mean(0), share, share * (1 - share), rounds)
-    together = (taken.T @ taken / rounds)[~torch.eye(n, dtype=torch.bool)]
+    selected = drawn(rule, n, rounds)
+    assert near(selected.mean(0), share, share * (1 - share), rounds)
+    together = (selected.T @ selected / rounds)[~torch.eye(n, dtype=torch.bool)]
     assert near(together, share**2, share**2, rounds)
-    again = (taken[1:] * taken[:-1]).mean(0)
-    assert near(again, share**2, share**2, rounds), "from round to round too"
+    again = (selected[1:] * selected[:-1]).mean(0)
+    assert near(again, share**2, share**2, rounds), "rounds are independent, too"
 
 
 def test_the_loss_of_a_client_does_not_depend_on_the_selected_clients():
     lost = [drawn(dropout(0.4, of=of), 6, 200) for of in ("all()", "sample(3)", "bernoulli(0.5)")]
-    for of, taken in zip((sample(3), bernoulli(0.5)), lost[1:], strict=True):
-        assert torch.equal(taken, drawn(of, 6, 200) * lost[0])
+    for of, selected in zip((sample(3), bernoulli(0.5)), lost[1:], strict=True):
+        assert torch.equal(selected, drawn(of, 6, 200) * lost[0])
 
 
 @pytest.mark.parametrize(
-    ("spec", "wanted"),
+    ("spec", "factor"),
     [
         ("bernoulli(0.2, expected=true)", 1.0),
         ("dropout(0.5, of='bernoulli(0.4, expected=true)')", 1.0),
-        ("bernoulli(0.2)", 1 - 0.8**4),  # nothing is received where nobody comes: a shorter step on average
+        ("bernoulli(0.2)", 1 - 0.8**4),  # rounds without clients have no step
     ],
 )
-def test_division_by_the_expected_number_is_unbiased(spec, wanted):
-    """The mean of what is received over many rounds, against the clients' own mean."""
+def test_division_by_the_expected_number_is_unbiased(spec, factor):
+    """The mean of the received vector over many rounds, compared with the mean of all clients."""
     n, rounds, rule = 4, 1000, participation.one(spec)()
     unit, silent = lambda n, source: torch.ones(n), lambda d, source: torch.zeros(d)
     channel = Flat(unit, silent, divisor=divisor(rule, n))
@@ -222,23 +226,28 @@ def test_division_by_the_expected_number_is_unbiased(spec, wanted):
         who = rule(n, generator(1, "participation", k))
         upload = Upload(who, updates[who], torch.zeros(len(who), 0), torch.zeros(len(who)))
         received[k] = channel.superpose([upload], channel.draw(n, who, 2, 1, k)).g
-    assert near(received.mean(0), wanted * updates.mean(0), received.var(0).max().item(), rounds)
-    assert (rounds**-0.5 * received.std(0) < 0.1).all(), "close enough to tell the two divisions apart"
+    assert near(received.mean(0), factor * updates.mean(0), received.var(0).max().item(), rounds)
+    assert (rounds**-0.5 * received.std(0) < 0.1).all(), "precise enough to distinguish the two divisors"
 
 
 @pytest.mark.parametrize("engine", ["reference", "fast"])
 def test_the_stated_divisor_reaches_the_channel(tiny, engine):
-    """One step from the same model, with the same clients: it is as long as those who came to those expected."""
+    """One step from the same model with the same clients: its length changes by actual / expected clients."""
     e = tiny.with_(fading="unit()", noise="none()", receiver="none()", rounds=1, engine=engine)
     specs = "bernoulli(0.5)", "bernoulli(0.5, expected=true)"
-    paths, start = [sa.run(e.with_(participation=spec)) for spec in specs], build(e).start.model.w
-    came = paths[0]["channel/senders"][0]
-    assert came == paths[1]["channel/senders"][0]
+    trajectories, start = [sa.run(e.with_(participation=spec)) for spec in specs], build(e).start.model.w
+    senders = trajectories[0]["channel/senders"][0]
+    assert senders == trajectories[1]["channel/senders"][0]
     torch.testing.assert_close(
-        paths[1].state.model.w - start, (paths[0].state.model.w - start) * came / 2.5, rtol=1e-3, atol=1e-6
+        trajectories[1].state.model.w - start,
+        (trajectories[0].state.model.w - start) * senders / 2.5,
+        rtol=1e-3,
+        atol=1e-6,
     )
-    assert paths[1]["gradient/norm"][0] == pytest.approx(paths[0]["gradient/norm"][0] * came / 2.5, rel=1e-5)
-    assert paths[1]["train/loss"] == paths[0]["train/loss"], "the loss is the mean over those who came"
+    assert trajectories[1]["gradient/norm"][0] == pytest.approx(
+        trajectories[0]["gradient/norm"][0] * senders / 2.5, rel=1e-5
+    )
+    assert trajectories[1]["train/loss"] == trajectories[0]["train/loss"], "the loss is the mean over the senders"
 
 
 def test_a_rule_states_its_divisor_or_none():
@@ -272,10 +281,10 @@ def test_a_rule_states_its_divisor_or_none():
     ],
 )
 def test_bad_rules_are_refused_when_the_experiment_is_made(spec, expected):
-    with pytest.raises(sa.InputError) as told:
+    with pytest.raises(sa.InputError) as error:
         sa.Experiment(participation=spec)
-    assert (told.value.code, told.value.fields.get("name")) == expected
-    assert "\n" not in str(told.value)
+    assert (error.value.code, error.value.fields.get("name")) == expected
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("spec", ["sample(6)", "dropout(0.5, of='sample(6)')"])
@@ -287,7 +296,7 @@ def test_sampling_more_clients_than_exist_is_refused_by_build(tiny, spec, tmp_pa
     build(tiny.with_(participation=spec, clients=6))
 
 
-def test_a_rule_within_a_rule_is_written_as_text_and_read_again():
+def test_a_nested_rule_is_written_as_text_and_read_again():
     e = sa.Experiment(participation="dropout(0.5, of='sample(3)')")
     assert e.participation == "dropout(p=0.5, of='sample(m=3)')"
     assert sa.Experiment.from_record(e.to_record()) == sa.Experiment.from_toml(e.to_toml()) == e
@@ -298,7 +307,7 @@ def test_a_rule_within_a_rule_is_written_as_text_and_read_again():
 @pytest.mark.gpu
 @pytest.mark.parametrize(("spec", "ahead"), [("all()", 1), ("sample(2)", 0)])
 def test_batches_of_the_next_round_are_prepared_if_its_clients_are_known(tiny, cuda, spec, ahead):
-    sim = accelerate(build(tiny.with_(participation=spec, device=cuda, seed=1)))  # no two samples in a row are the same
+    sim = accelerate(build(tiny.with_(participation=spec, device=cuda, seed=1)))  # successive rounds differ in clients
     for k in range(4):
         who = sim.participants(k)
         list(sim.train(sim.start.model, k, who))

@@ -1,4 +1,4 @@
-"""A mistake inside a component of the user's own is one line, with the file and the line it is in."""
+"""An error in a custom component is reported in one line, with its file and line."""
 
 import logging
 
@@ -22,31 +22,31 @@ X, Y = torch.zeros(60, 1, 2, 2), torch.arange(60) % 3
 def mine():
     {body}
 """
-MADE, RAISED = 9, 11  # the lines of the decorator and of the body
+HEADER, BODY = 9, 11  # the lines of the decorator and of the body
 MISTAKES = [
-    ("receiver", "1 / 0", RAISED), ("receiver", "return lambda g: 1 / 0", RAISED),
-    ("receiver", "return lambda g: g[:-1]", MADE), ("receiver", "return lambda g: None", MADE),
-    ("receiver", "return lambda g: g.long()", MADE), ("receiver", "return lambda g, more: g", MADE),
-    ("receiver", "return 3", MADE),
-    ("local", "return lambda w, g, memory, lr: w", MADE), ("local", "return 3", MADE),
-    ("local", "return lambda w, g, memory, lr: (w[:-1], memory)", MADE),
-    ("local", "return lambda w, g, memory, lr: 1 / 0", RAISED), ("lr_decay", "return lambda k: 1 / 0", RAISED),
-    ("local", "return lambda w, g, memory, lr: (w.sub_(lr * g), memory)", MADE),
-    ("lr_decay", "return lambda k: 0", MADE), ("lr_decay", "return 3", MADE),
-    ("server", "return lambda w, g: w[:-1]", MADE), ("server", "return lambda w, g: [][0]", RAISED),
-    ("noise", "return lambda d, source: torch.zeros(d).long()", MADE), ("noise", "return 3", MADE),
-    ("noise", "return lambda d, source: torch.full((d,), torch.nan)", MADE),
-    ("fading", "return lambda n, source: torch.ones(n + 1)", MADE), ("fading", "raise KeyError('x')", RAISED),
-    ("power", "return 3", MADE), ("channel", "return 3", MADE), ("channel", "return lambda **parts: 3", MADE),
-    ("channel", "return lambda: 3", MADE), ("participation", "return lambda n, source: [0]", MADE),
-    ("participation", "return None", MADE), ("partition", "return lambda train, n, rng: [np.zeros(1)] * n", MADE),
-    ("partition", "return lambda train, n, rng: [np.array([-1])] * n", MADE), ("partition", "return 3", MADE),
-    ("model", "return lambda shape, classes: 1 / 0", RAISED), ("model", "return 3", MADE),
-    ("model", "return lambda shape, classes: nn.Flatten()", MADE),
-    ("dataset", "return Dataset(Split(X, Y), Split(X, Y + 9), 3, 'logistic()')", MADE),
-    ("dataset", "return Dataset(Split(X, Y.float()), Split(X, Y), 3, 'logistic()')", MADE),
-    ("dataset", "return Dataset(Split(X, Y[:5]), Split(X, Y), 3, 'logistic()')", MADE),
-    ("dataset", "return Dataset(Split(X, Y), Split(X, Y), 3, 'nothing()')", MADE), ("dataset", "return 3", MADE),
+    ("receiver", "1 / 0", BODY), ("receiver", "return lambda g: 1 / 0", BODY),
+    ("receiver", "return lambda g: g[:-1]", HEADER), ("receiver", "return lambda g: None", HEADER),
+    ("receiver", "return lambda g: g.long()", HEADER), ("receiver", "return lambda g, more: g", HEADER),
+    ("receiver", "return 3", HEADER),
+    ("local", "return lambda w, g, memory, lr: w", HEADER), ("local", "return 3", HEADER),
+    ("local", "return lambda w, g, memory, lr: (w[:-1], memory)", HEADER),
+    ("local", "return lambda w, g, memory, lr: 1 / 0", BODY), ("lr_decay", "return lambda k: 1 / 0", BODY),
+    ("local", "return lambda w, g, memory, lr: (w.sub_(lr * g), memory)", HEADER),
+    ("lr_decay", "return lambda k: 0", HEADER), ("lr_decay", "return 3", HEADER),
+    ("server", "return lambda w, g: w[:-1]", HEADER), ("server", "return lambda w, g: [][0]", BODY),
+    ("noise", "return lambda d, source: torch.zeros(d).long()", HEADER), ("noise", "return 3", HEADER),
+    ("noise", "return lambda d, source: torch.full((d,), torch.nan)", HEADER),
+    ("fading", "return lambda n, source: torch.ones(n + 1)", HEADER), ("fading", "raise KeyError('x')", BODY),
+    ("power", "return 3", HEADER), ("channel", "return 3", HEADER), ("channel", "return lambda **parts: 3", HEADER),
+    ("channel", "return lambda: 3", HEADER), ("participation", "return lambda n, source: [0]", HEADER),
+    ("participation", "return None", HEADER), ("partition", "return lambda train, n, rng: [np.zeros(1)] * n", HEADER),
+    ("partition", "return lambda train, n, rng: [np.array([-1])] * n", HEADER), ("partition", "return 3", HEADER),
+    ("model", "return lambda shape, classes: 1 / 0", BODY), ("model", "return 3", HEADER),
+    ("model", "return lambda shape, classes: nn.Flatten()", HEADER),
+    ("dataset", "return Dataset(Split(X, Y), Split(X, Y + 9), 3, 'logistic()')", HEADER),
+    ("dataset", "return Dataset(Split(X, Y.float()), Split(X, Y), 3, 'logistic()')", HEADER),
+    ("dataset", "return Dataset(Split(X, Y[:5]), Split(X, Y), 3, 'logistic()')", HEADER),
+    ("dataset", "return Dataset(Split(X, Y), Split(X, Y), 3, 'nothing()')", HEADER), ("dataset", "return 3", HEADER),
 ]  # fmt: skip
 
 
@@ -55,12 +55,14 @@ def test_an_error_in_a_plug_in_names_its_file_and_line(kind, body, line, tmp_pat
     (file := tmp_path / "mine.py").write_text(HEAD.format(kind=kind, body=body))
     sa.load_plugin(file)
     setting = {"dataset": "data"}.get(kind, kind)
-    with pytest.raises(sa.InputError) as told:
+    with pytest.raises(sa.InputError) as error:
         sa.run(tiny.with_(**{setting: "mine", "rounds": 1} | ({"model": "auto"} if kind == "dataset" else {})))
-    assert f"{file}, line {line}: " in str(told.value)
-    assert "\n" not in str(told.value)
-    if line == RAISED:
-        assert told.value.__cause__.__class__ in (ZeroDivisionError, IndexError, KeyError), "the whole of it is kept"
+    assert f"{file}, line {line}: " in str(error.value)
+    assert "\n" not in str(error.value)
+    if line == BODY:
+        assert error.value.__cause__.__class__ in (ZeroDivisionError, IndexError, KeyError), (
+            "the original exception is kept"
+        )
 
 
 def test_a_plug_in_that_does_not_import_names_its_line(tmp_path):
@@ -90,7 +92,7 @@ def test_the_component_that_returns_nan_is_named(setting, body, tmp_path, regist
 
 
 def test_an_exception_of_the_caller_is_unchanged(tiny, registries):
-    """A callback in the same file as a component of the user's own is no part of it."""
+    """A callback is not part of a custom component in the same file."""
 
     @sa.receiver("mine")
     def mine():

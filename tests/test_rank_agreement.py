@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import stableair as sa
-from helpers.isolation import forgotten
+from helpers.isolation import restored_registries
 from stableair import runner
 from stableair.distributed import ProcessGroup, SingleProcess
 from stableair.errors import InputError
@@ -46,9 +46,9 @@ def settings_of_rank(experiment=None, folder=None):
     return runner._settings_of_rank(experiment or sa.Experiment(), folder)
 
 
-def test_every_setting_of_the_experiment_and_its_surroundings_is_compared():
-    surroundings = {"threads", "plug-ins", "stableair", "torch", "recorded"}
-    assert settings_of_rank().keys() == sa.Experiment().to_dict().keys() | surroundings
+def test_every_setting_of_the_experiment_and_its_environment_is_compared():
+    environment = {"threads", "plug-ins", "stableair", "torch", "recorded"}
+    assert settings_of_rank().keys() == sa.Experiment().to_dict().keys() | environment
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_every_setting_of_the_experiment_and_its_surroundings_is_compared():
         ({"noise": "sas()"}, {"noise": "sas(tau=0.2)"}, False),
     ],
 )
-def test_two_ways_to_write_a_setting_agree(one, other, equal):
+def test_settings_are_compared_by_their_meaning(one, other, equal):
     assert (settings_of_rank(sa.Experiment(**one)) == settings_of_rank(sa.Experiment(**other))) is equal
 
 
@@ -72,7 +72,7 @@ def test_a_plug_in_is_compared_by_its_content_not_by_its_folder(tmp_path):
         (tmp_path / folder).mkdir()
         file = tmp_path / folder / "mine.py"
         file.write_text(f"import stableair as sa\nsa.receiver('mine')(lambda: lambda g: {factor} * g)\n")
-        with forgotten():
+        with restored_registries():
             sa.load_plugin(file)
             compared.append(settings_of_rank(sa.Experiment(receiver="mine()"))["plug-ins"])
     assert compared[0]

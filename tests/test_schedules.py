@@ -1,4 +1,4 @@
-"""The schedule of the clients' learning rate, and the server's that follows it."""
+"""The schedule of the learning rate of the clients, which the server may follow."""
 
 import math
 
@@ -16,7 +16,7 @@ NOISELESS = {"fading": "unit()", "noise": "none()", "receiver": "none()"}
 
 
 @pytest.mark.parametrize("k", [0, 1, 5, 10, 11, 1000])
-def test_the_shares_are_their_formulas(k):
+def test_the_shares_follow_their_formulas(k):
     assert constant()(k) == 1
     assert inverse(over=10, floor=0.02)(k) == max(0.02, 1 / (1 + k / 10))
     wave = 0.2 + 0.8 * (1 + math.cos(math.pi * k / 10)) / 2
@@ -38,8 +38,8 @@ def test_a_share_that_is_not_positive_is_refused(share):
 
 
 @pytest.mark.parametrize("engine", ["reference", "fast"])
-def test_a_round_is_trained_with_its_rate(tiny, engine):
-    """Round k is a round of a run whose constant rate is that of round k."""
+def test_a_round_is_trained_with_its_learning_rate(tiny, engine):
+    """Round k equals a round with the rate of round k as constant rate."""
 
     def uploads(e, k):
         sim = build(e)
@@ -54,7 +54,7 @@ def test_a_round_is_trained_with_its_rate(tiny, engine):
 @pytest.mark.parametrize("server", ["sgd()", "sgd(decay=inverse, over=2)", "momentum()", "fedavgm(nesterov=true)"])
 @pytest.mark.parametrize("participation", ["all()", "bernoulli(0.3)"])
 def test_gradients_and_differences_give_the_same_trajectory(tiny, server, participation):
-    """Also where rounds are silent: the server follows the round's rate, not the number of its steps."""
+    """Also with rounds without senders: the server uses the rate of the round, not the number of its steps."""
     e = tiny.with_(lr=0.2, lr_decay="inverse(over=1)", server=server, participation=participation, **NOISELESS)
     gradient, delta = (sa.run(e.with_(payload=payload, rounds=6)) for payload in ("gradient", "delta"))
     assert (0 in gradient["channel/senders"]) == (participation != "all()")
@@ -65,10 +65,10 @@ def test_gradients_and_differences_give_the_same_trajectory(tiny, server, partic
 
 def test_an_explicit_server_rate_does_not_follow_the_schedule(tiny):
     e = tiny.with_(lr=0.2, lr_decay="inverse(over=1)", rounds=2, **NOISELESS)
-    own = build(e.with_(server="sgd(lr=0.2)"))
+    explicit = build(e.with_(server="sgd(lr=0.2)"))
     assert [build(e).server_share(k) for k in (0, 1)] == [1.0, 0.5]
     assert [build(e.with_(payload="delta")).server_share(k) for k in (0, 1)] == [1.0, 1.0]
-    assert [own.server_share(k) for k in (0, 1)] == [1.0, 1.0]
+    assert [explicit.server_share(k) for k in (0, 1)] == [1.0, 1.0]
 
 
 def test_the_interference_shrinks_with_the_servers_step(tiny):
@@ -84,7 +84,7 @@ def test_a_run_with_a_schedule_is_resumed(tiny, tmp_path):
     assert torch.equal(sa.run(e, tmp_path / "a", resume=True).state.model.w, sa.run(e).state.model.w)
 
 
-def test_a_custom_schedule(tiny, registries):
+def test_a_custom_schedule_is_used(tiny, registries):
     @sa.lr_decay("steps")
     def steps(every: int = 2):
         """Half the rate after every few rounds."""

@@ -12,7 +12,7 @@ from stableair.searches import OneOf, Range, Result, Trial, draw, search, space
 
 
 @pytest.mark.parametrize(
-    ("text", "meant"),
+    ("text", "expected"),
     [
         ("0.01:10:log", Range(0.01, 10, log=True)),
         ("1:9", Range(1, 9)),
@@ -26,19 +26,19 @@ from stableair.searches import OneOf, Range, Result, Trial, draw, search, space
         ("synthetic(samples=5, classes=2)", None),
     ],
 )
-def test_the_parsing_of_a_word(text, meant):
-    assert space("receiver.C", text) == meant
-    if meant:
-        assert space("receiver.C", str(meant)) == meant, "and it can be written again"
+def test_the_space_of_a_word(text, expected):
+    assert space("receiver.C", text) == expected
+    if expected:
+        assert space("receiver.C", str(expected)) == expected, "the text of a range gives the same range"
 
 
-def test_a_whole_number_setting_is_searched_in_whole_numbers(tiny, tmp_path):
+def test_an_integer_setting_has_integer_trials(tiny, tmp_path):
     assert space("local_epochs", "1:9") == Range(1, 9, int=True)
     found = search(tiny.with_(rounds=1), {"local_epochs": space("local_epochs", "1:3")}, tmp_path, trials=2)
     assert all(type(t.values["local_epochs"]) is int for t in found.trials)
 
 
-def test_a_setting_of_text_has_no_range():
+def test_a_text_setting_has_no_range():
     assert space("device", "cuda:0") is None
     assert space("blocks", "tensor,layer") == OneOf(("tensor", "layer"))
 
@@ -52,7 +52,7 @@ def test_invalid_ranges_are_refused(text):
     assert error.value.code == "invalid-range"
 
 
-def test_even_spacing():
+def test_ranges_are_spaced_evenly():
     assert Range(0.01, 100, log=True).at(0.5) == pytest.approx(1)
     assert Range(0, 10).at(0.25) == 2.5
     assert Range(1, 9, int=True).at(0.3) == 3
@@ -60,11 +60,11 @@ def test_even_spacing():
 
 
 def noisy(tiny, **settings):
-    """An experiment in which small thresholds hardly move."""
+    """An experiment in which small thresholds hardly change the model."""
     return tiny.with_(noise="sas(alpha=1.5, tau=0.1)", rounds=6, **settings)
 
 
-def test_it_finds_a_threshold_that_learns_and_reports_every_trial(tiny, tmp_path):
+def test_a_search_finds_a_threshold_that_learns_and_reports_every_trial(tiny, tmp_path):
     ended = []
     hooks = Hooks(end=lambda one, run: ended.append((one.receiver, len(run))))
     found = search(noisy(tiny), {"receiver.C": Range(1e-6, 10, log=True)}, tmp_path, trials=6, callbacks=[hooks])
@@ -74,9 +74,9 @@ def test_it_finds_a_threshold_that_learns_and_reports_every_trial(tiny, tmp_path
     assert found.winner.score == max(t.score for t in found.trials if not t.stopped)
     assert found.best.receiver == f"mac(C={found.winner.values['receiver.C']:g})"
     assert found.best.evaluate == "test"
-    kept = json.loads((tmp_path / "search.json").read_text())
-    assert [row["values"] for row in kept["trials"]] == [t.values for t in found.trials]
-    assert kept["best"]["score"] == found.winner.score
+    recorded = json.loads((tmp_path / "search.json").read_text())
+    assert [row["values"] for row in recorded["trials"]] == [t.values for t in found.trials]
+    assert recorded["best"]["score"] == found.winner.score
 
 
 def test_the_score_is_that_of_the_recorded_validation_runs_over_all_seeds(tiny, tmp_path):
@@ -88,17 +88,17 @@ def test_the_score_is_that_of_the_recorded_validation_runs_over_all_seeds(tiny, 
         assert trial.rounds == 12
 
 
-def test_the_test_split_is_never_touched(tiny, tmp_path, registries):
-    @dataset("untouchable")
-    def untouchable():
+def test_a_search_does_not_use_the_test_split(tiny, tmp_path, registries):
+    @dataset("no_test_split")
+    def no_test_split():
         return synthetic(samples=60, classes=3, shape=(1, 2, 2))._replace(test=None)
 
-    base = noisy(tiny, data="untouchable")
+    base = noisy(tiny, data="no_test_split")
     found = search(base, {"receiver.C": Range(0.1, 10)}, tmp_path, trials=2)
     with pytest.raises(sa.InputError) as error:
-        sa.run(found.best)  # the test split itself cannot be used: whoever looks at it fails
+        sa.run(found.best)  # the test split is missing
     assert (error.value.code, error.value.setting) == ("invalid-data", "data")
-    for folder in tmp_path.glob("untouchable*"):
+    for folder in tmp_path.glob("no_test_split*"):
         assert not any(key.startswith("test/") for key in sa.load(folder).rounds[0])
 
 
@@ -120,17 +120,17 @@ def test_hopeless_trials_are_stopped_early(tiny, tmp_path, monkeypatch):
 
 
 def test_a_search_interrupted_at_any_round_finds_the_same(tiny, tmp_path):
-    where = {"receiver.C": Range(1e-6, 10, log=True)}
-    whole = search(noisy(tiny), where, tmp_path / "whole", trials=5)
+    spaces = {"receiver.C": Range(1e-6, 10, log=True)}
+    whole = search(noisy(tiny), spaces, tmp_path / "whole", trials=5)
 
     class Stop(Exception):
         pass
 
-    def stop_after(left):
+    def stop_after(remaining):
         def on_round(row):
-            nonlocal left
-            left -= 1
-            if left < 0:
+            nonlocal remaining
+            remaining -= 1
+            if remaining < 0:
                 raise Stop
 
         return Hooks(round=on_round)
@@ -139,7 +139,7 @@ def test_a_search_interrupted_at_any_round_finds_the_same(tiny, tmp_path):
     while True:
         attempts += 1
         try:
-            again = search(noisy(tiny), where, tmp_path / "parts", trials=5, callbacks=[stop_after(7)])
+            again = search(noisy(tiny), spaces, tmp_path / "parts", trials=5, callbacks=[stop_after(7)])
             break
         except Stop:
             assert attempts < 20
@@ -148,13 +148,13 @@ def test_a_search_interrupted_at_any_round_finds_the_same(tiny, tmp_path):
 
 
 def test_a_finished_search_is_not_computed_again(tiny, tmp_path, monkeypatch):
-    where = {"receiver.C": Range(0.1, 10)}
-    first = search(noisy(tiny), where, tmp_path, trials=3)
+    spaces = {"receiver.C": Range(0.1, 10)}
+    first = search(noisy(tiny), spaces, tmp_path, trials=3)
     monkeypatch.setattr(stableair.runner, "build", lambda *_: pytest.fail("computed again"))
-    assert search(noisy(tiny), where, tmp_path, trials=3).trials == first.trials
+    assert search(noisy(tiny), spaces, tmp_path, trials=3).trials == first.trials
 
 
-def test_a_diverged_trial_scores_nothing_and_the_search_goes_on(tiny, tmp_path):
+def test_a_diverged_trial_has_the_score_0_and_the_search_continues(tiny, tmp_path):
     base = tiny.with_(receiver="none()", rounds=3)
     found = search(base, {"noise.tau": OneOf((0.01, 1e37))}, tmp_path, trials=2)
     scores = {t.values["noise.tau"]: t.score for t in found.trials}
@@ -168,7 +168,7 @@ def test_a_diverged_seed_is_no_early_stop(tiny, tmp_path):
     assert found.winner.score == 0
 
 
-def test_a_trial_that_overflows_at_once_is_reported_and_the_search_goes_on(tiny, tmp_path):
+def test_a_trial_that_overflows_at_once_is_reported_and_the_search_continues(tiny, tmp_path):
     failed = []
     hooks = Hooks(end=lambda one, outcome: isinstance(outcome, NonFiniteUpload) and failed.append(one.lr))
     found = search(tiny, {"lr": OneOf((0.03, 1e38))}, tmp_path / "a", trials=2, callbacks=[hooks])
@@ -182,7 +182,7 @@ def test_a_trial_that_overflows_at_once_is_reported_and_the_search_goes_on(tiny,
 
 
 def test_an_error_in_a_trial_ends_the_search(tiny, tmp_path):
-    """A folder that is locked or damaged, or a value that cannot be, must not decide which value wins."""
+    """A locked or damaged folder, or an impossible value, must not decide the search."""
     with pytest.raises(InputError) as error:
         search(tiny, {"clients": OneOf((5, 6000))}, tmp_path / "a", trials=2)
     assert (error.value.code, error.value.fields["name"]) == ("out-of-range", "clients")
@@ -233,7 +233,7 @@ def test_a_search_has_a_default_folder_and_a_picture(tiny, tmp_path, monkeypatch
     assert (tmp_path / "s.png").stat().st_size > 1000
 
 
-def test_several_parameters_of_several_parts(tiny, tmp_path):
+def test_several_settings_are_searched_together(tiny, tmp_path):
     spaces = {
         "receiver.C": Range(0.1, 10, log=True),
         "local_epochs": Range(1, 3, int=True),
@@ -244,7 +244,7 @@ def test_several_parameters_of_several_parts(tiny, tmp_path):
     assert len({t.values["server"] for t in found.trials}) == 2
 
 
-def test_refusals(tiny, tmp_path):
+def test_invalid_searches_are_refused(tiny, tmp_path):
     with pytest.raises(InputError) as error:
         search(tiny, {}, tmp_path)
     assert error.value.code == "nothing-to-search"
@@ -266,7 +266,7 @@ def test_refusals(tiny, tmp_path):
 
 
 @pytest.mark.parametrize(("log", "tried"), [(False, [1, 2, 3]), (False, [2]), (True, [1, 3, 60])])
-def test_a_whole_number_has_whole_ticks(log, tried):
+def test_the_axis_of_an_integer_has_integer_ticks(log, tried):
     space = Range(1, 64, log=log, int=True)
     (axes,) = draw(Result(sa.Experiment(), {"clients": space}, [Trial({"clients": n}, 0.5, 1) for n in tried])).axes
     low, high = axes.get_xlim()

@@ -14,19 +14,19 @@ from stableair.streams import generator
 
 
 def vectors(rounds, d=50, seed=0):
-    """What a server receives in some rounds: (rounds, d)."""
+    """The received vectors of some rounds: (rounds, d)."""
     return generator(seed, "received").normal(rounds, d).float()
 
 
-def path(rule, received, w=None):
+def trajectory(rule, received, w=None):
     """The model after each round, from zero: (rounds, d)."""
     rule = rule if isinstance(rule, RepeatedServer) else RepeatedServer(rule)
     w = torch.zeros_like(received[0]) if w is None else w
     return torch.stack([w := rule(w, g) for g in received])
 
 
-def path_of(optimiser, received):
-    """The same by one of torch's optimisers."""
+def torch_trajectory(optimiser, received):
+    """The model after each step of an optimiser of torch."""
     w = torch.nn.Parameter(torch.zeros_like(received[0]))
     step, seen = optimiser([w]), []
     for g in received:
@@ -53,12 +53,12 @@ def test_every_rule_steps_against_the_gradient_and_not_in_place(spec):
 @pytest.mark.parametrize("spec", EXAMPLES["servers"])
 def test_every_rule_continues_from_its_memory_bit_for_bit(spec):
     received, rule = vectors(6), RepeatedServer(server.one(spec)())
-    whole = path(rule.rule, received)
-    half = path(rule, received[:3])
+    whole = trajectory(rule.rule, received)
+    half = trajectory(rule, received[:3])
     continued = RepeatedServer(rule.rule)
     continued.memory = rule.memory
-    assert torch.equal(path(rule, received[3:], half[-1]), whole[3:])
-    assert torch.equal(path(continued, received[3:], half[-1]), whole[3:]), "the rule itself has kept nothing"
+    assert torch.equal(trajectory(rule, received[3:], half[-1]), whole[3:])
+    assert torch.equal(trajectory(continued, received[3:], half[-1]), whole[3:]), "the rule itself has no memory"
     assert all(t.dtype == torch.float32 for t in tensors(rule.memory))
 
 
@@ -67,14 +67,14 @@ def test_every_rule_continues_from_its_memory_bit_for_bit(spec):
 def test_the_memory_is_on_the_models_device(spec, cuda):
     received, call = vectors(4), server.one(spec)
     rule = RepeatedServer(call())
-    torch.testing.assert_close(path(rule, received.to(cuda)).cpu(), path(call(), received))
+    torch.testing.assert_close(trajectory(rule, received.to(cuda)).cpu(), trajectory(call(), received))
     assert all(t.is_cuda for t in tensors(rule.memory))
 
 
 @pytest.mark.parametrize("spec", EXAMPLES["servers"])
 @pytest.mark.parametrize("participation", ["all()", "bernoulli(0.3)"])
 def test_every_rule_is_resumed_in_a_run(tiny, tmp_path, spec, participation):
-    """Also where rounds are silent: the server has not counted them."""
+    """Also with rounds without senders, which the server does not count."""
     e = tiny.with_(server=spec, participation=participation, rounds=6, engine="reference")
     whole = sa.run(e)
     assert (0 in whole["channel/senders"]) == (participation != "all()")
@@ -87,7 +87,7 @@ def test_sgd_is_equation_4():
     assert torch.equal(sgd(0.03)(w, g), w - 0.03 * g)
 
 
-def test_momentum_is_torchs_and_keeps_its_velocity():
+def test_momentum_equals_that_of_torch():
     w = torch.nn.Parameter(torch.randn(5))
     flat, rule = w.detach().clone(), RepeatedServer(momentum(0.1, beta=0.8))
     optimiser = torch.optim.SGD([w], lr=0.1, momentum=0.8)
@@ -98,22 +98,22 @@ def test_momentum_is_torchs_and_keeps_its_velocity():
     torch.testing.assert_close(flat, w.detach())
 
 
-def test_fedavgm_is_momentum_and_with_nesterov_torchs():
+def test_fedavgm_equals_momentum_and_nesterov_momentum_of_torch():
     received = vectors(8)
-    assert torch.equal(path(fedavgm(0.1, beta=0.8), received), path(momentum(0.1, beta=0.8), received))
-    torchs = path_of(lambda w: torch.optim.SGD(w, lr=0.1, momentum=0.8, nesterov=True), received)
-    torch.testing.assert_close(path(fedavgm(0.1, beta=0.8, nesterov=True), received), torchs)
-    assert not torch.allclose(torchs, path(fedavgm(0.1, beta=0.8), received), rtol=1e-3)
+    assert torch.equal(trajectory(fedavgm(0.1, beta=0.8), received), trajectory(momentum(0.1, beta=0.8), received))
+    expected = torch_trajectory(lambda w: torch.optim.SGD(w, lr=0.1, momentum=0.8, nesterov=True), received)
+    torch.testing.assert_close(trajectory(fedavgm(0.1, beta=0.8, nesterov=True), received), expected)
+    assert not torch.allclose(expected, trajectory(fedavgm(0.1, beta=0.8), received), rtol=1e-3)
 
 
 @pytest.mark.parametrize("alpha", [1.0, 1.5, 2.0])
 @pytest.mark.parametrize("b1", [0.0, 0.7, 0.9])
 @pytest.mark.parametrize("b2", [None, 0.0, 0.6])
-def test_adota_is_its_formula(alpha, b1, b2):
-    """Entry by entry, in Python's numbers."""
+def test_adota_follows_its_formula(alpha, b1, b2):
+    """Entry by entry, in Python floats."""
     received, lr, eps = 3 * vectors(6, d=8), 0.02, 0.1
     rule = adagrad_ota(lr, b1, alpha, eps) if b2 is None else adam_ota(lr, b1, b2, alpha, eps)
-    found = path(rule, received)
+    found = trajectory(rule, received)
     for i in range(8):
         w = D = v = 0.0
         for k, g in enumerate(received[:, i].tolist()):
@@ -125,26 +125,26 @@ def test_adota_is_its_formula(alpha, b1, b2):
 
 def test_adota_has_adagrad_rmsprop_and_the_sign_as_limits():
     received, eps = vectors(8), 1e-12
-    adagrad = path_of(lambda w: torch.optim.Adagrad(w, lr=0.1, eps=0), received)
-    torch.testing.assert_close(path(adagrad_ota(0.1, b1=0, alpha=2, eps=eps), received), adagrad)
-    rmsprop = path_of(lambda w: torch.optim.RMSprop(w, lr=0.1, alpha=0.7, eps=0), received)
-    torch.testing.assert_close(path(adam_ota(0.1, b1=0, b2=0.7, alpha=2, eps=eps), received), rmsprop)
+    adagrad = torch_trajectory(lambda w: torch.optim.Adagrad(w, lr=0.1, eps=0), received)
+    torch.testing.assert_close(trajectory(adagrad_ota(0.1, b1=0, alpha=2, eps=eps), received), adagrad)
+    rmsprop = torch_trajectory(lambda w: torch.optim.RMSprop(w, lr=0.1, alpha=0.7, eps=0), received)
+    torch.testing.assert_close(trajectory(adam_ota(0.1, b1=0, b2=0.7, alpha=2, eps=eps), received), rmsprop)
     for alpha in (1.0, 1.5, 2.0):
-        found = path(adam_ota(0.1, b1=0, b2=0, alpha=alpha, eps=1e-16), received)
+        found = trajectory(adam_ota(0.1, b1=0, b2=0, alpha=alpha, eps=1e-16), received)
         torch.testing.assert_close(found, -0.1 * received.sign().cumsum(0))
-    assert not torch.allclose(path(adam_ota(0.1, b1=0, b2=0.7, alpha=1.5), received), rmsprop, rtol=1e-2)
+    assert not torch.allclose(trajectory(adam_ota(0.1, b1=0, b2=0.7, alpha=1.5), received), rmsprop, rtol=1e-2)
 
 
 def test_the_eps_of_adota_is_under_the_root():
-    """For what is far below it a step is lr g / eps^(1/alpha)."""
+    """For entries far below eps, a step is lr g / eps^(1/alpha)."""
     g = torch.tensor([1e-6, -2e-6])
     step = adagrad_ota(1.0, b1=0, alpha=1.5, eps=1e-3)(torch.zeros(2), g)
     torch.testing.assert_close(step, -g / 1e-3 ** (1 / 1.5), rtol=1e-4, atol=0)
 
 
-def test_an_entry_that_never_moves_stays_where_it_is():
+def test_entries_without_gradient_do_not_change():
     for rule in (adagrad_ota(alpha=0.5, eps=1e-16), adam_ota(alpha=0.5, eps=1e-16)):
-        assert path(rule, torch.zeros(3, 2)).tolist() == [[0.0, 0.0]] * 3
+        assert trajectory(rule, torch.zeros(3, 2)).tolist() == [[0.0, 0.0]] * 3
 
 
 def steps(rule, rounds):
@@ -172,10 +172,10 @@ def test_plain_sgd_has_no_memory_and_the_former_id(tiny):
 def test_extending_a_run_does_not_change_its_schedule(tiny, tmp_path):
     e = tiny.with_(server="sgd(decay=cosine, over=5)")
     assert sa.run(e)["server/lr"] == sa.run(e.with_(rounds=8))["server/lr"][:4]
-    assert sa.run(e)["server/lr"][0] == tiny.lr, "lr=None is the clients'"
+    assert sa.run(e)["server/lr"][0] == tiny.lr, "lr=None is the rate of the clients"
 
 
-def test_the_lr_of_adota_does_not_follow_the_clients(tiny):
+def test_the_rate_of_adota_does_not_depend_on_that_of_the_clients(tiny):
     for payload in ("gradient", "delta"):
         sim = build(tiny.with_(payload=payload, server="adam_ota(b1=0, b2=0, eps=1e-16)"))
         assert sim.server(torch.zeros(1), torch.ones(1)).item() == pytest.approx(-0.01)
@@ -197,43 +197,43 @@ def test_objects_other_than_server_rules_are_refused(wrong):
         "adagrad_ota(eps=0)", "adam_ota(b2=1)", "adam_ota(b2=-0.1)", "adam_ota(eps=nan)",
     ],
 )  # fmt: skip
-def test_bad_arguments(text):
+def test_invalid_arguments_are_refused(text):
     with pytest.raises(InputError) as error:
         server.one(text)()
     assert error.value.code in ("out-of-range", "wrong-type")
     assert f"{error.value.fields['name']}=" in text
 
 
-def test_a_decay_that_is_unknown():
+def test_an_unknown_decay_is_refused():
     with pytest.raises(InputError) as error:
         server.one("sgd(decay=cosin)")()
     assert (error.value.code, error.value.fields["name"]) == ("unknown-value", "decay")
 
 
 def test_the_metrics_of_a_server_are_recorded(tiny, registries):
-    @sa.server("telling")
-    class Telling:
+    @sa.server("with_metrics")
+    class WithMetrics:
         def init(self, like):
             return ()
 
         def apply(self, w, g, memory):
             return w - g, memory, {"length": g.norm().item()}
 
-    run = sa.run(tiny.with_(server="telling()", rounds=2))
+    run = sa.run(tiny.with_(server="with_metrics()", rounds=2))
     assert all(length > 0 for length in run["server/length"])
     assert "server/length" not in sa.run(tiny.with_(rounds=1)).rounds[0]
 
 
 @pytest.mark.parametrize("metrics", [None, 3, {"length": "long"}, {"length": object()}])
 def test_metrics_that_are_no_numbers_are_refused(tiny, registries, metrics):
-    sa.server("telling")(lambda: ServerRule(lambda w, g, memory: (w - g, memory, metrics)))
+    sa.server("with_metrics")(lambda: ServerRule(lambda w, g, memory: (w - g, memory, metrics)))
     with pytest.raises(InputError) as error:
-        sa.run(tiny.with_(server="telling()", rounds=2))
+        sa.run(tiny.with_(server="with_metrics()", rounds=2))
     assert (error.value.code, error.value.setting) == ("wrong-type", "server")
 
 
 @pytest.mark.parametrize("result", [None, torch.zeros(3), (torch.zeros(3), ())])
-def test_a_rule_that_does_not_return_three_things_is_refused(tiny, registries, result):
+def test_a_rule_that_does_not_return_three_values_is_refused(tiny, registries, result):
     sa.server("short")(lambda: ServerRule(lambda w, g, memory: result))
     with pytest.raises(InputError) as error:
         sa.run(tiny.with_(server="short()", rounds=2))

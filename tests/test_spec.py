@@ -18,18 +18,18 @@ from stableair.spec import REGISTRIES, Registry, literal, load_plugin
 def test_every_component_has_an_example_for_the_contract_tests():
     for plural, registry in REGISTRIES.items():
         assert {registry.one(text).entry.name for text in EXAMPLES[plural]} == set(registry.entries)
-        assert all(entry.summary for entry in registry), "each component says in one line what it is"
+        assert all(entry.summary for entry in registry), "each component has a summary"
 
 
 @pytest.mark.parametrize("kind", REGISTRIES)
-def test_every_component_shows_itself_in_a_doctest(kind):
+def test_every_component_has_a_doctest(kind):
     ours = [entry for entry in REGISTRIES[kind] if entry.factory.__module__.startswith("stableair.")]
     assert ours
     assert [entry.name for entry in ours if not doctested(entry.factory)] == []
 
 
 def doctested(factory):
-    """Whether one of its examples does something with it, by its own name or by that of a spec."""
+    """Whether an example of the docstring uses the function, and an example has an output."""
     examples = doctest.DocTestParser().get_examples(factory.__doc__ or "")
     return any(factory.__name__ in example.source for example in examples) and any(e.want for e in examples)
 
@@ -82,7 +82,7 @@ def test_a_written_record_is_read_back(value):
     [("auto", "auto"), ("0.5", 0.5), ("-3", -3), ("inf", math.inf), ("True", True), ("(1, 2)", (1, 2)), ("a b", "a b"),
      ("f(1)", "f(1)"), ("none", None)],
 )  # fmt: skip
-def test_literals(text, value):
+def test_literals_are_parsed(text, value):
     assert literal(text) == value
 
 
@@ -197,7 +197,7 @@ def test_a_name_is_registered_once(registries):
     assert caught.value.code == "not-an-identifier"
 
 
-def test_all_decorators_are_offered_and_their_modules_too(registries):
+def test_the_package_exports_all_decorators_and_their_modules(registries):
     kinds = ["receiver", "noise", "fading", "partition", "model", "dataset", "server"]
     for name in [*kinds, "channel", "participation", "power", "basis", "quantizer", "aggregator", "local", "lr_decay"]:
         getattr(sa, name)("fresh")(lambda: None)

@@ -12,12 +12,12 @@ from stableair.errors import InputError
 from stableair.streams import generator
 
 
-def draws(n, alpha, tau, seed=0, **how):
-    return stable.sample(n, alpha, tau, generator(seed, "test"), **how)
+def draws(n, alpha, tau, seed=0, **options):
+    return stable.sample(n, alpha, tau, generator(seed, "test"), **options)
 
 
 @pytest.mark.parametrize("alpha", [0.5, 0.8, 1.0, 1.1, 1.5, 1.9, 2.0])
-def test_the_characteristic_function(alpha):
+def test_draws_have_the_characteristic_function_of_the_law(alpha):
     n, tau = 400_000, 0.3
     x = draws(n, alpha, tau, dtype=torch.float64)
     for t in (0.3, 1.0, 3.0, 10.0):
@@ -37,7 +37,7 @@ def test_quantiles_against_scipy(alpha):
         assert below - slack < p < above + slack
 
 
-def test_cauchy_and_normal():
+def test_alpha_1_is_cauchy_and_alpha_2_is_normal():
     assert stats.kstest(draws(200_000, 1, 0.5).numpy(), stats.cauchy(scale=0.5).cdf).pvalue > 1e-3
     assert stats.kstest(draws(200_000, 2, 0.5).numpy(), stats.norm(scale=0.5 * 2**0.5).cdf).pvalue > 1e-3
 
@@ -58,26 +58,26 @@ def test_the_tail_is_not_cut_at_the_grid_of_a_small_uniform():
     assert stable.from_uniform(u, torch.tensor([0.5]).double(), 1.0, 1.0).item() == pytest.approx(exact, rel=1e-12)
 
 
-def test_an_entry_does_not_depend_on_how_many_are_drawn():
+def test_an_entry_does_not_depend_on_the_number_of_draws():
     long = draws(100_000, 1.5, 0.1)
     assert torch.equal(long[:1000], draws(1000, 1.5, 0.1))
     assert torch.equal(long.reshape(100, 1000), draws((100, 1000), 1.5, 0.1))
 
 
-def test_drawing_advances_the_generator_and_leaves_the_threads():
+def test_drawing_advances_the_generator_and_keeps_the_number_of_threads():
     source, threads = generator(0, "test"), torch.get_num_threads()
     parts = [stable.sample(n, 1.5, 0.1, source) for n in (100_000, 7, 70_000)]
     assert torch.equal(torch.cat(parts), draws(170_007, 1.5, 0.1))
     assert torch.get_num_threads() == threads
 
 
-def test_tau_is_a_scale_and_the_dtype_is_the_last_cast():
+def test_tau_is_a_scale_and_draws_are_cast_at_the_end():
     assert torch.equal(draws(1000, 1.5, 2.0, dtype=torch.float64), 2 * draws(1000, 1.5, 1.0, dtype=torch.float64))
     assert torch.equal(draws(1000, 1.5, 2.0), draws(1000, 1.5, 2.0, dtype=torch.float64).float())
     assert not draws(1000, 1.5, 0.0).any()
 
 
-def test_torch_generators_serve_too():
+def test_torch_generators_are_supported():
     first, again = (stable.sample(10, 1.5, 1.0, torch.Generator().manual_seed(1)) for _ in range(2))
     assert torch.equal(first, again)
     assert stable.sample((2, 3), 1.5, 1.0).shape == (2, 3)
@@ -97,23 +97,23 @@ def test_torch_generators_serve_too():
         (1.5, None),
     ],
 )
-def test_outside_the_range(alpha, tau):
+def test_arguments_outside_of_their_range_are_refused(alpha, tau):
     with pytest.raises(InputError) as error:
         stable.sample(3, alpha, tau)
     assert error.value.code in ("out-of-range", "wrong-type")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("alpha", "places"), [(1.1, (1e3, 1e5)), (1.5, (1e3,)), (1.8, (3e2,))])
-def test_the_far_tail_over_1e8_draws(alpha, places):
-    source, n, beyond = generator(0, "tail"), 10**8, dict.fromkeys(places, 0)
+@pytest.mark.parametrize(("alpha", "thresholds"), [(1.1, (1e3, 1e5)), (1.5, (1e3,)), (1.8, (3e2,))])
+def test_the_far_tail_over_1e8_draws(alpha, thresholds):
+    source, n, beyond = generator(0, "tail"), 10**8, dict.fromkeys(thresholds, 0)
     for _ in range(100):
         x = stable.sample(n // 100, alpha, 1.0, source).abs()
         assert x.isfinite().all()
-        for place in places:
-            beyond[place] += int((x > place).sum())
-    for place, count in beyond.items():
-        expected = n * 2 / math.pi * gamma(alpha) * math.sin(math.pi * alpha / 2) * place**-alpha
+        for threshold in thresholds:
+            beyond[threshold] += int((x > threshold).sum())
+    for threshold, count in beyond.items():
+        expected = n * 2 / math.pi * gamma(alpha) * math.sin(math.pi * alpha / 2) * threshold**-alpha
         assert abs(count - expected) < 4.5 * expected**0.5
 
 
@@ -127,9 +127,9 @@ def test_far_cauchy_values_are_distinct():
 
 @pytest.mark.gpu
 def test_a_gpu_draws_the_same_values(cuda):
-    here = draws(1_000_003, 1.5, 0.1, dtype=torch.float64)
-    there = stable.sample(1_000_003, 1.5, 0.1, generator(0, "test", device=cuda), dtype=torch.float64)
-    torch.testing.assert_close(there.cpu(), here, rtol=1e-9, atol=0)
+    on_cpu = draws(1_000_003, 1.5, 0.1, dtype=torch.float64)
+    on_gpu = stable.sample(1_000_003, 1.5, 0.1, generator(0, "test", device=cuda), dtype=torch.float64)
+    torch.testing.assert_close(on_gpu.cpu(), on_cpu, rtol=1e-9, atol=0)
 
 
 ALPHAS = [0.5, 0.6, 0.8, 1.0, 1.01, 1.3, 1.5, 1.7, 1.9, 1.99]
@@ -140,25 +140,25 @@ def fourier(x, alpha):
     with mpmath.workdps(25):
         x, alpha = mpmath.mpf(x), mpmath.mpf(alpha)
         ray = mpmath.expj(min(mpmath.pi, mpmath.pi / (2 * alpha)) / 2)
-        places = [0] + [mpmath.mpf(2) ** j / (1 + x) for j in range(-40, 20, 3)]
+        points = [0] + [mpmath.mpf(2) ** j / (1 + x) for j in range(-40, 20, 3)]
         wave = lambda s: mpmath.exp(1j * x * s * ray) * mpmath.expm1(-((s * ray) ** alpha))  # noqa: E731
-        tail = -mpmath.quad(lambda s: mpmath.im(wave(s) / s), places) / mpmath.pi
-        return float(tail), float(mpmath.quad(lambda s: mpmath.re(wave(s) * ray), places) / mpmath.pi)
+        tail = -mpmath.quad(lambda s: mpmath.im(wave(s) / s), points) / mpmath.pi
+        return float(tail), float(mpmath.quad(lambda s: mpmath.re(wave(s) * ray), points) / mpmath.pi)
 
 
 @pytest.mark.parametrize("alpha", [1.5, *(pytest.param(alpha, marks=pytest.mark.slow) for alpha in (0.6, 1.0, 1.9))])
 def test_tail_and_density_against_mpmath(alpha):
     for x in (0.003, 0.9, 4.0, 19.9, 20.1, 100.0):
         tail, density = fourier(x, alpha)
-        place = torch.tensor(2.0 * x, dtype=torch.float64)
-        assert stable.sf(place, alpha, 2.0).item() == pytest.approx(tail, rel=1e-8)
-        assert stable.cdf(place, alpha, 2.0).item() == pytest.approx(1 - tail, rel=1e-12)
-        assert stable.pdf(place, alpha, 2.0).item() == pytest.approx(density / 2, rel=1e-8)
+        point = torch.tensor(2.0 * x, dtype=torch.float64)
+        assert stable.sf(point, alpha, 2.0).item() == pytest.approx(tail, rel=1e-8)
+        assert stable.cdf(point, alpha, 2.0).item() == pytest.approx(1 - tail, rel=1e-12)
+        assert stable.pdf(point, alpha, 2.0).item() == pytest.approx(density / 2, rel=1e-8)
 
 
 @pytest.mark.parametrize("alpha", ALPHAS)
 @pytest.mark.parametrize("x", [300.0, 1e3, 1e4, 1e6])
-def test_the_far_tail_is_its_series(alpha, x):
+def test_the_far_tail_equals_its_series(alpha, x):
     tail = sum(
         (-1) ** (k + 1) * gamma(k * alpha) / math.factorial(k) * math.sin(math.pi * k * alpha / 2) * x ** (-k * alpha)
         for k in range(1, 6)
@@ -177,14 +177,14 @@ def test_the_law_against_scipy(alpha):
 @pytest.mark.parametrize(("alpha", "law"), [(1.0, stats.cauchy()), (2.0, stats.norm(scale=2**0.5))])
 def test_cauchy_and_normal_in_closed_form(alpha, law):
     x = np.concatenate([-np.geomspace(1e-3, 30, 50), np.geomspace(1e-3, 30, 50)])
-    for ours, theirs in ((stable.pdf, law.pdf), (stable.cdf, law.cdf), (stable.sf, law.sf)):
-        np.testing.assert_allclose(ours(torch.from_numpy(x), alpha), theirs(x), rtol=1e-9)
+    for function, expected in ((stable.pdf, law.pdf), (stable.cdf, law.cdf), (stable.sf, law.sf)):
+        np.testing.assert_allclose(function(torch.from_numpy(x), alpha), expected(x), rtol=1e-9)
     p = np.linspace(0.001, 0.999, 99)
     np.testing.assert_allclose(stable.quantile(torch.from_numpy(p), alpha), law.ppf(p), rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("alpha", [*ALPHAS, 2.0])
-def test_the_quantile_undoes_the_distribution(alpha):
+def test_the_quantile_is_the_inverse_of_the_distribution_function(alpha):
     x = torch.cat(
         [torch.logspace(-4, 0.6, 40), torch.logspace(0.7, 4, 40) if alpha < 2 else torch.tensor([4.5, 6.0])]
     ).double()
@@ -218,7 +218,7 @@ def test_the_law_is_float64_keeps_the_shape_and_refuses_invalid_arguments(functi
 
 @pytest.mark.parametrize("alpha", [1.1, 1.3, 1.5, 1.8, 2.0])
 @pytest.mark.parametrize("tau", [1e-6, 0.3, 1e5])
-def test_estimates(alpha, tau):
+def test_alpha_and_tau_are_estimated(alpha, tau):
     x = draws(10**6, alpha, tau)
     assert stable.estimate(x) == (pytest.approx(alpha, abs=0.02), pytest.approx(tau, rel=0.02))
     mixed = x + 0.2 * tau * generator(0, "signal").normal(10**6).float() + 3 * tau  # a weak signal, and a shift

@@ -1,4 +1,4 @@
-"""State: all that carries over between rounds is one immutable value, and components are pure functions of it."""
+"""The state that a round passes to the next one is an immutable value, and components are pure functions of it."""
 
 import math
 
@@ -43,7 +43,7 @@ def copied(tree):
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
-def test_any_kept_state_continues_to_the_same_bits(tiny, settings):
+def test_a_simulation_continues_from_any_state_bit_for_bit(tiny, settings):
     """Twice on one simulation; and from every round's state, after later rounds were computed."""
     sim = build(tiny.with_(**settings))
     start, rounds, copies = copied(sim.start), [], []
@@ -59,23 +59,23 @@ def test_any_kept_state_continues_to_the_same_bits(tiny, settings):
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_all_memory_of_components_is_in_the_state(tiny, settings):
-    """What a component says that it keeps is what its next round depends on."""
+    """Without its declared memory, the next round of a component changes."""
     sim = build(tiny.with_(**settings))
     *_, third, fourth = sa.simulate(sim, sim.start, 4)
-    forgotten = sim.start._replace(model=third.state.model, energies=third.state.energies)
-    (again,) = sa.simulate(sim, forgotten, 4, start=3)
+    without_memory = sim.start._replace(model=third.state.model, energies=third.state.energies)
+    (again,) = sa.simulate(sim, without_memory, 4, start=3)
     kept = [name for name in ("receiver", "server", "average") if list(tensors(getattr(third.state, name)))]
     changed = not same(again.state, fourth.state)
     assert changed or not kept
     if not any(name in settings for name in ("server", "average")) and "auto" not in settings.get("receiver", ""):
-        assert not changed, "a component without memory starts anew in every round"
+        assert not changed, "a component without memory does not depend on earlier rounds"
 
 
 # -------------------------------------------------------------------------------------------------------------- chains
 
 
 def smoothed(beta=0.9):
-    """The example of the design: exponential smoothing of the received vector over rounds."""
+    """Exponential smoothing of the received vector over rounds."""
 
     def apply(received, mean):
         mean = torch.lerp(received.g, mean, beta)
@@ -162,8 +162,8 @@ def test_a_plug_in_with_memory_is_saved_and_resumed_bit_for_bit(tiny, tmp_path, 
 # --------------------------------------------------------------------------------------------------- in-place changes
 
 
-def late(change):
-    """A change from round 1 on, in a memory that counts the rounds: (memory before, ...) -> its component."""
+def changing(change):
+    """Factories of a receiver and of a server that call `change` in every round after the first one."""
 
     def receiver():
         def apply(received, memory):
@@ -197,22 +197,22 @@ def late(change):
     ids=["receiver-g", "receiver-memory", "receiver-view", "server-g", "server-memory", "server-w"],
 )
 def test_a_change_in_place_is_refused_and_names_the_component(tiny, tmp_path, registries, kind, change):
-    getattr(sa, kind)("hasty")(late(change)[kind])
+    getattr(sa, kind)("in_place")(changing(change)[kind])
     with pytest.raises(InputError) as error:
-        sa.run(tiny.with_(**{kind: "hasty()"}), tmp_path / "a")
+        sa.run(tiny.with_(**{kind: "in_place()"}), tmp_path / "a")
     assert (error.value.code, error.value.setting) == ("changed-in-place", kind)
     assert f"the {kind} changes" in str(error.value)
-    assert read_checkpoint(tmp_path / "a").rounds == 1, "the round before is kept"
+    assert read_checkpoint(tmp_path / "a").rounds == 1, "the checkpoint of the round before is kept"
 
 
 def test_a_change_in_place_within_a_chain_is_refused(tiny, registries):
-    sa.receiver("hasty")(lambda: lambda g: g.clamp_(-1, 1))
+    sa.receiver("in_place")(lambda: lambda g: g.clamp_(-1, 1))
     with pytest.raises(InputError) as error:
-        sa.run(tiny.with_(receiver="hasty() | mac(C=1)"))
+        sa.run(tiny.with_(receiver="in_place() | mac(C=1)"))
     assert (error.value.code, error.value.setting) == ("changed-in-place", "receiver")
 
 
-def test_containers_may_be_changed_and_a_kept_state_does_not_notice(tiny, registries):
+def test_changed_containers_do_not_affect_a_kept_state(tiny, registries):
     """The caller passes fresh containers: only tensors are shared."""
 
     @sa.receiver("listing")
@@ -233,7 +233,7 @@ def test_containers_may_be_changed_and_a_kept_state_does_not_notice(tiny, regist
 
 
 class Vector(torch.Tensor):
-    """A tensor that is none of torch's own."""
+    """A subclass of Tensor."""
 
 
 BAD = {
@@ -250,7 +250,7 @@ BAD = {
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("bad", BAD)
 def test_a_memory_that_cannot_be_saved_is_refused_in_its_round(tiny, tmp_path, registries, kind, bad):
-    """Also with rare checkpoints; what was computed before can be read and is continued."""
+    """Also with rare checkpoints; the earlier rounds can be read and continued."""
 
     def broken(k=2):
         def apply(*arguments):
@@ -297,9 +297,9 @@ def test_every_allowed_type_is_saved_and_restored(tiny, tmp_path, registries):
 
 @pytest.mark.parametrize("receiver", ["mac(C=auto)", "cauchy(K=auto)", "mac(C=auto, pilot=50)"])
 @pytest.mark.parametrize("server", ["momentum()", "adam_ota()", "sgd(decay=inverse, over=2)"])
-def test_a_round_without_senders_advances_the_average_alone(tiny, registries, receiver, server):
-    participation("not_then")(lambda: lambda n, source: torch.arange(0 if source.round == 2 else n))
-    sim = build(tiny.with_(participation="not_then()", receiver=receiver, server=server, average=0.5))
+def test_a_round_without_senders_changes_the_average_only(tiny, registries, receiver, server):
+    participation("skips_a_round")(lambda: lambda n, source: torch.arange(0 if source.round == 2 else n))
+    sim = build(tiny.with_(participation="skips_a_round()", receiver=receiver, server=server, average=0.5))
     before, silent, after = [each.state for each in sa.simulate(sim, sim.start, 4)][1:]
     assert same(silent._replace(average=()), before._replace(average=()))
     mean = 0.5 * before.average[0].double() + 0.5 * before.model.w.double()

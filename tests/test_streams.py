@@ -38,7 +38,7 @@ def test_numbers_depend_on_the_position_and_not_on_the_calls():
     assert torch.equal(generator(1, "n").normal(10)[:4], generator(1, "n").normal(4))
 
 
-def test_many_generators_at_once_give_what_each_gives_alone():
+def test_several_generators_at_once_give_the_values_of_each():
     sources = [generator(seed, "a") for seed in range(3)]
     assert torch.equal(first_bits(sources, 7), torch.stack([source.bits(7) for source in sources]))
 
@@ -57,7 +57,7 @@ def test_any_part_of_the_name_makes_another_stream():
     assert len({tuple(generator(*name).bits(2).tolist()) for name in names}) == len(names)
 
 
-def test_any_integer_names_the_same_stream():
+def test_equal_integers_of_any_type_name_the_same_stream():
     same = generator(np.int64(3), "a", torch.tensor(2), np.int32(1))
     assert torch.equal(same.bits(2), generator(3, "a", 2, 1).bits(2))
 
@@ -68,7 +68,7 @@ def test_the_interval_is_open_at_both_ends():
     assert highest == 1 - 2.0**-53
 
 
-def test_uniform_normal_and_neighbouring_streams():
+def test_draws_are_uniform_or_normal_and_streams_are_independent():
     rows = torch.stack([generator(0, "noise", k).uniform(20_000) for k in range(10)])
     assert stats.kstest(rows.flatten().numpy(), "uniform").pvalue > 1e-3
     correlation = torch.corrcoef(rows) - torch.eye(10)
@@ -83,7 +83,7 @@ def test_streams_whose_counters_overlap_still_differ():
     assert not set(ahead.bits(1000).tolist()) & set(behind.bits(1000).tolist())
 
 
-def test_permutations_are_permutations_and_all_as_likely():
+def test_all_permutations_are_equally_likely():
     assert sorted(generator(3, "p").permutation(1000).tolist()) == list(range(1000))
     source = generator(4, "p")
     seen = [tuple(source.permutation(4).tolist()) for _ in range(12_000)]
@@ -91,14 +91,14 @@ def test_permutations_are_permutations_and_all_as_likely():
     assert stats.chisquare(counts).pvalue > 1e-3
 
 
-def test_a_torch_generator_serves_too():
+def test_a_torch_generator_is_supported():
     u = uniform((100_000,), torch.Generator().manual_seed(0), "cpu")
     assert u.dtype == torch.float64
     assert stats.kstest(u.numpy(), "uniform").pvalue > 1e-3
     assert torch.equal(u, uniform((100_000,), torch.Generator().manual_seed(0), "cpu"))
 
 
-def test_the_numpy_generator_belongs_to_the_stream():
+def test_the_numpy_generator_is_a_function_of_the_stream():
     assert (
         generator(0, "a").numpy().random() == generator(0, "a").numpy().random() != generator(1, "a").numpy().random()
     )
@@ -106,13 +106,13 @@ def test_the_numpy_generator_belongs_to_the_stream():
 
 @pytest.mark.gpu
 def test_the_bits_are_the_same_on_a_gpu(cuda):
-    here, there = generator(0, "noise", 3), generator(0, "noise", 3, device=cuda)
-    assert torch.equal(here.bits(1_000_003), there.bits(1_000_003).cpu())
-    assert torch.equal(here.permutation(1000), there.permutation(1000).cpu())
-    assert torch.equal(here.uniform(1000), there.uniform(1000).cpu())
+    on_cpu, on_gpu = generator(0, "noise", 3), generator(0, "noise", 3, device=cuda)
+    assert torch.equal(on_cpu.bits(1_000_003), on_gpu.bits(1_000_003).cpu())
+    assert torch.equal(on_cpu.permutation(1000), on_gpu.permutation(1000).cpu())
+    assert torch.equal(on_cpu.uniform(1000), on_gpu.uniform(1000).cpu())
 
 
-def test_a_stream_knows_its_round_and_can_be_taken_at_another():
+def test_a_stream_has_a_round_and_can_be_moved_to_another_round():
     source = generator(4, "noise", 7, 3)
     source.uniform(5)  # the position does not matter
     assert source.round == 7

@@ -33,8 +33,8 @@ def test_exact_p_c_is_the_share_that_mac_leaves_unclipped():
 def test_the_forms_of_lemma_1():
     printed, corrected, exact = (unclipped(5, 1.5, 0.1, form=form).value for form in theory.FORMS)
     assert printed == pytest.approx(1 - (0.1 / 5) ** 1.5)
-    assert corrected == pytest.approx(exact, abs=2e-5), "far out the leading order is enough"
-    assert abs(printed - exact) > 1e-3, "and the tail constant is what the printed form lacks"
+    assert corrected == pytest.approx(exact, abs=2e-5), "the leading order is accurate in the far tail"
+    assert abs(printed - exact) > 1e-3, "the printed form lacks the tail constant"
     moved = unclipped(5, 1.5, 0.1, G=1.0).value
     assert moved == pytest.approx(unclipped(5 - math.sqrt(2), 1.5, 0.1).value)
 
@@ -49,13 +49,13 @@ def test_a_form_outside_its_range_is_refused():
 
 
 @pytest.mark.parametrize(("alpha", "ratio", "law", "leading"), [(2, 0.1, 0.056, "1"), (1.9, 1, 0.519, "0.904218")])
-def test_where_the_leading_order_is_wrong_the_corrected_form_is_the_law(alpha, ratio, law, leading):
+def test_the_corrected_form_is_exact_where_the_leading_order_is_inaccurate(alpha, ratio, law, leading):
     value, (note,) = unclipped(0.1 * ratio, alpha, 0.1, form="corrected")
     assert value == pytest.approx(law, abs=5e-4)
     assert f"the leading order, {leading}, is" in note
 
 
-def test_the_corrected_form_is_never_far_off_and_far_out_it_is_the_leading_order():
+def test_the_corrected_form_is_accurate_and_equals_the_leading_order_in_the_tail():
     for alpha in (0.7, 1, 1.3, 1.5, 1.9, 1.99, 2):
         for ratio in (0.01, 0.3, 1, 2, 5, 9, 30, 1000):
             (corrected, notes), exact = unclipped(ratio, alpha, 1, form="corrected"), unclipped(ratio, alpha, 1).value
@@ -68,14 +68,14 @@ def test_the_corrected_form_is_never_far_off_and_far_out_it_is_the_leading_order
 
 def test_the_exact_form_is_a_lower_bound_on_what_mac_keeps():
     n, C, G, alpha, tau = 200_000, 1.0, 0.4, 1.5, 0.1
-    for gap in (0.0, G * math.sqrt(2)):  # how far the entries of the gradient lie apart
+    for gap in (0.0, G * math.sqrt(2)):  # distance between the entries of the gradient
         s = torch.zeros(n)
-        s[: n // 10] = gap  # the median stays at the others
+        s[: n // 10] = gap  # the median is that of the other entries
         g = s + stable.sample(n, alpha, tau, generator(3, "xi"))
         kept = (mac(C)(g) == g)[: n // 10].double().mean().item()
         least, most = unclipped(C, alpha, tau, G).value, unclipped(C + math.sqrt(2) * G, alpha, tau).value
         assert least - 0.01 < kept < most + 0.01
-        assert kept > least + 0.01, "it may be kept beyond C - sqrt2 G"
+        assert kept > least + 0.01, "entries beyond C - sqrt2 G may be unclipped"
 
 
 def test_theorem_1_term_by_term():
@@ -115,7 +115,7 @@ def test_efficacy_of_the_receivers():
     assert fisher(1.0) == pytest.approx(0.5, rel=1e-4)  # Cauchy
     assert fisher(2.0) == pytest.approx(0.5, rel=1e-3)  # N(0, 2)
     assert efficacy(none(), 2.0) == pytest.approx(0.5, rel=1e-3)
-    assert efficacy(cauchy(1.0), 1.0) == pytest.approx(fisher(1.0), rel=1e-6), "its own score is the best"
+    assert efficacy(cauchy(1.0), 1.0) == pytest.approx(fisher(1.0), rel=1e-6), "the score of the noise is the best rule"
     density = stable.pdf(torch.tensor(0.0), 1.5).item()
     assert efficacy(sign(1.0), 1.5) == pytest.approx(4 * density**2, rel=1e-3)
     for rule in (clip(1), mac(1), tanh_clip(1), blank(3), cauchy(2), sign(1)):
@@ -141,7 +141,7 @@ def test_theorem_1_against_a_simulation():
     assert quiet.measured < quiet.corrected
 
 
-def test_the_pictures():
+def test_the_plots_of_the_theory():
     figure = theory_plots.overview(1.5, 0.1, 1.0, 0.3)
     left, right = figure.axes
     assert len(left.collections) == 3
@@ -167,6 +167,6 @@ def test_the_pictures():
         lambda: best_threshold(0.4), lambda: efficacy(clip(1), 3), lambda: tail_constant(math.nan),
     ],
 )  # fmt: skip
-def test_bad_arguments(call):
+def test_invalid_arguments_are_refused(call):
     with pytest.raises(InputError):
         call()

@@ -9,7 +9,7 @@ def module():
     return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2, bias=False))
 
 
-def test_a_layout_names_every_entry_once():
+def test_the_blocks_of_a_layout_cover_every_entry_once():
     layout = parameters(module())
     assert layout.names == ("0.weight", "0.bias", "1.weight", "1.bias", "2.weight")
     assert layout.shapes == ((4, 3), (4,), (4,), (4,), (2, 4))
@@ -19,7 +19,7 @@ def test_a_layout_names_every_entry_once():
     assert torch.equal(torch.cat(layout.split(v), dim=-1), v)
 
 
-def test_coarser_blocks():
+def test_blocks_can_be_merged():
     layout = parameters(module())
     assert layout.merge("tensor") == layout
     assert (layout.merge("layer").names, layout.merge("layer").offsets) == (("0", "1", "2"), (0, 16, 24, 32))
@@ -46,13 +46,13 @@ def test_an_attached_module_reads_and_writes_the_vectors():
     net.zero_grad(set_to_none=False), net(x).square().sum().backward()
     other(x).square().sum().backward()
     assert torch.equal(grad, torch.cat([p.grad.flatten() for p in other.parameters()]))
-    assert flat.stats[:4].abs().sum() > 0, "a forward pass moved the running mean"
+    assert flat.stats[:4].abs().sum() > 0, "a forward pass updates the running mean"
     flat.w.zero_()
     assert not any(p.any() for p in net.parameters())
 
 
-def test_clients_pool_to_the_statistics_of_all_their_samples():
-    """Clients whose means differ: the variance of everything together holds the spread of the means too."""
+def test_pooled_statistics_equal_those_of_all_samples():
+    """Clients with different means: the pooled variance includes the variance of the means."""
     samples = torch.randn(3, 50, 4) * torch.tensor([1.0, 2.0, 0.5, 3.0]) + 1e3 * torch.arange(3.0)[:, None, None]
     norms = buffers(module())
     each = torch.cat([samples.mean(1), samples.var(1, correction=0)], 1)
@@ -63,7 +63,7 @@ def test_clients_pool_to_the_statistics_of_all_their_samples():
     torch.testing.assert_close(together[:4], everything.mean(0), rtol=1e-5, atol=1e-4)
     torch.testing.assert_close(together[4:], everything.var(0, correction=0), rtol=1e-5, atol=0)
     torch.testing.assert_close(pooled(moments(each, norms), norms).float(), each, rtol=1e-5, atol=1e-5)
-    assert torch.equal(each[:, 4:], samples.var(1, correction=0)), "the client's own are untouched"
+    assert torch.equal(each[:, 4:], samples.var(1, correction=0)), "the statistics of the clients do not change"
 
 
 def test_only_a_mean_and_a_variance_of_one_layer_make_a_pair():

@@ -1,4 +1,4 @@
-"""The workloads of the benchmark, those with a network of a user among them."""
+"""The workloads of the benchmark, including one with a custom network."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ def test_the_network_of_the_plugin_is_compared_and_timed():
     assert [row.name for row in rows] == ["reference, fp32", "stacked, fp32"]
 
 
-def test_the_network_of_the_plugin_has_what_users_write():
+def test_the_network_of_the_plugin_has_grouped_and_strided_convolutions():
     module = grouped_cnn((3, 32, 32), 10)
     convolutions = [layer for layer in module if isinstance(layer, torch.nn.Conv2d)]
     assert [(layer.groups, layer.stride) for layer in convolutions] == [(1, (1, 1)), (4, (2, 2)), (8, (2, 2))]

@@ -6,7 +6,7 @@ import pytest
 
 import stableair as sa
 from helpers import ROOT
-from helpers.isolation import forgotten
+from helpers.isolation import restored_registries
 
 RULE = '''
 """A module."""
@@ -40,7 +40,7 @@ def test_the_noiseless_run_has_the_same_fading_and_neither_noise_nor_receiver(be
 
 
 def test_a_pattern_runs_without_its_noise():
-    with forgotten(), pytest.MonkeyPatch.context() as patch:
+    with restored_registries(), pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(ROOT / "bench")
         patterns = importlib.import_module("auto_patterns")
         patch.setattr(patterns, "ROUNDS", 3)
@@ -63,7 +63,7 @@ def test_noise_helps_where_a_fixed_threshold_exceeds_the_noiseless_run_by_more_t
 
 def test_the_distribution_separates_settings_where_noise_helps(bench):
     def comparison(gap, gain):
-        """auto minus fixed, and fixed minus noiseless."""
+        """A comparison with these values of auto - fixed and of fixed - noiseless."""
         return bench.Comparison([50.0, 60.0], [50 + gain, 60.2 + gain], [50 + gain + gap, 60.2 + gain + gap])
 
     some = [comparison(-9.0, +5.0), comparison(-3.0, -5.0), comparison(+1.0, -5.0)]

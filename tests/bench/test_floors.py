@@ -1,4 +1,4 @@
-"""bench/floors.py: the least products and bytes of a step."""
+"""bench/floors.py: lower bounds on the products and bytes of a step."""
 
 import importlib
 
@@ -30,13 +30,13 @@ def test_a_dense_layer_in_closed_form(floors):
     assert size == 2 * (14 * (16 * 3 + 3) + 6 * 5 * 16)
 
 
-def test_a_hidden_layer_has_a_gradient_of_its_input_too(floors):
+def test_a_hidden_layer_also_has_a_gradient_of_its_input(floors):
     flops, size = floors.step_costs(experiment("mlp(width=7)", clients=1))
     assert flops == 2 * (2 * 5 * 16 * 7) + 3 * (2 * 5 * 7 * 3)
     assert size == 14 * (17 * 7 + 8 * 3) + 6 * 5 * (16 + 2 * 7)
 
 
-def test_a_tensor_that_two_layers_read_counts_once(floors, registries):
+def test_a_tensor_that_two_layers_read_is_counted_once(floors, registries):
     import stableair as sa
 
     class Twice(torch.nn.Module):
@@ -56,7 +56,7 @@ def test_a_tensor_that_two_layers_read_counts_once(floors, registries):
     assert both == once + 14 * (16 * 3 + 3)
 
 
-def test_the_time_is_the_longer_one(floors, monkeypatch):
+def test_the_time_is_the_maximum_of_both_bounds(floors, monkeypatch):
     monkeypatch.setitem(WORKLOADS, "cnn", experiment("logistic()"))
     row = floors.table(["cnn"], 4, 1e-6, 1e-6).splitlines()[-1].split(" | ")
     assert row[1] == "4"

@@ -20,7 +20,7 @@ import verdicts
 from helpers.callbacks import Hooks
 
 
-def made(*accuracies, seed=0, diverged=False):
+def run_with(*accuracies, seed=0, diverged=False):
     """A run with these accuracies; the loss is one minus the accuracy."""
     rows = [{"round": k, "test/accuracy": accuracy, "test/loss": 1 - accuracy} for k, accuracy in enumerate(accuracies)]
     if diverged:
@@ -47,10 +47,10 @@ def test_the_queue_has_the_order_of_the_plan(tmp_path):
     later = ["cifar10-noniid-C0.05-seed0", "cifar10-noniid-alpha1.2-seed0", "cifar10-gnc-seed1", "femnist-ideal-seed1",
              "cifar100-ideal-seed1", "cifar10-ideal-seed2", "cifar10-noniid-tau0.2-C0.26-seed0", "choice-sum-seed0",
              "cifar10-noniid-tau0.3-search-mac", "gap-120-rounds-seed0", "cifar10-auto-seed0"]  # fmt: skip
-    places = [start + 2, *map(order.index, later)]
-    assert places == sorted(places)
+    positions = [start + 2, *map(order.index, later)]
+    assert positions == sorted(positions)
     auto = [job.experiment.receiver == "mac(C=auto)" for job in reproduce.jobs(reproduce.FOLDER)]
-    assert auto == sorted(auto), "last"
+    assert auto == sorted(auto), "the runs with C=auto are last"
     assert "cifar10-mac-seed0" not in [job.name for job in reproduce.jobs(tmp_path)], "its threshold is not known yet"
 
 
@@ -69,10 +69,10 @@ def test_an_interrupted_run_continues_from_its_checkpoint(queue, tmp_path, monke
         if row["round"] == 1:
             raise KeyboardInterrupt
 
-    def killed(*args, callbacks, **options):
+    def interrupted(*args, callbacks, **options):
         return real(*args, callbacks=[*callbacks, Hooks(round=stop)], **options)
 
-    monkeypatch.setattr(reproduce, "run", killed)
+    monkeypatch.setattr(reproduce, "run", interrupted)
     with pytest.raises(KeyboardInterrupt):
         reproduce.run_missing(tmp_path, [""], 1)
     assert (tmp_path / "first" / CHECKPOINT).exists()
@@ -105,7 +105,7 @@ def test_a_run_that_needs_the_reference_loop_is_refused_and_the_others_continue(
     real = reproduce.run
     monkeypatch.setattr(reproduce, "run", lambda one, *args, **o: (started.append(one.engine), real(one, *args, **o)))
     assert list(reproduce.run_missing(tmp_path, [""], 1)) == ["slow"]
-    assert started == ["fast", "fast"], "an engine that refuses a model instead of taking the loop"
+    assert started == ["fast", "fast"], "with an engine that refuses the model instead of using the reference"
     assert names(tmp_path) == ["slow"]
 
 
@@ -144,7 +144,7 @@ def test_the_command_of_a_run_gives_its_experiment_and_its_commit_is_known(name)
 
 def test_differences_are_paired_by_seed():
     """The mean over both seeds of Ideal would give another value."""
-    curves = {"Ideal": [made(0.9, 0.9), made(0.5, 0.5, seed=1)], "MAC": [made(0.8, 0.8)]}
+    curves = {"Ideal": [run_with(0.9, 0.9), run_with(0.5, 0.5, seed=1)], "MAC": [run_with(0.8, 0.8)]}
     row = verdicts.Judge(curves, {}).above("claim", "Ideal", "MAC")
     assert row == ("claim", "Ideal compared with MAC: +10.0 points", "holds, seed 0")
     loss = verdicts.Judge(curves, {}).higher_loss("claim", "MAC", "Ideal")
@@ -152,7 +152,10 @@ def test_differences_are_paired_by_seed():
 
 
 def test_a_second_seed_that_contradicts_the_first_is_in_the_verdict():
-    curves = {"Ideal": [made(0.9, 0.9), made(0.5, 0.5, seed=1)], "MAC": [made(0.8, 0.8), made(0.55, 0.55, seed=1)]}
+    curves = {
+        "Ideal": [run_with(0.9, 0.9), run_with(0.5, 0.5, seed=1)],
+        "MAC": [run_with(0.8, 0.8), run_with(0.55, 0.55, seed=1)],
+    }
     row = verdicts.Judge(curves, {}).above("claim", "Ideal", "MAC")
     assert row.seen == "Ideal compared with MAC: +10.0 and -5.0 points"
     assert row.verdict == "**mixed**: holds with seed 0, does not with seed 1"
@@ -161,8 +164,8 @@ def test_a_second_seed_that_contradicts_the_first_is_in_the_verdict():
 
 
 def test_a_run_that_diverged_decides_its_seed_only():
-    noisy = [made(0.5, 0.7, 0.5, 0.7), made(0.9, 0.9, 0.9, seed=1, diverged=True)]
-    calm = [made(0.8, 0.81, 0.8, 0.81), made(0.8, 0.81, 0.8, 0.81, seed=1)]
+    noisy = [run_with(0.5, 0.7, 0.5, 0.7), run_with(0.9, 0.9, 0.9, seed=1, diverged=True)]
+    calm = [run_with(0.8, 0.81, 0.8, 0.81), run_with(0.8, 0.81, 0.8, 0.81, seed=1)]
     judge = verdicts.Judge({"Noisy": noisy, "MAC": calm}, {})
     ended = "Noisy diverged at round 4 with seed 1"
     gain = f"MAC compared with Noisy: +20.5 points; {ended}"

@@ -1,4 +1,4 @@
-"""A channel that ignores a setting accepts the values that state that the part is absent."""
+"""A channel that ignores a setting accepts values that mean that the part is absent."""
 
 import pytest
 

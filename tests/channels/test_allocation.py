@@ -1,4 +1,4 @@
-"""The memory of a round follows the model and the clients, not the size of a setting."""
+"""The memory of a round depends on the model and the clients, not on the values of settings."""
 
 import pytest
 import torch
@@ -30,11 +30,11 @@ class LargestTensor(TorchDispatchMode):
 def largest_tensor(k=3, **settings):
     """Bytes of the largest tensor of one round over a channel with these settings."""
     e = Experiment(clients=N, **settings)
-    air = assembly.assemble({name: e.call(name) for name in ("channel", *assembly.PARTS)}, 0, NOTHING, None)
+    link = assembly.assemble({name: e.call(name) for name in ("channel", *assembly.PARTS)}, 0, NOTHING, None)
     clients = torch.arange(N)
     upload = Upload(clients, torch.ones(N, D), torch.zeros(N, 0), torch.zeros(N))
     with LargestTensor() as watch:
-        air.superpose([upload], air.draw(N, clients, D, 0, k, "cpu"))
+        link.superpose([upload], link.draw(N, clients, D, 0, k, "cpu"))
     return watch.largest
 
 
@@ -59,7 +59,7 @@ def test_no_tensor_is_much_larger_than_the_vector(settings):
 
 
 @pytest.mark.parametrize(
-    ("spec", "most"),
+    ("spec", "limit"),
     [
         ("waveform(antennas=65536)", 8 * DRAWS),
         ("waveform(basis='ofdm(n=4096, prefix=4096, taps=1024)')", 8192 * 32),
@@ -67,14 +67,14 @@ def test_no_tensor_is_much_larger_than_the_vector(settings):
         ("waveform(basis='pulse(span=16, samples=256)')", 256 * (D / 2 + 16) * 32),
     ],
 )
-def test_a_waveform_takes_what_its_antennas_paths_and_samples_need(spec, most):
-    assert largest_tensor(channel=spec) <= most
+def test_the_memory_of_a_waveform_is_bounded_by_its_antennas_paths_and_samples(spec, limit):
+    assert largest_tensor(channel=spec) <= limit
 
 
 @pytest.mark.parametrize(
     ("basis", "high"), [("pulse(span=256, samples=256)", 4096), ("ofdm(n=65536, prefix=65536, taps=65537)", 1024)]
 )
-def test_sizes_beyond_any_use_are_refused(basis, high):
+def test_excessive_sizes_are_refused(basis, high):
     with pytest.raises(InputError) as error:
         Experiment(channel=f"waveform(basis='{basis}')")
     assert (error.value.code, error.value.fields["high"]) == ("out-of-range", high)

@@ -18,23 +18,23 @@ PARTS = [
 
 
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: next(iter(part.values())))
-def test_every_part_is_resumed_and_takes_any_chunk_and_any_clients(tiny, part, registries):
+def test_every_part_is_independent_of_resumption_chunks_and_other_clients(tiny, part, registries):
     participation("most")(lambda: lambda n, source: source.permutation(n)[: n - 1])
     e = tiny.with_(**part, participation="most()")
     sim = build(e)
     whole = list(simulate(sim, sim.start, 4))
     again = build(e.with_(chunk=2))
     assert torch.equal(list(simulate(again, whole[1].state, 4, start=2))[-1].state.model.w, whole[-1].state.model.w)
-    everybody, some = (sim.channel.draw(5, clients, 20, 0, 2) for clients in (torch.arange(5), torch.tensor([3, 1])))
-    assert torch.equal(some.h, everybody.h[[3, 1]])
-    assert torch.equal(some.xi, everybody.xi)
+    all_clients, some = (sim.channel.draw(5, clients, 20, 0, 2) for clients in (torch.arange(5), torch.tensor([3, 1])))
+    assert torch.equal(some.h, all_clients.h[[3, 1]])
+    assert torch.equal(some.xi, all_clients.xi)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: next(iter(part.values())))
 def test_every_part_is_the_same_on_a_gpu(tiny, part, cuda):
-    here, there = (list(simulate(sim := build(tiny.with_(**part, device=d)), sim.start, 2)) for d in ("cpu", cuda))
-    for a, b in zip(here, there, strict=True):
+    on_cpu, on_gpu = (list(simulate(sim := build(tiny.with_(**part, device=d)), sim.start, 2)) for d in ("cpu", cuda))
+    for a, b in zip(on_cpu, on_gpu, strict=True):
         torch.testing.assert_close(b.state.model.w.cpu(), a.state.model.w, rtol=1e-3, atol=1e-4)
 
 
@@ -72,7 +72,7 @@ def test_every_part_is_the_same_on_a_gpu(tiny, part, cuda):
         (power, "inversion(P=1)", ("missing-argument", None)),
     ],
 )  # fmt: skip
-def test_errors_are_one_line(registry, text, expected):
+def test_invalid_arguments_are_refused_in_one_line(registry, text, expected):
     with pytest.raises(InputError) as error:
         registry.one(text)()
     assert (error.value.code, error.value.fields.get("name")) == expected

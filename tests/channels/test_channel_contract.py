@@ -72,9 +72,9 @@ def test_only_senders_are_averaged(make):
 def test_uploads_of_other_clients_are_dropped(make):
     clients, update, link = torch.tensor([4, 1, 3]), torch.randn(4, D), make()
     draw = link.draw(6, clients, D, 0, 0)
-    stranger = link.superpose(uploads(torch.tensor([4, 1, 3, 0]), update), draw)
-    assert stranger.senders == 3
-    assert torch.equal(stranger.g, link.superpose(uploads(clients, update[:3]), draw).g)
+    with_extra_upload = link.superpose(uploads(torch.tensor([4, 1, 3, 0]), update), draw)
+    assert with_extra_upload.senders == 3
+    assert torch.equal(with_extra_upload.g, link.superpose(uploads(clients, update[:3]), draw).g)
 
 
 def test_a_round_without_senders_is_empty(make):
@@ -86,7 +86,7 @@ def test_a_round_without_senders_is_empty(make):
 
 
 def test_norm_buffers_are_pooled_on_the_side_link(make):
-    """Neither faded nor noisy nor quantised: the variance of all is the mean variance and that of the means."""
+    """Without fading, noise, quantisation; the variance is the mean of the variances plus that of the means."""
     norms = buffers(nn.BatchNorm1d(1))
     mean, var = torch.tensor([[1.0], [3.0], [5.0]]), torch.tensor([[1.0], [2.0], [3.0]])
     link, clients = make(norms=norms), torch.arange(3)
@@ -97,30 +97,30 @@ def test_norm_buffers_are_pooled_on_the_side_link(make):
 
 def test_a_stopped_run_continues_bit_for_bit(spec, tiny, tmp_path):
     experiment = tiny.with_(channel=spec, **settings(spec))
-    straight = sa.run(experiment, tmp_path / "straight")
+    uninterrupted = sa.run(experiment, tmp_path / "uninterrupted")
     sa.run(experiment.with_(rounds=2), tmp_path / "stopped")
     resumed = sa.run(experiment, tmp_path / "stopped", resume=True)
     for name in ("test/loss", "gradient/norm", "channel/senders", "channel/uses"):
-        assert straight[name] == resumed[name]
-    assert straight["channel/senders"] == [5] * 4
+        assert uninterrupted[name] == resumed[name]
+    assert uninterrupted["channel/senders"] == [5] * 4
     assert sa.Experiment.from_json(experiment.to_json()) == experiment
 
 
-LOUD = {"fading": "rician(K=1)", "noise": "sas(tau=0.2)", "power": "limit(P=1)"}
+PRESENT = {"fading": "rician(K=1)", "noise": "sas(tau=0.2)", "power": "limit(P=1)"}
 
 
-@pytest.mark.parametrize("name", LOUD)
+@pytest.mark.parametrize("name", PRESENT)
 def test_a_channel_uses_a_setting_or_refuses_it(spec, tiny, name):
     """No setting is ignored: it changes the run, or the experiment is refused."""
     uses = used_settings(channel.one(spec))
     base = tiny.with_(channel=spec, **ABSENT | ({"noise": "gaussian(std=1)"} if "noise" in uses else {}), rounds=1)
-    loud = base.with_(**{name: LOUD[name]})
+    with_part = base.with_(**{name: PRESENT[name]})
     if name in uses and (name != "power" or "noise_on=sum" in spec or spec.startswith("digital")):
         metric = "channel/energy_mean" if name == "power" else "test/loss"
-        assert sa.run(loud)[metric] != sa.run(base)[metric]
+        assert sa.run(with_part)[metric] != sa.run(base)[metric]
         return
     with pytest.raises(InputError) as error:
-        build(loud)
+        build(with_part)
     if name in uses:
         assert error.value.code == "noise-not-on-sum"
     else:
@@ -155,7 +155,7 @@ def test_a_custom_channel_receives_the_parts_that_it_declares(tiny, registries):
     assert received == [["fading"], ["fading", "noise", "pilots", "power"]]
     build(tiny.with_(channel="powered_air()", power="limit(P=1)", fading="unit()"))
     build(tiny.with_(channel="powered_air()", power="inversion(P=1, threshold=0.1)"))
-    assert received[2:] == [["noise", "power"], ["fading", "noise", "power"]], "a rule that adapts needs it"
+    assert received[2:] == [["noise", "power"], ["fading", "noise", "power"]], "an adaptive power rule needs the fading"
     with pytest.raises(InputError) as error:
         build(tiny.with_(channel="silent_air()"))
     assert error.value.fields["unused"] == {"noise": tiny.noise}
@@ -168,10 +168,10 @@ def test_a_custom_channel_receives_the_parts_that_it_declares(tiny, registries):
 def test_a_gpu_receives_what_a_cpu_receives(make, cuda):
     link, clients, d = make(), torch.arange(5), 40_001
     update = torch.randn(5, d)
-    here, there = (
+    on_cpu, on_gpu = (
         link.superpose(uploads(clients, update.to(device)), link.draw(5, clients, d, 0, 0, device))
         for device in ("cpu", cuda)
     )
-    assert there.g.device.type == "cuda"
-    torch.testing.assert_close(there.g.cpu(), here.g, rtol=1e-4, atol=1e-4)
-    assert there.resources.symbols == here.resources.symbols
+    assert on_gpu.g.device.type == "cuda"
+    torch.testing.assert_close(on_gpu.g.cpu(), on_cpu.g, rtol=1e-4, atol=1e-4)
+    assert on_gpu.resources.symbols == on_cpu.resources.symbols

@@ -16,7 +16,7 @@ N, D = 4, 300
 
 
 def resources(spec, update, clients=None):
-    """What the clients (all by default) use to send the rows of an update (m, d)."""
+    """The resources of the clients (default: all) that send the rows of an update (m, d)."""
     parts = {} if spec.startswith("digital") else {"fading": fading.one("rayleigh()")(), "noise": noise.one("none()")()}
     link, clients = channel.one(spec)()(**parts), torch.arange(len(update)) if clients is None else clients
     upload = Upload(clients, update, torch.zeros(len(update), 0), torch.zeros(len(update)))
@@ -46,20 +46,20 @@ def test_orthonormal_waveforms_have_the_energy_of_the_payload(spec):
 
 
 @pytest.mark.parametrize("basis", ["pulse", "'ofdm(n=8, prefix=2)'", "'hadamard(n=8)'"])
-def test_a_signal_in_pieces_has_the_energy_of_the_whole(basis, monkeypatch):
+def test_the_energy_of_a_signal_does_not_depend_on_its_division_into_pieces(basis, monkeypatch):
     """Pieces of pulses overlap, but their symbols are orthogonal."""
     whole = energies(f"waveform(basis={basis})", payloads())
     monkeypatch.setattr("stableair.channels.waveform.PIECE", 16)
     assert energies(f"waveform(basis={basis})", payloads()) == pytest.approx(whole)
 
 
-def test_a_cyclic_prefix_costs_its_share_of_a_constant_block():
+def test_a_cyclic_prefix_adds_its_share_to_the_energy_of_a_constant_block():
     u = torch.zeros(2, 64)
     u[0, 0], u[1, 1] = 3, 2  # the real and the imaginary part of the subcarrier 0, whose samples are constant
     assert energies("waveform(basis='ofdm(n=16, prefix=4)')", u) == pytest.approx([9 * 20 / 16, 4 * 20 / 16])
 
 
-def test_inverting_a_frequency_response_costs_the_power_of_the_inverse():
+def test_the_energy_of_an_equalised_signal_includes_the_equaliser():
     """A subcarrier of a channel with two equal paths of opposite sign is weak and takes more energy."""
     spec = "waveform(basis='ofdm(n=8, prefix=1, taps=2, equalise={})')"
     u = torch.randn(1, 16, generator=torch.Generator().manual_seed(0))
@@ -83,13 +83,13 @@ def test_a_digital_message_takes_a_symbol_of_energy_one_for_every_rate_bits(quan
 
 
 @pytest.mark.parametrize("spec", ["flat()", "waveform()", "digital()"])
-def test_clients_that_send_have_an_energy_and_the_others_have_none(spec):
+def test_only_senders_have_an_energy(spec):
     clients, u = torch.tensor([7, 2]), payloads()[:2]
     assert list(resources(spec, u, clients).energies) == [7, 2]
     assert resources(spec, u[:0], clients[:0]).energies == {}
 
 
-def test_analog_symbols_do_not_depend_on_the_number_of_clients_and_digital_ones_do():
+def test_only_digital_channels_use_more_symbols_for_more_clients():
     one, four = payloads()[:1], payloads()
     assert resources("flat()", one).symbols == resources("flat()", four).symbols == D / 2
     assert resources("digital()", four).symbols == 4 * resources("digital()", one).symbols
@@ -97,7 +97,7 @@ def test_analog_symbols_do_not_depend_on_the_number_of_clients_and_digital_ones_
 
 @pytest.mark.parametrize(("d", "pilots"), [(5, 0), (6, 0), (5, 7), (6, 7), (1, 1)])
 @pytest.mark.parametrize("spec", ["flat()", "waveform('hadamard(n=1)')"])
-def test_a_zero_completes_the_last_symbol_of_payloads_and_of_pilots(spec, d, pilots):
+def test_an_odd_number_of_entries_or_pilots_is_padded_with_a_zero(spec, d, pilots):
     parts = {"fading": fading.one("unit()")(), "noise": noise.one("none()")()}
     got, _ = received(channel.one(spec)()(pilots=pilots, **parts), payloads(d))
     assert got.resources.symbols == (d + d % 2) / 2 + (pilots + pilots % 2) / 2
@@ -110,7 +110,7 @@ def test_the_metrics_of_a_round_in_physical_units(tiny):
     assert metrics == {
         "channel/uses": 100.0,
         "channel/seconds": 100 / 2e6,
-        "channel/energy_mean": 0.5 * 12 / 8,  # five of eight clients are silent
+        "channel/energy_mean": 0.5 * 12 / 8,  # five of eight clients do not transmit
         "channel/energy_max": 2.5,
         "channel/energy_total_max": 2.5,
         "channel/bits": 7.0,
@@ -133,7 +133,7 @@ def test_a_run_records_the_energy_of_its_payloads(tiny):
     assert first.metrics["channel/energy_max"] == pytest.approx(3 * energies.max().item())
 
 
-def test_the_settings_change_the_record_and_nothing_else(tiny):
+def test_bandwidth_and_symbol_energy_only_scale_the_recorded_resources(tiny):
     base, scaled = sa.run(tiny), sa.run(tiny.with_(bandwidth=2e6, symbol_energy=3.0))
     assert scaled["test/loss"] == base["test/loss"]
     assert scaled["channel/uses"] == base["channel/uses"]

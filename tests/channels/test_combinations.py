@@ -44,7 +44,7 @@ CODES = {
     "unbounded-power",
     "no-senders",
 }
-EVERY = list(product(*PARTS.values()))
+COMBINATIONS = list(product(*PARTS.values()))
 
 
 @pytest.fixture(autouse=True)
@@ -88,14 +88,14 @@ def check(specs):
 
 
 def test_some_combinations_work_and_the_others_are_refused():
-    outcomes = [check(specs) for specs in random.Random(0).sample(EVERY, 200)]
+    outcomes = [check(specs) for specs in random.Random(0).sample(COMBINATIONS, 200)]
     assert set(outcomes) <= {"", *CODES}
     assert outcomes.count("") > 30
 
 
 @pytest.mark.slow
 def test_every_combination_works_or_is_refused():
-    outcomes = [check(specs) for specs in EVERY]
+    outcomes = [check(specs) for specs in COMBINATIONS]
     assert set(outcomes) == {"", *CODES}
 
 
@@ -119,11 +119,11 @@ def test_every_combination_works_or_is_refused():
         ("flat(noise_on=sum)", "inversion(P=1, threshold=0.1, cfo=0.1)", "rayleigh()", "field(density=1)", ""),
     ],
 )  # fmt: skip
-def test_a_refusal_has_its_code(channel, power, fading, noise, code):
+def test_the_code_of_a_combination(channel, power, fading, noise, code):
     assert check((channel, power, fading, noise)) == code
 
 
-NEW = {
+RUNS = {
     "inversion over signals": {
         "channel": "waveform('ofdm(n=8, prefix=2)', timing=1, phase=0.1, noise_on=sum)",
         "power": "inversion(P=1, threshold=0.1, csi=0.9, phase=0.2)",
@@ -147,9 +147,9 @@ NEW = {
 }
 
 
-@pytest.mark.parametrize("name", NEW)
-def test_a_run_is_resumed(name, tiny, tmp_path):
-    experiment = tiny.with_(**NEW[name], fading="rayleigh(power=1)")
+@pytest.mark.parametrize("name", RUNS)
+def test_a_resumed_run_equals_an_uninterrupted_one(name, tiny, tmp_path):
+    experiment = tiny.with_(**RUNS[name], fading="rayleigh(power=1)")
     whole = sa.run(experiment)
     sa.run(experiment.with_(rounds=2), tmp_path / "stopped")
     resumed = sa.run(experiment, tmp_path / "stopped", resume=True)
@@ -158,9 +158,9 @@ def test_a_run_is_resumed(name, tiny, tmp_path):
     assert torch.equal(resumed.state.model.w, whole.state.model.w)
 
 
-@pytest.mark.parametrize("name", NEW)
+@pytest.mark.parametrize("name", RUNS)
 def test_chunks_change_no_bit(name, tiny):
-    experiment = tiny.with_(**NEW[name], fading="rayleigh(power=1)")
+    experiment = tiny.with_(**RUNS[name], fading="rayleigh(power=1)")
     sims = build(experiment), build(experiment.with_(chunk=2))
     for whole, in_chunks in zip(*(simulate(sim, sim.start, 4) for sim in sims), strict=True):
         assert torch.equal(in_chunks.state.model.w, whole.state.model.w)

@@ -1,4 +1,4 @@
-"""The digital reference: QSGD, aggregation of single updates, what it costs."""
+"""The digital reference channel: QSGD, aggregation of single updates, and its resources."""
 
 import math
 import re
@@ -17,7 +17,7 @@ from stableair.runner import run
 from stableair.streams import generator
 
 
-def made(spec, **others):
+def build_channel(spec, **others):
     return channel.one(spec)()(**others)
 
 
@@ -27,8 +27,8 @@ def superposed(link, update, clients=None, k=0):
     return link.superpose([rows], link.draw(50, clients, update.shape[1], seed=1, k=k))
 
 
-def values(spec, u, draws):
-    """What arrives of u, in many draws: (draws, d)."""
+def dequantised(spec, u, draws):
+    """The dequantised payload u in many draws: (draws, d)."""
     rule = quantizer.one(spec)()
     messages = [rule.quantize(u, generator(i, "quantize", 0)) for i in range(draws)]
     return torch.stack([m.levels.double() * m.scale for m in messages])
@@ -37,33 +37,35 @@ def values(spec, u, draws):
 @pytest.mark.parametrize(("d", "s"), [(10, 1), (200, 1), (200, 4), (50, 100)])
 def test_qsgd_is_unbiased_and_its_error_is_within_the_bound(d, s):
     u = generator(d, "u").normal(d).float()
-    found = values(f"qsgd(s={s})", u, 3000)
+    received = dequantised(f"qsgd(s={s})", u, 3000)
     step = u.double().norm() / s
     share = (u.double().abs() / step) % 1
     error = step * (share * (1 - share) / 3000).sqrt()
-    assert ((found.mean(0) - u).abs() < 5 * error + 5 * step / 3000).all()  # for rare steps up the law is skew
-    errors = (found - u).square().sum(1)
+    assert ((received.mean(0) - u).abs() < 5 * error + 5 * step / 3000).all()  # skewed where rounding up is rare
+    errors = (received - u).square().sum(1)
     exact = (step**2 * share * (1 - share)).sum()  # of rounding up or down at random
     assert abs(errors.mean() - exact) < 4.5 * errors.std() / 3000**0.5 + 1e-9
     assert errors.mean() <= min(d / s**2, math.sqrt(d) / s) * u.double().norm() ** 2
-    assert torch.equal(found.sign() * u.sign(), (found != 0).double())  # no entry changes its sign
+    assert torch.equal(received.sign() * u.sign(), (received != 0).double())  # no entry changes its sign
 
 
-@pytest.mark.parametrize(("s", "kind"), [(1, torch.int8), (127, torch.int8), (128, torch.int16), (32_767, torch.int16)])
-def test_levels_fit_into_what_they_are_kept_in(s, kind):
+@pytest.mark.parametrize(
+    ("s", "dtype"), [(1, torch.int8), (127, torch.int8), (128, torch.int16), (32_767, torch.int16)]
+)
+def test_levels_fit_into_their_integer_type(s, dtype):
     for u in (torch.tensor([-2.0, 0.0]), torch.tensor([0.0, 3e30]), torch.zeros(3)):
         message = quantizer.one(f"qsgd(s={s})")().quantize(u, generator(0, "quantize", 0))
-        assert message.levels.dtype == kind
+        assert message.levels.dtype == dtype
         torch.testing.assert_close(message.levels.double() * message.scale, u.double())  # the norm itself is level s
 
 
 def gamma_code(number):
-    """Elias' gamma code: as many zeros as bits follow the first, and the number."""
+    """The Elias gamma code of a number of n bits: n - 1 zeros and the n bits."""
     return "0" * (number.bit_length() - 1) + f"{number:b}"
 
 
 @pytest.mark.parametrize("s", [1, 7, 300])
-def test_the_bits_are_those_of_the_code(s):
+def test_the_number_of_bits_is_the_length_of_the_code(s):
     u = generator(0, "u").normal(1000).float()
     plain = quantizer.one(f"qsgd(s={s})")().quantize(u, generator(0, "quantize", 0))
     coded = quantizer.one(f"qsgd(s={s}, coding=elias)")().quantize(u, generator(0, "quantize", 0))
@@ -74,9 +76,9 @@ def test_the_bits_are_those_of_the_code(s):
     assert quantizer.one("none()")().quantize(u, generator(0, "quantize", 0)).bits == 32_000
 
 
-def test_the_messages_of_all_clients_take_bits_over_rate_uses():
+def test_the_messages_of_all_clients_take_bits_divided_by_rate_symbols():
     assert (
-        superposed(made("digital(quantize='qsgd(s=3)', rate=2)"), torch.ones(4, 10)).resources.symbols
+        superposed(build_channel("digital(quantize='qsgd(s=3)', rate=2)"), torch.ones(4, 10)).resources.symbols
         == 4 * (32 + 30) / 2
     )
 
@@ -107,16 +109,16 @@ def krum(rows, f):
         ("geometric_median(steps=1000)", geometric),
     ],
 )
-def test_aggregators_against_the_slow_truth(spec, rule, monkeypatch):
+def test_aggregators_against_direct_computations(spec, rule, monkeypatch):
     monkeypatch.setattr(module, "SLICE", 2)
     exact = rule(ROWS.double())
-    got = superposed(made(f"digital(aggregate='{spec}')"), ROWS)
+    got = superposed(build_channel(f"digital(aggregate='{spec}')"), ROWS)
     torch.testing.assert_close(got.g.double(), exact.double(), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(got.clean, ROWS.double().mean(0))
     assert not got.noise.any()
 
 
-def test_the_best_of_krum_are_averaged():
+def test_krum_with_keep_averages_the_best_updates():
     squares = torch.cdist(ROWS.double(), ROWS.double()).square()
     weights = aggregator.one("krum(f=1, keep=3)")().weights(squares)
     assert sorted(weights.tolist()) == pytest.approx([0, 0, 0, 1 / 3, 1 / 3, 1 / 3])
@@ -127,57 +129,61 @@ def test_the_best_of_krum_are_averaged():
 def test_one_faulty_client_of_nine_changes_a_robust_aggregate_little(spec):
     update = 1 + 0.1 * generator(0, "u").normal(9, 40).float()
     update[4] = -1e6
-    got = superposed(made(f"digital(aggregate='{spec}')"), update)
+    got = superposed(build_channel(f"digital(aggregate='{spec}')"), update)
     assert (got.g - 1).abs().max() < 0.5
 
 
 @pytest.mark.parametrize("spec", EXAMPLES["aggregators"])
-def test_equal_updates_are_their_own_aggregate(spec):
-    got = superposed(made(f"digital(aggregate='{spec}')"), torch.arange(6.0).repeat(7, 1))
+def test_the_aggregate_of_equal_updates_is_this_update(spec):
+    got = superposed(build_channel(f"digital(aggregate='{spec}')"), torch.arange(6.0).repeat(7, 1))
     torch.testing.assert_close(got.g, torch.arange(6.0))
 
 
 def test_rounding_depends_neither_on_other_clients_nor_on_the_aggregator():
     update = torch.randn(6, 30)
-    of_one = [superposed(made("digital(quantize='qsgd(s=2)')"), update[i : i + 1], [i]).g for i in range(6)]
-    together = superposed(made("digital(quantize='qsgd(s=2)')"), update[[4, 1]], [4, 1]).g
+    of_one = [superposed(build_channel("digital(quantize='qsgd(s=2)')"), update[i : i + 1], [i]).g for i in range(6)]
+    together = superposed(build_channel("digital(quantize='qsgd(s=2)')"), update[[4, 1]], [4, 1]).g
     torch.testing.assert_close(together, (of_one[4] + of_one[1]) / 2)
-    middle = superposed(made("digital(quantize='qsgd(s=2)', aggregate=median)"), update[:3]).g
+    middle = superposed(build_channel("digital(quantize='qsgd(s=2)', aggregate=median)"), update[:3]).g
     torch.testing.assert_close(middle, torch.stack(of_one[:3]).median(0).values)
-    later = superposed(made("digital(quantize='qsgd(s=2)')"), update[:1], [0], k=1).g
+    later = superposed(build_channel("digital(quantize='qsgd(s=2)')"), update[:1], [0], k=1).g
     assert not torch.equal(later, of_one[0])
 
 
 def test_uploads_may_be_overwritten_after_their_use():
-    """As an engine does that has one buffer for all chunks."""
+    """An engine may use one buffer for all chunks."""
     buffer = torch.empty(1, 4)
 
     def chunks():
         for client in range(3):
             yield Upload(torch.tensor([client]), buffer.fill_(client), torch.zeros(1, 0), torch.ones(1))
 
-    link = made("digital(aggregate=median)")
+    link = build_channel("digital(aggregate=median)")
     assert link.superpose(chunks(), link.draw(3, torch.arange(3), 4, 0, 0)).g.tolist() == [1] * 4
 
 
-LEAST = [("krum(f=2)", 7), ("krum(f=2, keep=3)", 7), ("krum(f=2, keep=4)", 8), ("trimmed_mean(f=2)", 5)]
+MIN_CLIENTS = [("krum(f=2)", 7), ("krum(f=2, keep=3)", 7), ("krum(f=2, keep=4)", 8), ("trimmed_mean(f=2)", 5)]
 
 
-@pytest.mark.parametrize(("spec", "least"), LEAST)
-def test_too_few_clients_are_one_line_before_the_training(spec, least):
-    link = made(f"digital(aggregate='{spec}')")
+@pytest.mark.parametrize(("spec", "min_clients"), MIN_CLIENTS)
+def test_too_few_clients_are_refused_before_the_training(spec, min_clients):
+    link = build_channel(f"digital(aggregate='{spec}')")
     with pytest.raises(InputError) as error:
-        link.draw(least - 1, torch.arange(least - 1), 5, 0, 0)
-    assert (error.value.code, error.value.fields) == ("too-few-clients", {"clients": least - 1, "low": least})
-    assert len(link.draw(least, torch.arange(least), 5, 0, 0).clients) == least
+        link.draw(min_clients - 1, torch.arange(min_clients - 1), 5, 0, 0)
+    assert (error.value.code, error.value.fields) == (
+        "too-few-clients",
+        {"clients": min_clients - 1, "low": min_clients},
+    )
+    assert len(link.draw(min_clients, torch.arange(min_clients), 5, 0, 0).clients) == min_clients
 
 
-@pytest.mark.parametrize(("spec", "least"), LEAST)
-def test_a_round_with_too_few_of_the_clients_is_empty(spec, least, caplog):
-    link, few = made(f"digital(aggregate='{spec}')"), torch.arange(least - 1)
+@pytest.mark.parametrize(("spec", "min_clients"), MIN_CLIENTS)
+def test_a_round_with_too_few_of_the_clients_is_empty(spec, min_clients, caplog):
+    link, few = build_channel(f"digital(aggregate='{spec}')"), torch.arange(min_clients - 1)
     draw = link.draw(9, few, 5, 0, 3)
     assert re.search(
-        rf"round 3: the aggregator needs at least {least} clients .*, but only {least - 1} transmit", caplog.text
+        rf"round 3: the aggregator needs at least {min_clients} clients .*, but only {min_clients - 1} transmit",
+        caplog.text,
     )
     upload = Upload(few, torch.ones(len(few), 5), torch.zeros(len(few), 0), torch.ones(len(few)))
     got = link.superpose([upload], draw)
@@ -192,25 +198,25 @@ def test_krum_that_keeps_all_its_clients_is_refused_before_they_train(tiny):
     assert "\n" not in str(error.value)
 
 
-def test_insufficient_memory_is_one_line(monkeypatch):
+def test_insufficient_memory_is_refused(monkeypatch):
     assert module.free_memory(torch.device("cpu")) > 2**20
     monkeypatch.setattr(module, "free_memory", lambda device: 2**30)
-    whole, few = torch.arange(50), 10_000_000
+    clients, d = torch.arange(50), 10_000_000
     with pytest.raises(ResourceError) as error:
-        made("digital(aggregate=median)").draw(50, whole, few, 0, 0)
-    assert (error.value.code, error.value.fields["needed"]) == ("out-of-memory", 50 * few * 4)
-    made("digital(aggregate=median, quantize='qsgd(s=100)')").draw(50, whole, few, 0, 0)  # 0.5 GiB
-    made("digital()").draw(50, whole, few, 0, 0)  # nothing is kept
+        build_channel("digital(aggregate=median)").draw(50, clients, d, 0, 0)
+    assert (error.value.code, error.value.fields["needed"]) == ("out-of-memory", 50 * d * 4)
+    build_channel("digital(aggregate=median, quantize='qsgd(s=100)')").draw(50, clients, d, 0, 0)  # 0.5 GiB
+    build_channel("digital()").draw(50, clients, d, 0, 0)  # keeps no updates
 
 
 def test_a_divisor_needs_the_mean():
     with pytest.raises(InputError) as error:
-        made("digital(aggregate=median)", divisor=4.0)
+        build_channel("digital(aggregate=median)", divisor=4.0)
     assert error.value.code == "divisor-without-mean"
 
 
 def test_a_stated_divisor_divides_the_sum():
-    got = superposed(made("digital()", divisor=4.0), torch.ones(2, 3))
+    got = superposed(build_channel("digital()", divisor=4.0), torch.ones(2, 3))
     assert (got.g.tolist(), got.divisor) == ([0.5] * 3, 4)
 
 
@@ -226,7 +232,7 @@ def test_a_stated_divisor_divides_the_sum():
         ("digital(rate=0)", ("out-of-range", "rate")),
     ],
 )
-def test_bad_specs_are_one_line(text, expected):
+def test_invalid_specs_are_refused_in_one_line(text, expected):
     with pytest.raises(InputError) as error:
         channel.one(text)()
     assert (error.value.code, error.value.fields.get("name")) == expected

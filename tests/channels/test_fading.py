@@ -1,4 +1,4 @@
-"""Block fading and slow fading: the limits in which their laws are known."""
+"""Block fading and slow fading: their distributions in known limits."""
 
 import math
 
@@ -16,7 +16,7 @@ from stableair.channels.registries import fading, noise
 from stableair.streams import generator
 
 
-def test_a_block_of_rounds_is_constant_and_the_next_is_new():
+def test_the_fading_is_constant_within_a_block_of_rounds_only():
     h = torch.stack([amplitudes("block(rounds=3)", 50_000, k) for k in range(7)])
     assert torch.equal(h[0], h[2])
     assert torch.equal(h[3], h[5])
@@ -33,7 +33,7 @@ def test_a_block_of_entries_has_a_separate_amplitude():
     assert (first[:, 1:] != first[:, :-1]).all()
     law = stats.rice(b=math.sqrt(2))
     assert stats.kstest(first.flatten().numpy() * law.mean(), law.cdf).pvalue > 1e-3
-    assert torch.corrcoef(first).triu(1).abs().max() < SIGMAS / 20_000**0.5  # no two clients are alike
+    assert torch.corrcoef(first).triu(1).abs().max() < SIGMAS / 20_000**0.5  # clients are independent
     assert torch.equal(h[:, 0], channel.draw(4, torch.arange(4), 1, 0, 0).h)
     assert not torch.equal(h, entry_gains(channel, 4, 200_005, k=1))
 
@@ -45,20 +45,20 @@ def test_a_block_of_rounds_and_entries_has_one_amplitude():
     assert (first != third).all()
 
 
-@pytest.mark.parametrize("within", ["rayleigh()", "ar(0.9)"])
-def test_a_block_as_long_as_the_vector_is_the_fading_within(tiny, within):
-    plain, long = (build(tiny.with_(fading=f)) for f in (within, f"block(of='{within}', entries=1000000)"))
+@pytest.mark.parametrize("inner", ["rayleigh()", "ar(0.9)"])
+def test_a_block_as_long_as_the_vector_equals_the_inner_fading(tiny, inner):
+    plain, long = (build(tiny.with_(fading=f)) for f in (inner, f"block(of='{inner}', entries=1000000)"))
     for a, b in zip(simulate(plain, plain.start, 2), simulate(long, long.start, 2), strict=True):
         torch.testing.assert_close(a.state.model.w, b.state.model.w)
 
 
-def test_a_gauss_markov_stream_is_its_recursion():
+def test_a_gauss_markov_stream_equals_its_recursion():
     a, n = 0.8, 5
-    path = generator(0, "fading", 0).normal(n)
-    for k in range(1, 400):  # and what it leaves out is beneath the rounding
-        path = a * path + math.sqrt(1 - a * a) * generator(0, "fading", k).normal(n)
+    state = generator(0, "fading", 0).normal(n)
+    for k in range(1, 400):  # the truncated terms are below the rounding error
+        state = a * state + math.sqrt(1 - a * a) * generator(0, "fading", k).normal(n)
         if k in (1, 2, 30, 399):
-            torch.testing.assert_close(GaussMarkov(generator(0, "fading", k), a).normal(n), path, rtol=0, atol=1e-14)
+            torch.testing.assert_close(GaussMarkov(generator(0, "fading", k), a).normal(n), state, rtol=0, atol=1e-14)
     assert len(GaussMarkov(generator(0, "fading", 399), a).weights) < 42 / (1 - a)
 
 
@@ -82,8 +82,8 @@ def test_slow_fading_has_its_documented_correlation(a):
     n = 40_000
     first, *later = (amplitudes(f"ar(a={a})", n, k).square() for k in (2, 3, 5, 12))
     for lag, power_later in zip((1, 3, 10), later, strict=True):
-        found = torch.corrcoef(torch.stack([first, power_later]))[0, 1].item()
-        assert abs(found - a ** (2 * lag)) < SIGMAS * 3 / n**0.5  # its error is at most about 3 / sqrt(n)
+        correlation = torch.corrcoef(torch.stack([first, power_later]))[0, 1].item()
+        assert abs(correlation - a ** (2 * lag)) < SIGMAS * 3 / n**0.5  # its error is at most about 3 / sqrt(n)
 
 
 @pytest.mark.parametrize(
@@ -94,5 +94,5 @@ def test_slow_fading_has_its_documented_correlation(a):
         ("nakagami(m=3)", stats.nakagami(3, scale=1 / stats.nakagami(3).mean())),
     ],
 )
-def test_slow_fading_has_the_law_of_the_fading_within(of, law):
+def test_slow_fading_has_the_distribution_of_the_inner_fading(of, law):
     assert stats.kstest(amplitudes(f"ar(a=0.9, of='{of}')", 50_000, k=6).numpy(), law.cdf).pvalue > 1e-3

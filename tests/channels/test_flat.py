@@ -68,7 +68,7 @@ def test_a_draw_is_a_function_of_seed_and_round(channel):
         assert not torch.equal(draw.xi, other.xi)
 
 
-def test_another_noise_leaves_the_fading_as_it_is(channel):
+def test_the_fading_does_not_depend_on_the_noise(channel):
     quiet = Flat(channel.fading, noise.one("none()")())
     assert torch.equal(quiet.draw(5, torch.arange(5), 100, 1, 2).h, channel.draw(5, torch.arange(5), 100, 1, 2).h)
 
@@ -82,7 +82,7 @@ def test_infinite_noise_is_accepted_and_nan_is_refused(channel):
     assert (error.value.code, error.value.setting) == ("nan-in-channel", "noise")
 
 
-def test_a_gain_or_amplitude_that_is_nan_is_refused_by_name(channel):
+def test_a_gain_or_amplitude_that_is_nan_is_refused_with_its_setting(channel):
     class Wrong(Power):
         def gain(self, h):
             return torch.full_like(h, math.nan)
@@ -200,7 +200,7 @@ def test_middleton_class_a_is_its_mixture():
         (noise, "middleton(A=1, gamma=0)"), (noise, f"gaussian(std={'1' * 400})"),
     ],
 )  # fmt: skip
-def test_bad_arguments(registry, text):
+def test_invalid_arguments_are_refused(registry, text):
     with pytest.raises(InputError) as error:
         registry.one(text)()
     assert error.value.code in ("out-of-range", "wrong-type")
@@ -208,35 +208,35 @@ def test_bad_arguments(registry, text):
 
 def test_noise_on_the_sum_is_divided_by_the_number_of_clients_too():
     payloads = torch.randn(4, 6)
-    on = {}
-    for where in ("mean", "sum"):
-        channel = Flat(fading.one("unit()")(), noise.one("gaussian(std=2)")(), pilots=3, noise_on=where)
+    got = {}
+    for noise_on in ("mean", "sum"):
+        channel = Flat(fading.one("unit()")(), noise.one("gaussian(std=2)")(), pilots=3, noise_on=noise_on)
         draw = channel.draw(4, torch.arange(4), 6, seed=0, k=1)
-        on[where] = channel.superpose(uploads(payloads), draw)
-    torch.testing.assert_close(on["sum"].noise, on["mean"].noise / 4)
-    torch.testing.assert_close(on["sum"].pilot, on["mean"].pilot / 4)
-    summed = payloads.double().sum(0) + on["mean"].noise
-    torch.testing.assert_close(on["sum"].g, (summed / 4).float())
+        got[noise_on] = channel.superpose(uploads(payloads), draw)
+    torch.testing.assert_close(got["sum"].noise, got["mean"].noise / 4)
+    torch.testing.assert_close(got["sum"].pilot, got["mean"].pilot / 4)
+    summed = payloads.double().sum(0) + got["mean"].noise
+    torch.testing.assert_close(got["sum"].g, (summed / 4).float())
 
 
 def test_the_mean_is_over_the_clients_that_sent(channel):
-    """Two of four clients sending ones give 1, in the payload, the norm buffers and the loss."""
-    still = Flat(fading.one("unit()")(), noise.one("none()")())
-    draw = still.draw(4, torch.tensor([1, 3]), 5, seed=0, k=0)
+    """If two of four clients send ones, the received payload, norm buffers and loss are 1."""
+    ideal = Flat(fading.one("unit()")(), noise.one("none()")())
+    draw = ideal.draw(4, torch.tensor([1, 3]), 5, seed=0, k=0)
     sent = [Upload(torch.tensor([1, 3]), torch.ones(2, 5), torch.ones(2, 3).double(), torch.ones(2))]
-    got = still.superpose(sent, draw)
+    got = ideal.superpose(sent, draw)
     assert (got.g.tolist(), got.stats.tolist(), got.clean.tolist(), got.loss.item()) == ([1] * 5, [1] * 3, [1] * 5, 1)
     assert (got.senders, got.divisor) == (2, 2)
 
 
 def test_fading_and_batches_do_not_depend_on_other_clients(channel):
-    everybody = channel.draw(6, torch.arange(6), 10, seed=1, k=2)
+    all_clients = channel.draw(6, torch.arange(6), 10, seed=1, k=2)
     some = channel.draw(6, torch.tensor([4, 1]), 10, seed=1, k=2)
-    assert torch.equal(some.h, everybody.h[[4, 1]])
-    assert torch.equal(some.xi, everybody.xi)
+    assert torch.equal(some.h, all_clients.h[[4, 1]])
+    assert torch.equal(some.xi, all_clients.xi)
     update = torch.randn(2, 10)
     got = channel.superpose([Upload(some.clients, update, torch.zeros(2, 0), torch.ones(2))], some)
-    exact = (everybody.h[[4, 1], None] * update.double()).mean(0) + some.xi.double()
+    exact = (all_clients.h[[4, 1], None] * update.double()).mean(0) + some.xi.double()
     torch.testing.assert_close(got.g, exact.float(), rtol=1e-6, atol=1e-7)
 
 
@@ -248,11 +248,11 @@ def test_without_senders_only_the_interference_is_received(channel):
     assert not got.clean.any()
 
 
-def test_a_stated_divisor_divides_the_payloads_and_nothing_else():
-    """As many clients as were expected, 4, and not the 2 that sent; the side link is averaged over those."""
-    still = Flat(fading.one("unit()")(), noise.one("none()")(), divisor=4)
+def test_a_stated_divisor_divides_the_payloads_only():
+    """The divisor is the expected number of clients, 4; the side link is averaged over the 2 senders."""
+    ideal = Flat(fading.one("unit()")(), noise.one("none()")(), divisor=4)
     sent = [Upload(torch.tensor([1, 3]), torch.ones(2, 5), torch.ones(2, 3).double(), torch.ones(2))]
-    got = still.superpose(sent, still.draw(4, torch.tensor([1, 3]), 5, seed=0, k=0))
+    got = ideal.superpose(sent, ideal.draw(4, torch.tensor([1, 3]), 5, seed=0, k=0))
     assert (got.g.tolist(), got.clean.tolist(), got.stats.tolist(), got.loss.item()) == (
         [0.5] * 5,
         [0.5] * 5,
@@ -262,9 +262,11 @@ def test_a_stated_divisor_divides_the_payloads_and_nothing_else():
     assert (got.senders, got.divisor) == (2, 4)
 
 
-def test_two_real_entries_and_two_pilots_take_a_symbol_each():
-    loud = Flat(fading.one("unit()")(), noise.one("none()")(), pilots=4)
-    assert loud.superpose(uploads(torch.ones(3, 6)), loud.draw(3, torch.arange(3), 6, 0, 0)).resources.symbols == 5
+def test_two_entries_or_two_pilots_share_a_symbol():
+    channel = Flat(fading.one("unit()")(), noise.one("none()")(), pilots=4)
+    assert (
+        channel.superpose(uploads(torch.ones(3, 6)), channel.draw(3, torch.arange(3), 6, 0, 0)).resources.symbols == 5
+    )
 
 
 @pytest.mark.parametrize(
@@ -276,8 +278,8 @@ def test_two_real_entries_and_two_pilots_take_a_symbol_each():
         ("rayleigh()", "inversion(P=1, threshold=0.1, cfo=0.1)"),
     ],
 )
-def test_slices_summed_apart_and_assembled_are_the_whole_sum(fades, rule):
-    """Two processes that sum one slice each, without a process group: not a bit changes."""
+def test_separately_summed_slices_equal_the_whole_sum(fades, rule):
+    """Two processes sum one slice each (here without a process group): the sum is equal bit for bit."""
     d, update = 49, torch.randn(4, 49)
     whole = Flat(fading.one(fades)(), noise.one("sas()")(), power.one(rule)(), noise_on="sum")
     draw = whole.draw(4, torch.arange(4), d, 0, 0)
@@ -293,18 +295,18 @@ def test_slices_summed_apart_and_assembled_are_the_whole_sum(fades, rule):
         def assemble(self, *parts, d):
             return parts
 
-    apart = []
+    partial_sums = []
     for rank, part in enumerate(slices):
         mine = [upload._replace(update=upload.update[:, part], norm=upload.norms()) for upload in uploads(update)]
-        apart.append(whole.with_reduction(Half(rank)).accumulate(mine, draw))
+        partial_sums.append(whole.with_reduction(Half(rank)).accumulate(mine, draw))
     total = whole.accumulate(uploads(update), draw)
     for name in ("faded", "clean"):
-        assert torch.equal(torch.cat([getattr(one, name) for one in apart]), getattr(total, name))
-    assert all(one.max_norm == total.max_norm and one.energies == total.energies for one in apart)
+        assert torch.equal(torch.cat([getattr(one, name) for one in partial_sums]), getattr(total, name))
+    assert all(one.max_norm == total.max_norm and one.energies == total.energies for one in partial_sums)
 
 
 def test_a_noise_with_memory_starts_its_recursion_in_round_zero(registries):
-    """A plug-in whose noise of round k depends on all rounds before: pure in (seed, k), so that it can be resumed."""
+    """The noise of round k depends on all earlier rounds, but is a function of (seed, k), so a run can be resumed."""
 
     @noise("walk")
     def walk():
@@ -361,13 +363,13 @@ def test_gains_along_the_vector_have_one_entry_or_one_symbol_each(gains):
 
 def test_a_chunk_without_clients_changes_nothing(channel):
     update, draw = torch.randn(3, 8), channel.draw(3, torch.arange(3), 8, 0, 0)
-    nobody = Upload(torch.arange(0), torch.zeros(0, 8), torch.zeros(0, 0), torch.zeros(0))
-    with_it = channel.superpose([nobody, *uploads(update), nobody], draw)
-    assert torch.equal(with_it.g, channel.superpose(uploads(update), draw).g)
+    empty = Upload(torch.arange(0), torch.zeros(0, 8), torch.zeros(0, 0), torch.zeros(0))
+    with_empty_chunks = channel.superpose([empty, *uploads(update), empty], draw)
+    assert torch.equal(with_empty_chunks.g, channel.superpose(uploads(update), draw).g)
 
 
-def test_an_invalid_power_is_one_line(tiny, registries):
+def test_an_invalid_power_rule_is_refused(tiny, registries):
     power("loud")(lambda: 3)
-    with pytest.raises(InputError) as error:  # with its file and line
+    with pytest.raises(InputError) as error:  # the error has its file and line
         build(tiny.with_(power="loud()"))
     assert (error.value.code, error.value.fields["actual"]) == ("wrong-type", "int")

@@ -1,4 +1,4 @@
-"""The channel as signals: bases, offsets, echoes, antennas, and the law of the matched filters' outputs."""
+"""The waveform channel: bases, offsets, multipath, antennas, and the distribution of the filters' outputs."""
 
 import math
 
@@ -19,31 +19,31 @@ from stableair.errors import InputError
 from stableair.streams import generator
 
 
-def made(spec, fades="unit()", interference="none()", **others):
+def build_channel(spec, fades="unit()", interference="none()", **others):
     return channel.one(spec)()(fading=fading.one(fades)(), noise=noise.one(interference)(), **others)
 
 
-def on(basis, arguments="", **parts):
-    return made(f"waveform(basis='{basis}'{arguments})", **parts)
+def waveform(basis, arguments="", **parts):
+    return build_channel(f"waveform(basis='{basis}'{arguments})", **parts)
 
 
-def sent(update, clients=None):
+def uploads(update, clients=None):
     clients = torch.arange(len(update)) if clients is None else torch.tensor(clients)
     return [Upload(clients, update, torch.zeros(len(update), 0), torch.ones(len(update)))]
 
 
 def received(air, update, draw):
-    return air.superpose(sent(update, draw.clients.tolist()), draw).g
+    return air.superpose(uploads(update, draw.clients.tolist()), draw).g
 
 
 def filters(basis, blocks=3):
-    """The matched filters as a matrix, a row an output: (symbols, samples)."""
+    """The matched filters as a matrix: (symbols, samples)."""
     samples = torch.eye(basis.samples(blocks), dtype=torch.complex128)
     return torch.stack([basis.demodulate(r).flatten() for r in samples], 1)
 
 
 def symbols(g, n):
-    """Entries as complex symbols, a row a block; the last block is left out where it is not full."""
+    """Entries as complex symbols (blocks, n); an incomplete last block is dropped."""
     c = torch.view_as_complex(g[: len(g) // (2 * n) * 2 * n].double().view(-1, 2))
     return c.view(-1, n)
 
@@ -57,11 +57,11 @@ def test_a_basis_is_orthonormal_and_its_filters_are_matched(spec):
     x = basis.modulate(c.view(-1, basis.n))
     assert len(x) == basis.samples(3)
     torch.testing.assert_close(basis.demodulate(x).flatten(), c)
-    if basis.length == basis.hop == basis.n or basis.n == 1:  # without a prefix what is sent is the filters' own shape
+    if basis.length == basis.hop == basis.n or basis.n == 1:  # without a prefix, the pulses equal the filters
         torch.testing.assert_close(x, rows.mH @ c)
 
 
-def test_a_pulse_is_close_to_the_root_raised_cosine_it_is_made_from():
+def test_a_pulse_is_close_to_its_root_raised_cosine():
     cosine = torch.from_numpy(root_raised_cosine((np.arange(64) - 32) / 4, 0.5))
     p = bases.one("pulse(rolloff=0.5, span=16, samples=4)")().shape.flatten()
     assert (p - cosine / cosine.norm()).norm() < 0.02
@@ -70,10 +70,10 @@ def test_a_pulse_is_close_to_the_root_raised_cosine_it_is_made_from():
 @pytest.mark.parametrize("spec", [*EXAMPLES["bases"], "ofdm(n=16, prefix=4, taps=3)"])
 @pytest.mark.parametrize("d", [1, 2501])
 def test_synchronised_pulses_without_phases_are_equation_3(spec, d, monkeypatch):
-    monkeypatch.setattr(module, "PIECE", 200)  # so that it takes several
-    air, update = on(spec, fades="rayleigh()", interference="sas()"), torch.randn(5, d)
+    monkeypatch.setattr(module, "PIECE", 200)  # several pieces
+    air, update = waveform(spec, fades="rayleigh()", interference="sas()"), torch.randn(5, d)
     draw = air.draw(5, torch.arange(5), d, seed=1, k=2)
-    h = made("flat()", "rayleigh()").draw(5, torch.arange(5), d, 1, 2).h
+    h = build_channel("flat()", "rayleigh()").draw(5, torch.arange(5), d, 1, 2).h
     exact = (h[:, None] * update.double()).mean(0) + draw.xi
     torch.testing.assert_close(received(air, update, draw), exact.float(), rtol=2e-6, atol=2e-6)
 
@@ -81,7 +81,7 @@ def test_synchronised_pulses_without_phases_are_equation_3(spec, d, monkeypatch)
 @pytest.mark.parametrize("spec", EXAMPLES["bases"])
 def test_the_interference_is_the_matched_filters_output_of_one_sequence_of_samples(spec, monkeypatch):
     monkeypatch.setattr(module, "PIECE", 64)
-    air = on(spec, interference="sas(alpha=1.3, tau=0.2)")
+    air = waveform(spec, interference="sas(alpha=1.3, tau=0.2)")
     xi = air.draw(2, torch.arange(2), 999, seed=3, k=4).xi
     tau = 0.2 * air.basis.oversampling ** (1 / 2 - 1 / 1.3)
     z = stable.isotropic(air.basis.samples(air.basis.blocks(999)), 1.3, tau, generator(3, "noise", 4))
@@ -92,14 +92,14 @@ def test_the_interference_is_the_matched_filters_output_of_one_sequence_of_sampl
 @pytest.mark.parametrize("alpha", [0.8, 1.5, 2])
 @pytest.mark.parametrize("spec", ["pulse()", "ofdm(n=16, prefix=4)", "hadamard(n=64)"])
 def test_the_interference_of_an_entry_has_the_scale_of_its_filter(spec, alpha):
-    """E exp(i t xi) = exp(-(scale t)^alpha), scale = tau_s (sum |phi|^alpha)^(1/alpha); a block counts once."""
+    """E exp(i t xi) = exp(-(scale t)^alpha), scale = tau_s (sum |phi|^alpha)^(1/alpha); one observation per block."""
     tau, blocks = 0.3, 3000
-    air = on(spec, interference=f"sas(alpha={alpha}, tau={tau})")
+    air = waveform(spec, interference=f"sas(alpha={alpha}, tau={tau})")
     samples = 4 if spec == "pulse()" else 1
     scale = tau * samples ** (1 / 2 - 1 / alpha) * filters(air.basis, 1)[0].abs().pow(alpha).sum().item() ** (1 / alpha)
     if spec.startswith("hadamard"):
         assert scale == pytest.approx(tau * 64 ** (1 / alpha - 0.5))
-    group = max(air.basis.n, 100)  # symbols whose mean counts as one observation
+    group = max(air.basis.n, 100)  # symbols whose mean is one observation
     xi = air.draw(1, torch.arange(1), 2 * group * blocks, seed=0, k=0).xi.double().view(blocks, -1)
     for t in (0.5 / scale, 1 / scale, 2 / scale):
         means = (t * xi).cos().mean(1)
@@ -115,7 +115,7 @@ def test_the_interference_does_not_depend_on_the_sampling_rate(samples, alpha):
     t = (np.arange(160_000) + 0.5) / 1e4 - 8
     p = 4 * np.cos(2 * np.pi * t) / (np.pi * (1 - 16 * t**2))
     scale = 0.3 * (np.abs(p) ** alpha).mean() ** (1 / alpha) * 16 ** (1 / alpha)
-    air = on(f"pulse(rolloff=1, span=16, samples={samples})", interference=f"sas(alpha={alpha}, tau=0.3)")
+    air = waveform(f"pulse(rolloff=1, span=16, samples={samples})", interference=f"sas(alpha={alpha}, tau=0.3)")
     xi = air.draw(1, torch.arange(1), 60_000, seed=0, k=0).xi.double()
     measured = (-(xi / scale).cos().mean().log().item()) ** (1 / alpha)  # in units of the scale
     assert measured == pytest.approx(1, abs=0.03)
@@ -140,15 +140,15 @@ def test_complex_samples_are_isotropic_and_stable(alpha):
         assert abs((-s * A).exp().mean() - math.exp(-(s ** (alpha / 2)))) < 4.5 * 0.5 / n**0.5
 
 
-def test_the_far_tail_of_the_subordinator_keeps_its_digits():
-    """P(A > x) ~ x^(-a) / Gamma(1 - a), which at u near 1 is A ~ (pi (1 - u))^(-1/a) times what does not move."""
+def test_the_far_tail_of_the_subordinator_is_accurate():
+    """P(A > x) ~ x^(-a) / Gamma(1 - a); near u = 1, A is (pi (1 - u))^(-1/a) times a constant."""
     u = 1 - torch.tensor([2.0**-50, 2.0**-52, 2.0**-53], dtype=torch.float64)
     A = stable.subordinator(u, torch.full_like(u, 0.5), 1.5)
     torch.testing.assert_close(A[1:] / A[0], torch.tensor([4.0, 8.0]).double() ** (1 / 0.75), rtol=1e-9, atol=0)
 
 
 def test_a_delay_within_the_prefix_only_rotates_the_subcarriers():
-    air, update = on("ofdm(n=16, prefix=5)", ", timing=5"), torch.randn(1, 320)
+    air, update = waveform("ofdm(n=16, prefix=5)", ", timing=5"), torch.randn(1, 320)
     draw = air.draw(1, torch.arange(1), 320, 0, 0)
     for late in range(6):
         link = draw.links[0]._replace(delay=late)
@@ -158,7 +158,7 @@ def test_a_delay_within_the_prefix_only_rotates_the_subcarriers():
 
 
 def test_a_pulse_that_is_a_symbol_late_is_received_in_the_next_symbol():
-    air, update = on("pulse(samples=4)", ", timing=1"), torch.randn(1, 200)
+    air, update = waveform("pulse(samples=4)", ", timing=1"), torch.randn(1, 200)
     draw = air.draw(1, torch.arange(1), 200, 0, 0)
     late = draw._replace(links=[draw.links[0]._replace(delay=4)])
     got = received(air, update, late)
@@ -167,7 +167,7 @@ def test_a_pulse_that_is_a_symbol_late_is_received_in_the_next_symbol():
 
 
 def test_all_possible_delays_are_equally_frequent():
-    air = on("ofdm()", ", timing=3")
+    air = waveform("ofdm()", ", timing=3")
     delays = [link.delay for link in air.draw(4000, torch.arange(4000), 2, 0, 0).links]
     assert stats.chisquare([delays.count(i) for i in range(4)]).pvalue > 1e-3
     assert set(delays) == {0, 1, 2, 3}
@@ -175,13 +175,13 @@ def test_all_possible_delays_are_equally_frequent():
 
 def test_a_carrier_offset_rotates_each_sample_further(monkeypatch):
     monkeypatch.setattr(module, "PIECE", 64)
-    air, update = on("hadamard(n=1)", ", cfo=0.01"), torch.randn(1, 600)
+    air, update = waveform("hadamard(n=1)", ", cfo=0.01"), torch.randn(1, 600)
     draw = air.draw(1, torch.arange(1), 600, 0, 0)
-    turn = draw.links[0].cfo
-    assert 0 < abs(turn) < 0.01
-    wheel = torch.polar(torch.ones(300).double(), 2 * math.pi * turn * torch.arange(300).double())
-    turned = symbols(update[0], 1)[:, 0] * wheel
-    torch.testing.assert_close(symbols(received(air, update, draw), 1)[:, 0], turned, rtol=1e-5, atol=1e-5)
+    offset = draw.links[0].cfo
+    assert 0 < abs(offset) < 0.01
+    rotation = torch.polar(torch.ones(300).double(), 2 * math.pi * offset * torch.arange(300).double())
+    rotated = symbols(update[0], 1)[:, 0] * rotation
+    torch.testing.assert_close(symbols(received(air, update, draw), 1)[:, 0], rotated, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("cfo", [0.0, 0.01])
@@ -189,9 +189,9 @@ def test_a_carrier_offset_rotates_each_sample_further(monkeypatch):
 def test_offsets_and_delays_do_not_depend_on_the_sampling_rate(cfo, timing):
     """The draws equal the draws at one sample per symbol; the sums differ by the error of the sampled pulse."""
     update, got, n = torch.randn(1, 400), [], 2000
-    offsets = [link.cfo for link in on("hadamard()", f", cfo={cfo}").draw(n, torch.arange(n), 2, 0, 0).links]
+    offsets = [link.cfo for link in waveform("hadamard()", f", cfo={cfo}").draw(n, torch.arange(n), 2, 0, 0).links]
     for samples in (4, 8, 32):
-        air = on(f"pulse(rolloff=1, span=16, samples={samples})", f", cfo={cfo}, timing={timing}")
+        air = waveform(f"pulse(rolloff=1, span=16, samples={samples})", f", cfo={cfo}, timing={timing}")
         links = air.draw(n, torch.arange(n), 2, 0, 0).links
         assert [link.cfo * samples for link in links] == pytest.approx(offsets)
         assert max(link.delay for link in links) == timing * samples
@@ -205,14 +205,14 @@ def test_offsets_and_delays_do_not_depend_on_the_sampling_rate(cfo, timing):
 @pytest.mark.parametrize(("basis", "time"), [("pulse", 1), ("hadamard", 1), ("ofdm", 1.25)])
 def test_the_refusal_of_an_offset_per_symbol_gives_the_units(basis, time):
     with pytest.raises(InputError) as error:
-        on(basis, ", noise_on=sum", power=power.one("inversion(P=1, threshold=1, cfo=0.1)")())
+        waveform(basis, ", noise_on=sum", power=power.one("inversion(P=1, threshold=1, cfo=0.1)")())
     assert error.value.code == "unsupported-power"
     assert str(error.value).endswith(f"per unit of time; with this basis a complex symbol takes {time:g}")
 
 
 @pytest.mark.parametrize("equalise", ["off", "phase", "full"])
 def test_multipath_fades_the_subcarriers_and_a_client_may_compensate_it(equalise):
-    air, update = on(f"ofdm(n=16, prefix=4, taps=4, equalise={equalise})"), torch.randn(1, 96)
+    air, update = waveform(f"ofdm(n=16, prefix=4, taps=4, equalise={equalise})"), torch.randn(1, 96)
     draw = air.draw(1, torch.arange(1), 96, 0, 0)
     response = torch.fft.fft(draw.links[0].impulse_response, 16)
     gain = {"off": response, "phase": response.abs().to(response), "full": torch.ones_like(response)}[equalise]
@@ -222,25 +222,25 @@ def test_multipath_fades_the_subcarriers_and_a_client_may_compensate_it(equalise
 
 
 def test_the_taps_of_a_multipath_channel_have_unit_total_power():
-    paths = on("ofdm(taps=4)").draw(5000, torch.arange(5000), 2, 0, 0).links
+    paths = waveform("ofdm(taps=4)").draw(5000, torch.arange(5000), 2, 0, 0).links
     power = torch.stack([link.impulse_response for link in paths]).abs().square().sum(1)
     assert abs(power.mean() - 1) < 4.5 * power.std() / 5000**0.5
 
 
 def test_a_uniform_phase_error_gives_the_gain_sin_x_over_x():
     a, n = 1.2, 20_000
-    gains = torch.tensor([p.gain for p in on("ofdm()", f", phase={a}").draw(n, torch.arange(n), 2, 0, 0).links])
+    gains = torch.tensor([p.gain for p in waveform("ofdm()", f", phase={a}").draw(n, torch.arange(n), 2, 0, 0).links])
     assert abs(gains.real.mean() - math.sin(a) / a) < 4.5 * gains.real.std() / n**0.5
     assert abs(gains.imag.mean()) < 4.5 * gains.imag.std() / n**0.5
 
 
 def test_fading_and_batches_do_not_depend_on_other_clients():
-    air = on("ofdm(taps=3)", ", timing=4, cfo=0.1, phase=1", fades="rayleigh()", interference="sas()")
-    everybody, some = (air.draw(6, torch.tensor(clients), 10, 1, 2) for clients in ([0, 1, 2, 3, 4, 5], [4, 1]))
-    for mine, theirs in zip(some.links, (everybody.links[4], everybody.links[1]), strict=True):
-        assert mine[:3] == theirs[:3]
-        assert torch.equal(mine.impulse_response, theirs.impulse_response)
-    assert torch.equal(some.xi, everybody.xi)
+    air = waveform("ofdm(taps=3)", ", timing=4, cfo=0.1, phase=1", fades="rayleigh()", interference="sas()")
+    all_clients, some = (air.draw(6, torch.tensor(clients), 10, 1, 2) for clients in ([0, 1, 2, 3, 4, 5], [4, 1]))
+    for actual, expected in zip(some.links, (all_clients.links[4], all_clients.links[1]), strict=True):
+        assert actual[:3] == expected[:3]
+        assert torch.equal(actual.impulse_response, expected.impulse_response)
+    assert torch.equal(some.xi, all_clients.xi)
     assert not torch.equal(some.xi, air.draw(6, some.clients, 10, 1, 3).xi)
 
 
@@ -248,8 +248,8 @@ def test_fading_and_batches_do_not_depend_on_other_clients():
 
 
 def gains(antennas, clients, rounds, fades="rayleigh(power=1)", interference="none()"):
-    """The gains of the clients in many rounds, (rounds, clients), and how loud the interference is, (rounds,)."""
-    air = on("hadamard(n=1)", f", antennas={antennas}", fades=fades, interference=interference)
+    """The gains of the clients, (rounds, clients), and the scale of the interference, (rounds,)."""
+    air = waveform("hadamard(n=1)", f", antennas={antennas}", fades=fades, interference=interference)
     found = [air.combine(clients, torch.arange(clients), 0, k) for k in range(rounds)]
     return torch.stack([gain for gain, _ in found]), torch.tensor([scale for _, scale in found])
 
@@ -269,17 +269,17 @@ def test_one_client_has_a_gamma_gain():
 
 
 def test_more_antennas_reduce_cross_talk_and_interference_of_alpha_above_1():
-    spread = {M: (gains(M, 5, 60)[0].mean(1) - 1).abs().square().mean().sqrt().item() for M in (16, 1024)}
-    assert spread[16] / spread[1024] == pytest.approx(8, rel=0.4)  # as 1 / sqrt(M)
+    deviation = {M: (gains(M, 5, 60)[0].mean(1) - 1).abs().square().mean().sqrt().item() for M in (16, 1024)}
+    assert deviation[16] / deviation[1024] == pytest.approx(8, rel=0.4)  # as 1 / sqrt(M)
     for alpha, tolerance in ((1.5, 0.1), (1, 0.1)):
         few, many = (gains(M, 5, 60, interference=f"sas(alpha={alpha}, tau=1)")[1].mean() for M in (16, 1024))
-        assert (many / few).item() == pytest.approx(64 ** (1 / alpha - 1), rel=tolerance)  # at alpha = 1 it stays
+        assert (many / few).item() == pytest.approx(64 ** (1 / alpha - 1), rel=tolerance)  # constant at alpha = 1
 
 
-def test_one_draw_of_the_combined_interference_has_the_law_of_all_the_antennas_together():
+def test_the_combined_interference_has_the_distribution_of_the_sum_over_antennas():
     alpha, M, n = 1.4, 6, 100_000
     sas = f"sas(alpha={alpha}, tau=0.5)"
-    air = on("hadamard(n=1)", f", antennas={M}", fades="rayleigh(power=1)", interference=sas)
+    air = waveform("hadamard(n=1)", f", antennas={M}", fades="rayleigh(power=1)", interference=sas)
     a = air._antenna_gains(3, 7, 2)
     known = a.sum(1).conj()
     z = torch.stack([stable.isotropic(n, alpha, 0.5, generator(m, "z")) for m in range(M)])
@@ -302,7 +302,7 @@ def test_one_draw_of_the_combined_interference_has_the_law_of_all_the_antennas_t
     ],
 )
 def test_the_mean_square_of_the_fading_is_exact(fades, expected):
-    assert on("hadamard(n=1)", ", antennas=2", fades=fades).mean_square == pytest.approx(expected, rel=1e-12)
+    assert waveform("hadamard(n=1)", ", antennas=2", fades=fades).mean_square == pytest.approx(expected, rel=1e-12)
 
 
 def test_the_mean_square_of_a_custom_fading_is_the_average_of_draws():
@@ -310,9 +310,9 @@ def test_the_mean_square_of_a_custom_fading_is_the_average_of_draws():
     assert air.mean_square == pytest.approx(4 / math.pi, rel=0.005)
 
 
-def test_the_sum_over_antennas_is_the_formula():
+def test_the_sum_over_antennas_follows_its_formula():
     """g = Re sum_m (sum_n h_mn)^* y_m / (M N s^2), with two entries a symbol in its two parts."""
-    air, update = on("hadamard(n=1)", ", antennas=3", fades="rayleigh(power=1)"), torch.randn(4, 10)
+    air, update = waveform("hadamard(n=1)", ", antennas=3", fades="rayleigh(power=1)"), torch.randn(4, 10)
     draw = air.draw(4, torch.arange(4), 10, seed=5, k=1)
     a = air._antenna_gains(4, 5, 1)
     c = torch.stack([symbols(u, 1)[:, 0] for u in update])
@@ -320,23 +320,23 @@ def test_the_sum_over_antennas_is_the_formula():
     torch.testing.assert_close(symbols(received(air, update, draw), 1)[:, 0], combined, rtol=1e-5, atol=1e-5)
 
 
-# ------------------------------------------------------------------------------------------------ what it costs, errors
+# -------------------------------------------------------------------------------------------------- resources, errors
 
 
 @pytest.mark.parametrize(
     ("spec", "uses"), [("ofdm(n=8, prefix=2)", 30), ("hadamard(n=8)", 24), ("pulse(rolloff=0.5)", 27)]
 )
 def test_prefix_padding_and_bandwidth_are_counted(spec, uses):
-    """33 entries are 17 symbols or 3 blocks of 8."""
-    air = on(spec)
+    """33 entries take 17 symbols or 3 blocks of 8 symbols."""
+    air = waveform(spec)
     assert air.superpose(
-        sent(torch.ones(2, 33)), air.draw(2, torch.arange(2), 33, 0, 0)
+        uploads(torch.ones(2, 33)), air.draw(2, torch.arange(2), 33, 0, 0)
     ).resources.symbols == pytest.approx(uses - 1.5 * spec.startswith("pulse"))
 
 
 def test_pilots_are_filtered_as_the_interference_is():
-    air = on("hadamard(n=64)", interference="sas(alpha=1, tau=0.1)", pilots=20_000)
-    got = air.superpose(sent(torch.ones(2, 100)), air.draw(2, torch.arange(2), 100, 0, 0))
+    air = waveform("hadamard(n=64)", interference="sas(alpha=1, tau=0.1)", pilots=20_000)
+    got = air.superpose(uploads(torch.ones(2, 100)), air.draw(2, torch.arange(2), 100, 0, 0))
     assert got.pilot.shape == (20_000,)
     _, tau = stable.estimate(got.pilot)
     assert tau == pytest.approx(0.8, rel=0.2)  # 0.1 * 64^(1/1 - 1/2)
@@ -365,7 +365,7 @@ def test_pilots_are_filtered_as_the_interference_is():
         ("waveform(noise_on=both)", ("unknown-value", "noise_on")),
     ],
 )
-def test_bad_specs_are_one_line(text, expected):
+def test_invalid_specs_are_refused_in_one_line(text, expected):
     with pytest.raises(InputError) as error:
         channel.one(text)()
     assert (error.value.code, error.value.fields.get("name")) == expected

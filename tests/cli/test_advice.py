@@ -23,7 +23,7 @@ import stableair as sa
         (["run", "resume=true"], "write --resume"),
     ],
 )
-def test_the_right_form_is_named(words, advice, command, tmp_path):
+def test_the_error_names_the_right_form(words, advice, command, tmp_path):
     code, out, errors = command(*words)
     assert (code, out, errors.count("\n")) == (2, "", 1)
     assert errors.endswith(f": {advice}\n")
@@ -33,17 +33,17 @@ def test_the_right_form_is_named(words, advice, command, tmp_path):
 @pytest.mark.parametrize(
     "words", [["plot", "--rounds", 2], ["run", "--bogus", 2], ["run", "--sedes", 2], ["list", "--tau", 2]]
 )
-def test_no_setting_is_advised_where_there_is_none(words, command):
+def test_options_without_a_similar_setting_get_no_advice(words, command):
     code, _, errors = command(*words)
     assert (code, "No such option" in errors, "write" in errors) == (2, True, False)
 
 
-def test_a_plan_may_still_hold_seeds(command, small):
+def test_a_sweep_accepts_seeds_as_a_setting(command, small):
     code, out, _ = command("sweep", *small, "seeds=2", "-o", "s")
     assert (code, out.splitlines()[-1][:16]) == (0, "2 experiments in")
 
 
-def test_no_quotes_are_needed(command, small):
+def test_dotted_settings_need_no_quotes(command, small):
     words = [word for word in small if not word.startswith("receiver=")]
     assert command("run", *words, "receiver=mac", "receiver.C=0.7", "-o", "a")[0] == 0
     assert sa.load("a").experiment.receiver == "mac(C=0.7)"

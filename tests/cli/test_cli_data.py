@@ -2,7 +2,7 @@
 
 import json
 
-from helpers.words import but
+from helpers.words import with_changes
 
 
 def test_data_shows_lists_and_checks(command, tmp_path, data_folder):
@@ -23,8 +23,8 @@ def test_data_shows_lists_and_checks(command, tmp_path, data_folder):
     assert command("data", "prepare", "cifar10")[1] == f"{data_folder / 'cifar10.safetensors'}\n"
 
 
-def test_another_data_folder(command, tmp_path, data_folder, monkeypatch):
-    monkeypatch.setenv("STABLEAIR_DATA", str(data_folder))  # what the command changes is put back
+def test_another_data_folder_is_used_and_checked(command, tmp_path, data_folder, monkeypatch):
+    monkeypatch.setenv("STABLEAIR_DATA", str(data_folder))  # restored after the test
     (tmp_path / "d").mkdir()
     (tmp_path / "d" / "cifar10.safetensors").write_bytes((data_folder / "cifar10.safetensors").read_bytes())
     small = "rounds=1", "clients=2", "model=logistic()", "norm_stats=clients"
@@ -40,7 +40,7 @@ def test_another_data_folder(command, tmp_path, data_folder, monkeypatch):
     altered = bytearray((tmp_path / "d" / "cifar10.safetensors").read_bytes())
     altered[-1] ^= 1
     (tmp_path / "d" / "cifar10.safetensors").write_bytes(altered)
-    code, _, errors = command(*but(words, "rounds=2"), "--resume")
+    code, _, errors = command(*with_changes(words, "rounds=2"), "--resume")
     assert code == 2
     assert "r was started with different data files" in errors
     assert "matches its description" in command("data", "check", "cifar10", "--describe", "--data-dir", "d")[1]

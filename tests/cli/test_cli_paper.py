@@ -29,7 +29,7 @@ def test_search_prints_its_result_and_the_command_that_runs_it(command, small, t
     assert command(*again[1:], "--out", "r")[0] == 0
 
 
-def test_theory_prints_every_form_and_draws(command, tmp_path):
+def test_theory_prints_every_form_and_writes_a_plot(command, tmp_path):
     code, out, _ = command("theory", "--G", 0.1, "--plot", "t.png")
     assert code == 0
     names = ["p_C printed", "p_C corrected", "p_C exact", "p_C at most", "bound printed", "bound corrected"]
@@ -62,12 +62,12 @@ def test_the_demo_tunes_on_validation_and_compares_on_test(command, monkeypatch,
     for name, run in runs.items():
         tuning = name.startswith("tune-")
         assert run.settings["evaluate"] == ("validation" if tuning else "test")
-        assert any(key.startswith("test/") for key in run.rounds[0]) != tuning, "tuning never sees the test data"
+        assert any(key.startswith("test/") for key in run.rounds[0]) != tuning, "tuning does not use the test data"
         assert not tuning or run.settings["receiver"] in errors
     assert final["mac"] == runs["mac"]["test/accuracy"][-1]
     tuned = [run for name, run in runs.items() if name.startswith("tune-mac")]
     assert len({run.settled("validation/accuracy") for run in tuned}) > 1, "the thresholds differ"
-    assert runs["mac"].settings["receiver"] == "mac(C=1)", "the best one was taken"
+    assert runs["mac"].settings["receiver"] == "mac(C=1)", "the best threshold is used"
     written = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("rounds.jsonl")}
     assert command("demo")[0] == 0
     assert final | {name: run["test/accuracy"][-1] for name, run in sa.demo().items()} == final
@@ -75,16 +75,16 @@ def test_the_demo_tunes_on_validation_and_compares_on_test(command, monkeypatch,
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "expected"),
     [
         (["--device", "x"], "device 'x' is not available"),
         (["--data-dir", "empty"], "cifar10 is not prepared"),
     ],
 )
-def test_missing_inputs_of_a_figure_are_found_before_its_search(command, tmp_path, words, said, monkeypatch):
-    monkeypatch.setitem(sys.modules, "datasets", None)  # nothing is fetched
+def test_missing_inputs_of_a_figure_are_found_before_its_search(command, tmp_path, words, expected, monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)  # no download
     monkeypatch.setenv("STABLEAIR_DATA", os.environ["STABLEAIR_DATA"])
-    monkeypatch.setattr("stableair.sweeps.workers.run", lambda *_, **__: pytest.fail("computed in vain"))
+    monkeypatch.setattr("stableair.sweeps.workers.run", lambda *_, **__: pytest.fail("a run was computed"))
     code, _, errors = command("figure", "fig3a", *words)
-    assert (code, said in errors, errors.count("\n")) == (2, True, 1)
+    assert (code, expected in errors, errors.count("\n")) == (2, True, 1)
     assert not list(tmp_path.iterdir())

@@ -15,7 +15,7 @@ from stableair.experiment import COMPONENT_SETTINGS, SETTING_FIELDS, allowed_val
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_list_gives_signatures_by_the_plural_and_the_singular(command, kind):
+def test_list_prints_signatures_for_plural_and_singular_kinds(command, kind):
     code, out, _ = command("list", kind)
     assert code == 0
     assert command("list", KINDS[kind])[1] == out
@@ -53,7 +53,7 @@ def test_list_works_without_earlier_commands():
     assert all(name in done.stdout for name in ("  rayleigh(", "  gnc(", "  momentum(", "  flat(", "  by_writer("))
 
 
-def test_list_gives_everything_and_the_version_is_there(command):
+def test_list_prints_everything_and_version_prints_the_version(command):
     _, out, _ = command("list")
     assert all(f"{kind}\n" in out for kind in (*KINDS, "presets", "settings"))
     assert re.search(r"^  clients: int, at least 1 = 50 +Number of clients", out, re.MULTILINE)
@@ -74,7 +74,7 @@ def test_list_settings_describes_each_with_its_allowed_values(command):
             assert name == "device" or line.startswith(" | ".join(allowed_values(name)))
 
 
-def test_every_output_has_the_same_option(command):
+def test_every_out_option_has_the_short_form_o(command):
     for words in (*COMMANDS, "data show"):
         shown = command(*words.split(), "--help")[1]
         assert ("--out" in shown) == ("-o" in re.findall(r"(?<!\S)-\w(?!\S)", shown)), words
@@ -100,7 +100,7 @@ def test_the_help_of_a_command_describes_its_arguments(command, monkeypatch, nam
     assert text in command(*name.split(), "--help")[1]
 
 
-def test_help_needs_nothing_heavy():
+def test_help_imports_no_large_package():
     code = (
         "import sys; sys.argv = ['stableair', '--help']\n"
         "from stableair.cli.main import main\n"

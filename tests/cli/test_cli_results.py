@@ -1,4 +1,4 @@
-"""`stableair plot` and what it needs."""
+"""`stableair plot`, `export` and `compare`."""
 
 import subprocess
 import sys
@@ -7,12 +7,12 @@ import pandas
 import pytest
 
 import stableair as sa
-from helpers.words import but
+from helpers.words import with_changes
 
 
 def test_runs_without_the_metric_are_left_out_and_logged(command, small):
     command("run", *small, "--out", "r/test")
-    command("run", *but(small, "evaluate=validation"), "--out", "r/validation")
+    command("run", *with_changes(small, "evaluate=validation"), "--out", "r/validation")
     code, out, errors = command("plot", "r", "-o", "c.png", "--metric", "test/accuracy")
     assert (code, out, errors) == (0, "c.png\n", "warning: left out: r/validation has no test/accuracy\n")
 
@@ -28,10 +28,10 @@ def test_the_trials_of_a_search_are_read_like_other_runs(command, small):
     assert sa.plot("r/search").axes[0].get_ylabel() == "validation accuracy"
 
 
-def test_trials_beside_runs_on_the_test_data_are_left_out_with_one_warning(command, small):
+def test_trials_are_left_out_with_one_warning_if_there_are_runs_on_the_test_data(command, small):
     command("search", *small, "receiver.C=0.1:10:log", "--trials", 3, "--out", "r/search")
     for receiver in ("none()", "clip(C=1)"):
-        command("run", *but(small, f"receiver={receiver}"), "--out", f"r/{receiver[:4]}")
+        command("run", *with_changes(small, f"receiver={receiver}"), "--out", f"r/{receiver[:4]}")
     for words in (["plot", "r"], ["compare", "r"]):
         code, out, errors = command(*words)
         assert (code, errors.count("\n")) == (0, 1)
@@ -42,7 +42,7 @@ def test_trials_beside_runs_on_the_test_data_are_left_out_with_one_warning(comma
     assert sorted(text.get_text() for text in figure.axes[0].get_legend().get_texts()) == ["clip(C=1)", "none()"]
 
 
-def test_plot_itself_needs_no_torch(tiny, tmp_path):
+def test_plot_does_not_import_torch(tiny, tmp_path):
     sa.run(tiny, tmp_path / "a")
     code = (
         "import sys; sys.argv = ['stableair', 'plot', 'a']\n"
@@ -106,7 +106,7 @@ def test_options_of_plot_are_refused_in_one_line(command, runs, words):
     assert (code, out, errors.count("\n")) == (2, "", 1)
 
 
-def test_export_writes_what_the_function_returns(command, runs):
+def test_export_writes_the_result_of_table(command, runs):
     assert command("export", runs) == (0, "results.csv\n", "")
     assert command("export", runs, "-o", "a.csv", "--per", "round", "--metric", "test/loss") == (0, "a.csv\n", "")
     frame = pandas.read_csv("a.csv", index_col=0)

@@ -3,7 +3,7 @@
 import re
 
 import stableair as sa
-from helpers.words import but
+from helpers.words import with_changes
 
 
 def test_run_records_and_prints_its_result(command, small, tmp_path):
@@ -21,8 +21,8 @@ def test_run_records_and_prints_its_result(command, small, tmp_path):
     assert len(sa.load("a")) == 4
 
 
-def test_resume_and_refusal(command, small):
-    command("run", *but(small, "rounds=2"), "--out", "a")
+def test_an_existing_run_is_refused_without_resume(command, small):
+    command("run", *with_changes(small, "rounds=2"), "--out", "a")
     code, _, errors = command("run", *small, "--out", "a")
     assert code == 2
     assert errors.startswith("error: a already holds this run; add --resume")
@@ -32,12 +32,12 @@ def test_resume_and_refusal(command, small):
     code, out, errors = command("run", *small, "--out", "a", "--resume")
     assert (code, len(out.splitlines())) == (0, 1), "a finished run is not computed again"
     assert errors == "note: a is complete with 4 rounds; increase rounds to continue\n"
-    code, out, errors = command("run", *but(small, "seed=1"), "--out", "a", "--resume")
+    code, out, errors = command("run", *with_changes(small, "seed=1"), "--out", "a", "--resume")
     assert (code, out, "seed: 0 in the folder, 1 now; repeat the settings" in errors) == (2, "", True)
 
 
 def test_each_seed_has_a_separate_folder(command, small, tmp_path):
-    code, _, _ = command("run", *but(small, "seed=4"), "--seeds", 3, "--out", "a")
+    code, _, _ = command("run", *with_changes(small, "seed=4"), "--seeds", 3, "--out", "a")
     assert code == 0
     assert {sa.load(p).experiment.seed: p.name for p in (tmp_path / "a").iterdir()} == {
         4: "seed4",
@@ -54,7 +54,7 @@ def test_without_out_the_folder_is_named_after_the_run(command, small, tiny, tmp
     assert [p.name for p in (tmp_path / "runs").iterdir()] == [f"synthetic-mac-seed0-{tiny.id()}"]
 
 
-def test_a_plugin_and_a_file(command, small, tmp_path):
+def test_a_run_of_a_toml_file_with_a_plug_in(command, small, tmp_path):
     (tmp_path / "mine.py").write_text(
         "import stableair as sa\n@sa.receiver('twice')\ndef twice():\n    '''Double.'''\n    return lambda g: 2 * g\n"
     )
@@ -66,7 +66,9 @@ def test_a_plugin_and_a_file(command, small, tmp_path):
 
 
 def test_a_diverged_run_exits_0_and_prints_that_it_diverged(command, small):
-    code, out, _ = command("run", *but(small, "receiver=none()", "noise=sas(alpha=0.5, tau=1e37)"), "--out", "a")
+    code, out, _ = command(
+        "run", *with_changes(small, "receiver=none()", "noise=sas(alpha=0.5, tau=1e37)"), "--out", "a"
+    )
     assert code == 0
     assert out.splitlines()[-1].startswith("a: diverged at round ")
     assert out.splitlines()[-2].endswith("diverged")
@@ -75,7 +77,7 @@ def test_a_diverged_run_exits_0_and_prints_that_it_diverged(command, small):
 
 
 def test_one_refused_seed_refuses_all(command, small, tmp_path):
-    command("run", *but(small, "seed=1"), "--out", "a/seed1")
+    command("run", *with_changes(small, "seed=1"), "--out", "a/seed1")
     code, out, errors = command("run", *small, "--seeds", 2, "--out", "a")
     assert (code, out) == (2, "")
     assert "a/seed1 already holds this run" in errors

@@ -12,7 +12,7 @@ from stableair.cli.advice import FLAGS
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "expected"),
     [
         (["run", "roudns=3"], "did you mean 'rounds'"),
         (["run", "rounds=0"], "rounds must be at least 1: got 0"),
@@ -71,13 +71,13 @@ from stableair.cli.advice import FLAGS
         ),
     ],
 )
-def test_bad_input_is_one_line_exit_code_2_and_nothing_written(command, tmp_path, words, said, monkeypatch):
-    monkeypatch.setitem(sys.modules, "datasets", None)  # nothing is fetched
-    monkeypatch.setenv("STABLEAIR_DATA", os.environ["STABLEAIR_DATA"])  # what a command changes is put back
+def test_bad_input_is_one_line_exit_code_2_and_nothing_written(command, tmp_path, words, expected, monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)  # no download
+    monkeypatch.setenv("STABLEAIR_DATA", os.environ["STABLEAIR_DATA"])  # restored after the test
     code, out, errors = command(*words)
     assert code == 2
     assert errors.startswith("error: ")
-    assert said in errors
+    assert expected in errors
     assert errors.count("\n") == 1
     assert out == ""
     assert not list(tmp_path.iterdir())
@@ -91,7 +91,7 @@ def refused(message, hint):
 
 
 @pytest.mark.parametrize(
-    ("hint", "said"),
+    ("hint", "expected"),
     [
         ("resume", "a is taken; add --resume or choose another --out"),
         ("folder", "a is taken; choose another --out"),
@@ -101,12 +101,12 @@ def refused(message, hint):
         ("something else", "a is taken"),
     ],
 )
-def test_the_command_line_adds_the_option_that_would_help(command, monkeypatch, hint, said):
+def test_the_command_line_adds_the_option_of_the_hint(command, monkeypatch, hint, expected):
     def plan(*_, **__):
         raise refused("a is taken", hint)
 
     monkeypatch.setattr("stableair.paper.figures.plan", plan)
-    assert command("figure", "fig3a") == (2, "", f"error: {said}\n")
+    assert command("figure", "fig3a") == (2, "", f"error: {expected}\n")
 
 
 def test_an_error_without_advice_is_unchanged(command, monkeypatch):
@@ -117,7 +117,7 @@ def test_an_error_without_advice_is_unchanged(command, monkeypatch):
     assert command("figure", "fig3a") == (2, "", "error: a is taken\n")
 
 
-def test_every_option_that_is_hinted_at_exists():
+def test_every_option_of_a_hint_exists():
     from typer.main import get_command
 
     groups = get_command(cli.app).commands, get_command(cli.data.app).commands
@@ -135,12 +135,12 @@ def test_an_unknown_component_hints_at_plugins(command, words):
 
 
 @pytest.mark.parametrize("words", [["--debug", "run", "rounds=0"], ["run", "rounds=0", "--debug"]])
-def test_debug_shows_the_whole_traceback_wherever_it_stands(command, words):
+def test_debug_prints_the_traceback_in_any_position(command, words):
     code, _, errors = command(*words)
     assert code == 2
     assert errors.startswith("Traceback (most recent call last):")
     assert errors.endswith("\nerror: rounds must be at least 1: got 0\n")
-    assert "Traceback" in command("nothing")[2], "and so does the variable, which it has set"
+    assert "Traceback" in command("nothing")[2], "the option also sets the environment variable"
 
 
 def test_a_suggested_command_is_printed_once(command):

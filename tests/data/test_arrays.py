@@ -23,7 +23,7 @@ def refused(code, *args, **options):
     return errors.refused(code, sa.Dataset.from_arrays, *args, **options)
 
 
-def whole(data):
+def all_samples(data):
     """All samples of both splits in a fixed order, with their classes."""
     x, y = (torch.cat([getattr(split, name) for split in (data.train, data.test)]) for name in "xy")
     return sorted(zip(x.flatten(1).tolist(), y.tolist(), strict=True))
@@ -38,7 +38,7 @@ def test_table_is_scaled_per_column_of_the_training_samples():
     inputs = data.inputs(data.train.x)
     torch.testing.assert_close(inputs.mean(0), torch.zeros(3), atol=1e-5, rtol=0)
     torch.testing.assert_close(inputs.std(0), torch.ones(3), atol=1e-5, rtol=0)
-    assert data.inputs(data.test.x).mean(0).abs().max() > 1e-3, "the test samples have no part in it"
+    assert data.inputs(data.test.x).mean(0).abs().max() > 1e-3, "the test samples do not affect the scale"
 
 
 def test_token_ids_stay_integers():
@@ -46,7 +46,7 @@ def test_token_ids_stay_integers():
     assert data.model is None
     assert data.inputs(data.train.x, torch.float64).dtype == torch.int64
     assert torch.equal(data.inputs(data.train.x), data.train.x)
-    assert [row for row, _ in whole(data)] == sorted(TOKENS.tolist())
+    assert [row for row, _ in all_samples(data)] == sorted(TOKENS.tolist())
 
 
 @pytest.mark.parametrize(
@@ -55,11 +55,11 @@ def test_token_ids_stay_integers():
         (PIXELS, (3, 6, 5)),
         (PIXELS.transpose(0, 3, 1, 2), (3, 6, 5)),
         (PIXELS[..., :1], (1, 6, 5)),
-        (PIXELS[:, :3], (3, 5, 3)),  # both axes may be channels: the first one counts
+        (PIXELS[:, :3], (3, 5, 3)),  # both axes may be the channels: the first one is used
         (PIXELS.astype(np.int64), (3, 6, 5)),
     ],
 )
-def test_channels_are_found(x, shape):
+def test_the_channel_axis_is_detected(x, shape):
     data = sa.Dataset.from_arrays(x, Y)
     assert tuple(data.train.x.shape[1:]) == shape
     assert data.train.x.dtype == (torch.uint8 if x.dtype == np.uint8 else torch.float32)
@@ -71,12 +71,12 @@ def test_the_declared_axis_of_the_channels_is_used():
     x = PIXELS[:, :3]
     last = sa.Dataset.from_arrays(x, Y, channels="last")
     assert tuple(last.train.x.shape[1:]) == (3, 3, 5)
-    assert [row for row, _ in whole(last)] == sorted(x.transpose(0, 3, 1, 2).reshape(40, -1).tolist())
+    assert [row for row, _ in all_samples(last)] == sorted(x.transpose(0, 3, 1, 2).reshape(40, -1).tolist())
     assert refused("unknown-value", x, Y, channels="middle").fields["value"] == "middle"
 
 
 @pytest.mark.parametrize(("shape", "model"), [((4, 4), "cnn()"), ((3, 9), "mlp(200)")])
-def test_usual_model_suits_the_images(shape, model):
+def test_the_default_model_depends_on_the_image_size(shape, model):
     assert sa.Dataset.from_arrays(np.ones((40, 1, *shape)), Y).model == model
 
 
@@ -88,7 +88,7 @@ def test_constant_and_single_values_are_scaled_by_one():
     assert torch.isfinite(one_each.inputs(one_each.train.x)).all()
 
 
-def test_given_scale_is_used():
+def test_a_specified_scale_is_used():
     data = sa.Dataset.from_arrays(TABLE, Y, mean=1, std=(2, 4, 8))
     torch.testing.assert_close(data.inputs(data.train.x), (data.train.x - 1) / torch.tensor([2.0, 4.0, 8.0]))
     refused("wrong-length", TABLE, Y, std=(1, 2))
@@ -126,7 +126,7 @@ def test_labels_are_numbered_in_sorted_order(labels, numbers):
 def test_classes_may_be_declared():
     assert sa.Dataset.from_arrays(TABLE, Y, classes=9).classes == 9
     named = sa.Dataset.from_arrays(TABLE, np.array(["d", "c", "b", "a"])[Y], classes=("d", "c", "b", "a"))
-    assert whole(named) == whole(sa.Dataset.from_arrays(TABLE, Y))
+    assert all_samples(named) == all_samples(sa.Dataset.from_arrays(TABLE, Y))
     error = refused("unknown-class", TABLE, Y, classes=3)
     assert (error.fields["row"], error.fields["value"]) == (3, 3)
     assert refused("unknown-class", TABLE, Y, x_test=TABLE, y_test=Y + 1).fields["row"] == 3
@@ -143,7 +143,7 @@ def test_test_split_is_stratified_and_a_function_of_the_seed(share):
         held = int((data.test.y == label).sum())
         assert abs(held - share * count) <= 1
         assert 1 <= held < count
-    assert [row for row, _ in whole(data)] == sorted(x.tolist()), "each sample is in one split"
+    assert [row for row, _ in all_samples(data)] == sorted(x.tolist()), "each sample is in one split"
     assert torch.equal(data.test.x, sa.Dataset.from_arrays(x, y, test=share, seed=5).test.x)
     assert not torch.equal(data.test.x, sa.Dataset.from_arrays(x, y, test=share, seed=6).test.x)
 
@@ -156,7 +156,7 @@ def test_the_only_sample_of_a_class_is_a_training_sample():
         refused("out-of-range", TABLE, Y, test=share)
 
 
-def test_given_test_samples_are_kept():
+def test_specified_test_samples_are_used():
     data = sa.Dataset.from_arrays(TABLE, Y, x_test=TABLE[:7] + 1, y_test=Y[:7])
     torch.testing.assert_close(data.test.x, torch.tensor(TABLE[:7] + 1).float())
     assert len(data.train.y) == 40
@@ -182,7 +182,7 @@ def test_partitions_cover_every_kind(kind, spec):
 # ------------------------------------------------------------------------------------------------------------ bad input
 
 
-def with_(array, value, *index):
+def replaced(array, value, *index):
     changed = np.array(array, float)
     changed[index] = value
     return changed
@@ -199,25 +199,25 @@ def with_(array, value, *index):
         ("not-an-array", [[1.0], [1.0, 2.0]], [0, 1]),
         ("not-an-array", [["red"]] * 40, Y),
         ("not-an-array", TABLE * 1j, Y),
-        ("missing-label", TABLE, with_(Y, np.nan, 3)),
+        ("missing-label", TABLE, replaced(Y, np.nan, 3)),
         ("missing-label", TABLE, [*Y[:-1], None]),
         ("missing-label", TABLE, [*map(str, Y[:-1]), " "]),
         ("missing-label", TABLE, Y - 1),
-        ("invalid-label", TABLE, with_(Y, 1.5, 3)),
+        ("invalid-label", TABLE, replaced(Y, 1.5, 3)),
     ],
 )
-def test_bad_arrays_are_one_line(code, x, y):
+def test_invalid_arrays_are_refused(code, x, y):
     refused(code, x, y)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e39])
-def test_bad_value_is_named_with_its_place(value):
-    error = refused("invalid-feature", with_(TABLE, value, 7, 2), Y)
+def test_the_error_has_the_position_of_an_invalid_value(value):
+    error = refused("invalid-feature", replaced(TABLE, value, 7, 2), Y)
     assert (error.fields["row"], error.fields["entry"]) == (7, [2])
     assert "row 7, column 2" in str(error)
 
 
-def test_negative_token_is_named_with_its_place():
+def test_the_error_has_the_position_of_a_negative_token():
     tokens = TOKENS.copy()
     tokens[4, 1] = -1
     error = refused("invalid-feature", tokens, Y)
@@ -237,7 +237,7 @@ class Stream(IterableDataset):
 
 
 class Photos:
-    """Images of Pillow, as torchvision's data sets without a transform give them."""
+    """Pillow images, as in torchvision's data sets without a transform."""
 
     def __len__(self):
         return 40
@@ -246,7 +246,7 @@ class Photos:
         return Image.fromarray(PIXELS[i]), int(Y[i])
 
 
-def test_torch_data_sets():
+def test_torch_data_sets_are_converted():
     expected = sa.Dataset.from_arrays(TABLE, Y, test=0.3)
     tensors = TensorDataset(torch.tensor(TABLE), torch.tensor(Y))
     for source in (tensors, Stream()):
@@ -265,5 +265,5 @@ def test_torch_data_sets():
         ("wrong-type", 3),
     ],
 )
-def test_bad_torch_data_sets(code, items):
+def test_invalid_torch_data_sets_are_refused(code, items):
     errors.refused(code, sa.Dataset.from_torch, items)

@@ -19,7 +19,7 @@ IMAGES = [Image.fromarray(np.full((6, 8), i, np.uint8)) for i in range(4)]
 
 
 @pytest.fixture(autouse=True)
-def data_folder_of_the_test(tmp_path, monkeypatch):
+def empty_data_folder(tmp_path, monkeypatch):
     monkeypatch.setenv(hub.VARIABLE, str(tmp_path / "data"))
 
 
@@ -35,7 +35,7 @@ def refused(folder, **options):
     return error.value
 
 
-def set_with(folder, labels, kind, **columns):
+def write_set(folder, labels, kind, **columns):
     folder.mkdir()
     features = {"image": datasets.Image(), "label": kind} | {key: Value("string") for key in columns}
     rows = {"image": IMAGES[: len(labels)], "label": labels} | columns
@@ -58,12 +58,12 @@ def set_with(folder, labels, kind, **columns):
     ],
 )
 def test_a_missing_label_is_refused_with_its_row(tmp_path, labels, kind, row):
-    error = refused(set_with(tmp_path / "s", labels, kind))
+    error = refused(write_set(tmp_path / "s", labels, kind))
     assert (error.code, error.fields["row"], error.fields["column"]) == ("missing-label", row, "label")
 
 
 def test_a_missing_writer_is_refused_with_its_row(tmp_path):
-    error = refused(set_with(tmp_path / "s", [0, 1, 0], Value("int64"), who=["x", "", "y"]), writer="who")
+    error = refused(write_set(tmp_path / "s", [0, 1, 0], Value("int64"), who=["x", "", "y"]), writer="who")
     assert (error.code, error.fields["row"], error.fields["column"]) == ("missing-label", 1, "who")
 
 
@@ -76,7 +76,7 @@ def test_a_missing_writer_is_refused_with_its_row(tmp_path):
     ],
 )
 def test_a_label_that_is_no_class_is_refused_with_its_row(tmp_path, labels, kind, row):
-    error = refused(set_with(tmp_path / "s", labels, kind))
+    error = refused(write_set(tmp_path / "s", labels, kind))
     assert (error.code, error.fields["row"]) == ("invalid-label", row)
 
 
@@ -90,14 +90,14 @@ def test_a_label_that_is_no_class_is_refused_with_its_row(tmp_path, labels, kind
     ],
 )
 def test_whole_numbers_booleans_and_text_are_classes(tmp_path, labels, kind, numbers):
-    data = load(set_with(tmp_path / "s", labels, kind))
-    order = {
+    data = load(write_set(tmp_path / "s", labels, kind))
+    class_of = {
         int(x[0, 0, 0]): int(y) for split in (data.train, data.test) for x, y in zip(split.x, split.y, strict=True)
     }
-    assert [order[i] for i in range(4)] == numbers
+    assert [class_of[i] for i in range(4)] == numbers
 
 
-def set_with_paths(folder, paths, contents):
+def write_set_with_paths(folder, paths, contents):
     """A parquet file in the hub's schema whose image column holds these paths and bytes."""
     folder.mkdir(exist_ok=True)
     features = Features({"image": datasets.Image(), "label": Value("int64")})
@@ -123,7 +123,7 @@ def test_a_path_outside_the_data_set_is_not_read(tmp_path, secret, path, monkeyp
     monkeypatch.chdir(tmp_path)
     cache = datasets.config.DOWNLOADED_DATASETS_PATH / "x.png"
     path = path.format(secret=secret, cache=cache)
-    error = refused(set_with_paths(tmp_path / "s", [path] * 3, [None] * 3))
+    error = refused(write_set_with_paths(tmp_path / "s", [path] * 3, [None] * 3))
     outside = "path-outside-data" if "://" not in path else "unusable-image"  # a folder "file:" that is not there
     assert error.code == outside
     assert not list((tmp_path / "data").glob("*"))
@@ -136,7 +136,7 @@ def test_a_path_below_the_data_set_is_read_and_embedded_bytes_have_priority(tmp_
     paths = ["0.png", str(tmp_path / "s" / "1.png"), "./2.png", str(secret)]
     IMAGES[3].save(tmp_path / "3.png")
     embedded = (tmp_path / "3.png").read_bytes()
-    set_with_paths(tmp_path / "s", paths, [None, None, None, embedded])
+    write_set_with_paths(tmp_path / "s", paths, [None, None, None, embedded])
     (tmp_path / "s" / "README.md").write_text(
         "---\nconfigs:\n- config_name: default\n  data_files: train.parquet\n---\n"
     )
@@ -144,7 +144,7 @@ def test_a_path_below_the_data_set_is_read_and_embedded_bytes_have_priority(tmp_
     assert sorted(int(x[0, 0, 0]) for split in (data.train, data.test) for x in split.x) == [0, 1, 2, 3]
 
 
-def test_a_metadata_file_does_not_lead_out_of_the_folder(tmp_path, secret):
+def test_a_metadata_file_with_a_path_outside_the_folder_is_refused(tmp_path, secret):
     (tmp_path / "s").mkdir()
     IMAGES[1].save(tmp_path / "s" / "1.png")
     (tmp_path / "s" / "metadata.csv").write_text("file_name,label\n1.png,0\n../secret.png,1\n")
@@ -152,13 +152,13 @@ def test_a_metadata_file_does_not_lead_out_of_the_folder(tmp_path, secret):
 
 
 def test_a_single_sample_cannot_be_divided(tmp_path):
-    error = refused(set_with(tmp_path / "s", [0], Value("int64")))
+    error = refused(write_set(tmp_path / "s", [0], Value("int64")))
     assert (error.code, error.fields["samples"]) == ("too-few-samples", 1)
-    assert not list((tmp_path / "data").glob("*")), "nothing is left behind"
+    assert not list((tmp_path / "data").glob("*")), "no file is left"
 
 
 def test_a_row_without_an_image_is_refused(tmp_path):
-    error = refused(set_with_paths(tmp_path / "s", [None, None], [None, None]))
+    error = refused(write_set_with_paths(tmp_path / "s", [None, None], [None, None]))
     assert error.code == "missing-image"
     assert "row 0" in str(error)
 

@@ -30,14 +30,14 @@ def test_a_local_run_cannot_use_the_data_of_real_clients():
 
 
 @pytest.mark.parametrize("name", IMAGE_SETS)
-def test_a_data_set_has_the_properties_of_its_row(name):
+def test_a_data_set_has_the_properties_of_its_table_row(name):
     known, data = IMAGE_SETS[name], dataset.one(name)()
     assert (data.classes, data.model, data.mean, data.std) == (known.classes, known.model, known.mean, known.std)
     assert tuple(data.train.x.shape[1:]) == tuple(data.test.x.shape[1:]) == known.shape
     assert stored(name) == (name, known.source)
 
 
-def test_digits_are_the_real_ones_and_always_split_alike():
+def test_digits_are_those_of_scikit_learn_with_a_fixed_split():
     from sklearn.datasets import load_digits
 
     data, again = digits(), digits()
@@ -50,7 +50,7 @@ def test_digits_are_the_real_ones_and_always_split_alike():
     assert data.inputs(data.train.x).max() == 1
 
 
-def test_validation_comes_out_of_the_training_data():
+def test_the_validation_split_is_a_part_of_the_training_data():
     data = digits()
     held = hold_out(data, 0.2, seed=0)
     assert len(held.test.y) == round(0.2 * 1437)
@@ -58,7 +58,7 @@ def test_validation_comes_out_of_the_training_data():
     assert sorted(map(tuple, together.tolist())) == sorted(map(tuple, data.train.x.flatten(1).tolist()))
 
 
-def test_synthetic_can_be_learnt_and_knows_its_writers():
+def test_synthetic_data_can_be_learnt_and_have_writers():
     data = synthetic(samples=500, classes=4, writers=5)
     centres = torch.stack([data.train.x[data.train.y == c].mean(0) for c in range(4)]).flatten(1)
     guess = torch.cdist(data.test.x.flatten(1), centres).argmin(1)
@@ -71,13 +71,13 @@ def test_synthetic_can_be_learnt_and_knows_its_writers():
 @pytest.mark.parametrize(
     "text", ["synthetic(samples=0)", "synthetic(shape=3)", "synthetic(shape=(0, 1, 1))", "synthetic(classes=1)"]
 )
-def test_bad_arguments(text):
+def test_invalid_arguments_are_refused(text):
     with pytest.raises(InputError) as error:
         dataset.one(text)()
     assert error.value.code in ("out-of-range", "wrong-type")
 
 
-def test_a_moved_image_is_a_crop_of_the_padded_one():
+def test_crop_flip_crops_the_padded_image_and_flips_it():
     x = torch.randint(1, 256, (6, 2, 5, 7), dtype=torch.uint8)
     moves = torch.tensor([(0, 0, 0), (2, -1, 0), (-4, 4, 0), (0, 0, 1), (3, 2, 1), (-1, -3, 1)])
     for image, (down, right, mirrored), got in zip(x, moves.tolist(), crop_flip(x, moves), strict=True):

@@ -1,4 +1,4 @@
-"""The data folder, and the way from the hub into it: tried on small local files in the hub's own schema."""
+"""The data folder, and the conversion of data sets of the hub, with small local files in the schema of the hub."""
 
 import json
 import sys
@@ -26,12 +26,12 @@ TWO_IMAGES = {
 
 @pytest.fixture
 def empty(tmp_path, monkeypatch):
-    """A data folder with nothing in it."""
+    """An empty data folder."""
     monkeypatch.setenv(hub.VARIABLE, str(tmp_path / "data"))
     return tmp_path / "data"
 
 
-def pictures(n, mode="RGB", size=(8, 6), seed=0):
+def random_images(n, mode="RGB", size=(8, 6), seed=0):
     rng = np.random.default_rng(seed)
     shape = (n, size[1], size[0]) + ((3,) if mode == "RGB" else ())
     return [Picture.fromarray(pixels) for pixels in rng.integers(256, size=shape, dtype=np.uint8)]
@@ -45,9 +45,9 @@ def write(folder, split, columns, features):
 
 @pytest.fixture
 def cifar_like(tmp_path):
-    """Two splits with the columns img and label, as uoft-cs/cifar10 has them."""
+    """Two splits with the columns img and label, as in uoft-cs/cifar10."""
     source = {
-        split: {"img": pictures(n, size=(32, 32), seed=n), "label": list(np.arange(n) % 3)}
+        split: {"img": random_images(n, size=(32, 32), seed=n), "label": list(np.arange(n) % 3)}
         for split, n in (("train", 12), ("test", 6))
     }
     for split, columns in source.items():
@@ -57,11 +57,11 @@ def cifar_like(tmp_path):
 
 @pytest.fixture
 def femnist_like(tmp_path):
-    """A train split alone, with the columns of flwrlabs/femnist; writers of 1, 2, 20 and 37 images."""
+    """A train split only, with the columns of flwrlabs/femnist; writers of 1, 2, 20 and 37 images."""
     writers = ["f_1"] * 1 + ["f_2"] * 2 + ["f_9"] * 20 + ["f_3"] * 37
     order = np.random.default_rng(1).permutation(len(writers))
     columns = {
-        "image": pictures(len(writers), "L", size=(28, 28)),
+        "image": random_images(len(writers), "L", size=(28, 28)),
         "writer_id": [writers[i] for i in order],
         "hsf_id": [0] * len(writers),
         "character": list(np.arange(len(writers)) % 5),
@@ -87,7 +87,7 @@ def test_a_set_is_prepared_once_with_its_pixels_and_labels(cifar_like, empty, mo
     about = json.loads((empty / "cifar10.json").read_text())
     assert about["source"]["repo"] == str(folder)
     assert sorted(p.name for p in empty.iterdir()) == ["cifar10.json", "cifar10.safetensors"]
-    monkeypatch.setattr(hub, "_fetch", lambda *_: pytest.fail("fetched twice"))
+    monkeypatch.setattr(hub, "_fetch", lambda *_: pytest.fail("downloaded twice"))
     dataset.one("cifar10")()
     assert hub.prepare("cifar10", hub.NAMED["cifar10"]) == empty / "cifar10.safetensors"
     assert dict(data.files) == {"cifar10.safetensors": about["sha256"]}
@@ -101,18 +101,18 @@ def test_without_a_test_split_a_tenth_of_each_writer_is_held_out(femnist_like, e
     assert data.test.writer.bincount(minlength=4).tolist() == [0, 1, 4, 2]
     names = sorted(set(columns["writer_id"]))
     rows = zip(columns["image"], columns["character"], columns["writer_id"], strict=True)
-    sent = {(np.asarray(image).tobytes(), int(y), w) for image, y, w in rows}
+    original = {(np.asarray(image).tobytes(), int(y), w) for image, y, w in rows}
     kept = {
         (x.numpy().tobytes(), int(y), names[w])
         for split in (data.train, data.test)
         for x, y, w in zip(split.x.contiguous(), split.y, split.writer, strict=True)
     }
-    assert kept == sent, "every image kept its label and its writer"
+    assert kept == original, "every image kept its label and its writer"
     hub.prepare("femnist", hub.NAMED["femnist"], again=True)
     assert torch.equal(dataset.one("femnist")().test.x, data.test.x), "the split is always the same"
 
 
-def test_any_set_of_the_hub(cifar_like, empty):
+def test_any_data_set_of_the_hub_can_be_used(cifar_like, empty):
     folder, _ = cifar_like
     data = dataset.one(f"hf(name='{folder}', image=img)")()
     assert (data.classes, tuple(data.train.x.shape), data.model) == (3, (12, 3, 32, 32), "cnn()")
@@ -123,14 +123,14 @@ def test_any_set_of_the_hub(cifar_like, empty):
 
 def test_text_labels_become_numbers_common_to_both_splits(tmp_path, empty):
     features = {"image": Image(), "label": Value("string")}
-    write(tmp_path / "s", "train", {"image": pictures(3), "label": ["dog", "cat", "emu"]}, features)
-    write(tmp_path / "s", "test", {"image": pictures(2), "label": ["emu", "dog"]}, features)
+    write(tmp_path / "s", "train", {"image": random_images(3), "label": ["dog", "cat", "emu"]}, features)
+    write(tmp_path / "s", "test", {"image": random_images(2), "label": ["emu", "dog"]}, features)
     data = dataset.one(f"hf(name='{tmp_path / 's'}')")()
     assert (data.train.y.tolist(), data.test.y.tolist()) == ([1, 0, 2], [2, 1])
 
 
 @pytest.mark.parametrize(
-    ("spec", "said"),
+    ("spec", "expected"),
     [
         ("image=picture", "has no column 'picture'; its columns are img, label"),
         ("image=img, label=y", "has no column 'y'; its columns are img, label"),
@@ -139,22 +139,22 @@ def test_text_labels_become_numbers_common_to_both_splits(tmp_path, empty):
         ("image=img, train=99", "train must be at most 12"),
     ],
 )
-def test_wrong_columns_are_refused_with_the_existing_columns(cifar_like, empty, spec, said):
+def test_wrong_columns_are_refused_with_the_existing_columns(cifar_like, empty, spec, expected):
     with pytest.raises(InputError) as error:
         dataset.one(f"hf(name='{cifar_like[0]}', {spec})")()
-    assert said in str(error.value)
-    assert "train=" in spec or not any(empty.glob("*")), "nothing is left behind"
+    assert expected in str(error.value)
+    assert "train=" in spec or not any(empty.glob("*")), "no file is left"
 
 
 def test_images_of_several_sizes_are_refused(tmp_path, empty):
-    images = [*pictures(1), *pictures(1, size=(5, 5))]
+    images = [*random_images(1), *random_images(1, size=(5, 5))]
     write(tmp_path / "s", "train", {"image": images, "label": [0, 1]}, {"image": Image(), "label": Value("int64")})
     with pytest.raises(InputError) as error:
         dataset.one(f"hf(name='{tmp_path / 's'}')")()
     assert (error.value.code, error.value.fields["row"]) == ("mixed-images", 1)
 
 
-def test_no_network_and_no_file_names_command_folder_and_file(empty, monkeypatch):
+def test_without_network_and_file_the_error_names_command_folder_and_file(empty, monkeypatch):
     import datasets
 
     def unreachable(*_):
@@ -169,7 +169,7 @@ def test_no_network_and_no_file_names_command_folder_and_file(empty, monkeypatch
     assert error.value.hint == "data", "the command line has an option for it"
 
 
-def test_offline_the_hubs_library_need_not_be_installed(data_folder, empty, monkeypatch, caplog):
+def test_a_prepared_data_set_does_not_need_the_datasets_library(data_folder, empty, monkeypatch, caplog):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(MissingExtraError) as error:
         dataset.one("cifar10")()
@@ -271,9 +271,9 @@ def test_a_new_file_never_has_an_old_description(empty, monkeypatch):
 def test_no_two_sources_share_a_file(tmp_path, monkeypatch):
     columns = [("a/b", "x", "y", "w"), ("a/b", "x", "y", None, "w"), ("a/b", "y", "x")]
     names = [hub.Source(*each).name for each in [("a-b/c", "x", "y"), ("a/b-c", "x", "y"), *columns]]
-    for place in ("one", "two"):  # the same relative path elsewhere is another set
-        (tmp_path / place / "letters").mkdir(parents=True)
-        monkeypatch.chdir(tmp_path / place)
+    for folder in ("one", "two"):  # the same relative path in another folder is another set
+        (tmp_path / folder / "letters").mkdir(parents=True)
+        monkeypatch.chdir(tmp_path / folder)
         names.append(hub.Source("./letters", "x", "y").name)
     assert len(set(names)) == len(names)
 
@@ -281,7 +281,7 @@ def test_no_two_sources_share_a_file(tmp_path, monkeypatch):
 def test_a_folder_without_write_permission_is_refused_before_any_download(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv(hub.VARIABLE, str(tmp_path / "file" / "data"))
-    monkeypatch.setattr(hub, "_fetch", lambda *_: pytest.fail("fetched in vain"))
+    monkeypatch.setattr(hub, "_fetch", lambda *_: pytest.fail("downloaded"))
     with pytest.raises(InputError) as error:
         hub.prepare("cifar10", hub.NAMED["cifar10"])
     assert error.value.code == "cannot-write"
@@ -296,10 +296,10 @@ def test_the_check_of_a_missing_data_folder_creates_nothing(tmp_path, monkeypatc
     assert not [*tmp_path.iterdir()]
 
 
-def test_a_validation_split_serves_where_there_is_no_test_split(tmp_path, empty):
+def test_a_validation_split_is_used_if_there_is_no_test_split(tmp_path, empty):
     features = {"image": Image(), "label": Value("int64")}
-    write(tmp_path / "s", "train", {"image": pictures(3), "label": [0, 5, 9]}, features)
-    write(tmp_path / "s", "validation", {"image": pictures(2), "label": [9, 0]}, features)
+    write(tmp_path / "s", "train", {"image": random_images(3), "label": [0, 5, 9]}, features)
+    write(tmp_path / "s", "validation", {"image": random_images(2), "label": [9, 0]}, features)
     data = dataset.one(f"hf(name='{tmp_path / 's'}')")()
     assert (data.train.y.tolist(), data.test.y.tolist()) == ([0, 1, 2], [2, 0])
     assert data.classes == 3, "no class is empty"
@@ -307,14 +307,14 @@ def test_a_validation_split_serves_where_there_is_no_test_split(tmp_path, empty)
 
 def test_samples_without_a_label_are_refused(tmp_path, empty):
     features = {"image": Image(), "label": Value("int64")}
-    write(tmp_path / "s", "train", {"image": pictures(2), "label": [0, 1]}, features)
-    write(tmp_path / "s", "test", {"image": pictures(1), "label": [-1]}, features)
+    write(tmp_path / "s", "train", {"image": random_images(2), "label": [0, 1]}, features)
+    write(tmp_path / "s", "test", {"image": random_images(1), "label": [-1]}, features)
     with pytest.raises(InputError) as error:
         dataset.one(f"hf(name='{tmp_path / 's'}')")()
     assert (error.value.code, error.value.fields["row"]) == ("missing-label", 0)
 
 
-def test_the_folder_is_the_variables_else_the_users_cache(monkeypatch, tmp_path):
+def test_the_data_folder_is_the_variable_or_the_user_cache(monkeypatch, tmp_path):
     monkeypatch.setenv(hub.VARIABLE, "/elsewhere")
     assert str(hub.folder()) == "/elsewhere"
     monkeypatch.delenv(hub.VARIABLE)

@@ -1,4 +1,4 @@
-"""Local image folders from the first use to a change of their files."""
+"""Local image folders: their conversion, and changes of their files."""
 
 import json
 import logging
@@ -21,7 +21,7 @@ RNG = np.random.default_rng(0)
 
 
 def pixels(mode, level=0):
-    """An image of a class whose pixels are those of the class below plus a constant."""
+    """A random image of a class; the pixels of a higher class are brighter by a constant."""
     base = RNG.integers(40, size=(6, 8))
     if mode == "RGB":
         return (base[..., None] + np.array([60 * level, 0, 0])).astype(np.uint8)
@@ -103,14 +103,16 @@ def test_a_constant_float_channel_is_not_divided_by_zero(tmp_path, monkeypatch):
         ("I;16", "F", None, 0),
     ],
 )
-def test_mixed_images_are_refused_by_name_unless_a_mode_is_set(tmp_path, monkeypatch, first, other, mode, channels):
+def test_mixed_images_are_refused_with_their_name_unless_a_mode_is_set(
+    tmp_path, monkeypatch, first, other, mode, channels
+):
     monkeypatch.setenv(hub.VARIABLE, str(tmp_path / "data"))
     folder = fill(tmp_path / "letters", first)
     Image.fromarray(pixels(other)).save(folder / "b" / "odd.tiff")
     error = refused(folder)
     assert error.code == "mixed-images"
     assert "(b/odd.tiff)" in str(error)
-    assert not list((tmp_path / "data").glob("*")), "nothing is left behind"
+    assert not list((tmp_path / "data").glob("*")), "no file is left"
     if mode:
         assert load(folder, mode=mode).train.x.shape[1] == channels
 
@@ -154,7 +156,7 @@ def test_folders_from_which_no_images_are_read_are_logged(folder, tmp_path, capl
     assert "no images are read from empty, linked, texts (" in caplog.text
 
 
-def same_size_and_time(path):
+def modify_keeping_size_and_time(path):
     before = path.stat()
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
@@ -170,10 +172,10 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize(("change", "make"), CHANGES.items(), ids=CHANGES)
-def test_a_changed_folder_is_refused_at_every_use_until_it_is_converted_again(folder, change, make):
+@pytest.mark.parametrize(("change", "modify"), CHANGES.items(), ids=CHANGES)
+def test_a_changed_folder_is_refused_at_every_use_until_it_is_converted_again(folder, change, modify):
     load(folder)
-    make(folder)
+    modify(folder)
     for _ in range(2):
         error = refused(folder)
         assert (error.code, error.fields["change"]) == ("changed-data", change)
@@ -183,11 +185,11 @@ def test_a_changed_folder_is_refused_at_every_use_until_it_is_converted_again(fo
         hub.prepare(name, source)
 
 
-def test_every_ending_that_the_library_reads_is_in_the_manifest(folder):
+def test_every_extension_that_the_datasets_library_reads_is_in_the_manifest(folder):
     from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
 
-    for ending in [*ImageFolder.EXTENSIONS, ".JFIF", ".tgz", ".tar.gz", ".zip", ".parquet"]:
-        (folder / "a" / f"x{ending}").write_bytes(b"")
+    for extension in [*ImageFolder.EXTENSIONS, ".JFIF", ".tgz", ".tar.gz", ".zip", ".parquet"]:
+        (folder / "a" / f"x{extension}").write_bytes(b"")
     files = {name for name in manifest(folder) if "/x" in name}
     assert files == {f"a/{path.name}" for path in (folder / "a").glob("x.*")}
 
@@ -209,9 +211,9 @@ def test_a_repeated_conversion_reads_changed_images(folder):
     assert dict(data.files) != before
 
 
-def test_only_the_digest_tells_a_change_that_keeps_size_and_time(folder):
+def test_only_the_digest_detects_a_change_that_keeps_size_and_time(folder):
     load(folder)
-    same_size_and_time(folder / "a" / "3.tiff")
+    modify_keeping_size_and_time(folder / "a" / "3.tiff")
     name, source = stored(str(folder))
     hub.check(name)
     with pytest.raises(InputError) as error:
@@ -242,7 +244,7 @@ def test_a_repeated_conversion_does_not_read_the_librarys_cache(tmp_path, monkey
     assert load(path.parent).classes == 4
 
 
-def test_other_files_hidden_ones_and_a_deleted_folder_are_no_change(folder):
+def test_other_files_hidden_files_and_a_deleted_folder_are_not_changes(folder):
     before = load(folder)
     (folder / "notes.txt").write_text("mine")
     (folder / ".thumbnails").mkdir()
@@ -270,7 +272,7 @@ def test_one_folder_has_one_data_file_however_its_path_is_written(folder, monkey
     assert stored("hf('letters', mode=L)")[0] not in names
 
 
-def test_a_data_file_of_a_folder_without_a_description_is_made_again(folder):
+def test_a_folder_whose_data_file_has_no_description_is_converted_again(folder):
     load(folder)
     name, source = stored(str(folder))
     hub.description_file(name).unlink()
@@ -279,7 +281,7 @@ def test_a_data_file_of_a_folder_without_a_description_is_made_again(folder):
 
 
 @pytest.mark.parametrize("files", [[1], {"a/0.tiff": 3}, "x"])
-def test_a_damaged_manifest_is_one_line(folder, files):
+def test_a_damaged_manifest_is_refused(folder, files):
     load(folder)
     path = hub.description_file(stored(str(folder))[0])
     path.write_text(json.dumps(json.loads(path.read_text()) | {"files": files}))

@@ -1,4 +1,4 @@
-"""Image files keep their bit depth, and files of which Pillow returns a part only are refused."""
+"""Image files keep their bit depth; files that Pillow reads incompletely are refused."""
 
 import struct
 import zlib
@@ -25,7 +25,7 @@ def encoded(image, file_format="PNG", **options):
 
 
 def png_of_16_bit_colour(pixels):
-    """Pillow cannot write one."""
+    """A PNG file with 16 bits per channel, which Pillow cannot write."""
     height, width, _ = pixels.shape
     lines = b"".join(b"\0" + line.astype(">u2").tobytes() for line in pixels)
     header = struct.pack(">IIBBBBB", width, height, 16, 2, 0, 0, 0)
@@ -67,8 +67,8 @@ def test_8_bit_images_are_grey_or_colour_by_their_mode(mode, file_format, channe
     image = Image.fromarray(COLOUR8 if channels == 3 else GREY8).convert(mode)
     pixels = decode(BytesIO(encoded(image, file_format)))
     assert (pixels.dtype, pixels.shape) == (np.uint8, (6, 8, channels))
-    wanted = np.asarray(image.convert("RGB" if channels == 3 else "L")).reshape(pixels.shape)
-    assert np.array_equal(pixels, wanted)
+    expected = np.asarray(image.convert("RGB" if channels == 3 else "L")).reshape(pixels.shape)
+    assert np.array_equal(pixels, expected)
 
 
 def test_a_mode_converts_8_bit_images_and_no_others():
@@ -115,7 +115,7 @@ def test_a_mode_ignores_transparency():
     assert decode(BytesIO(transparent("RGBA")), "RGB").shape == (6, 8, 3)
 
 
-def test_a_photograph_with_previews_is_its_first_image():
+def test_the_first_image_of_a_photograph_with_previews_is_used():
     image = Image.linear_gradient("L").resize((8, 16)).convert("RGB")
     content = encoded(image, "MPO", save_all=True, append_images=[image.rotate(180)])
     assert abs(decode(BytesIO(content)).astype(int) - np.asarray(image)).max() < 10

@@ -41,33 +41,33 @@ def test_every_sample_belongs_to_one_client_and_no_client_is_empty(spec, data):
 
 
 @pytest.mark.parametrize("spec", EXAMPLES["partitions"])
-def test_a_thousand_clients_and_sixty_thousand_samples(spec):
+def test_sixty_thousand_samples_are_divided_over_a_thousand_clients(spec):
     y = np.arange(60_000) % 62
     assert len(parts_of(partition.one(spec)(), y, 1000)) == 1000
 
 
 @pytest.mark.parametrize("beta", [1e-300, 1e-6, 1e-3, 0.1, 1.0, 1e3, 1e9, 1e308])
 @pytest.mark.parametrize("rule", [dirichlet, dirichlet_by_class])
-def test_any_dirichlet_concentration(rule, beta):
+def test_any_dirichlet_concentration_covers_all_samples(rule, beta):
     y = np.arange(997) % 10
     assert len(np.concatenate(parts_of(rule(beta), y, 40))) == 997
 
 
 @given(st.integers(1, 60), st.integers(60, 300), st.sampled_from([0.01, 0.3, 10.0]))
-def test_dirichlet_clients_are_equal_within_one(clients, n, beta):
+def test_dirichlet_clients_have_equal_numbers_of_samples_within_one(clients, n, beta):
     found = sizes(parts_of(dirichlet(beta), np.arange(n) % 7, clients))
     assert max(found) - min(found) <= 1
 
 
-def test_a_huge_concentration_is_an_even_mix():
+def test_a_huge_concentration_gives_an_even_mix():
     y = np.arange(10_000) % 10
     for beta in (1e6, 1e308):
         assert concentration(parts_of(dirichlet(beta), y, 20), y) < 0.16
 
 
 def test_clients_take_turns_in_random_order():
-    # All compete for their favourite classes until these run out. Served one after the other, most would get their
-    # favourites in full: the mean share of the most frequent class is then 0.73, not 0.51.
+    # Clients take samples in turn until their preferred classes are exhausted. One client after the other, most would
+    # get all samples of their preferred classes: the mean share of the most frequent class is then 0.73, not 0.51.
     y = np.arange(1000) % 10
     assert np.mean([concentration(parts_of(dirichlet(0.05), y, 10, seed), y) for seed in range(30)]) < 0.6
     one, other = (np.concatenate(parts_of(partition.one("shards(1)")(), y, 10, seed)) for seed in (0, 1))
@@ -80,7 +80,7 @@ def test_dirichlet_by_class_gives_unequal_sizes():
 
 
 @pytest.mark.parametrize("rule", [dirichlet, dirichlet_by_class])
-def test_a_small_concentration_means_few_classes_a_client(rule):
+def test_a_small_concentration_means_few_classes_per_client(rule):
     y = np.arange(10_000) % 10
     few, some, many = (concentration(parts_of(rule(beta), y, 50), y) for beta in (0.05, 0.3, 1000.0))
     assert few > some > many
@@ -110,14 +110,14 @@ def test_shards_hold_few_classes():
     assert (error.value.code, error.value.fields["name"]) == ("out-of-range", "k")
 
 
-def test_the_seed_decides():
+def test_a_partition_is_a_function_of_the_seed():
     y = np.arange(100) % 5
     one, same, other = (parts_of(dirichlet(1.0), y, 5, seed) for seed in (0, 0, 1))
     assert all(np.array_equal(a, b) for a, b in zip(one, same, strict=True))
     assert not all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
 
 
-def test_more_clients_than_samples():
+def test_more_clients_than_samples_are_refused():
     with pytest.raises(InputError) as error:
         parts_of(partition.one("iid()")(), [0, 1, 2], 4)
     assert (error.value.code, error.value.fields["name"]) == ("out-of-range", "clients")
@@ -135,23 +135,23 @@ def test_a_partition_that_omits_or_repeats_samples_is_refused():
 
 
 @pytest.mark.parametrize("text", ["dirichlet(0)", "dirichlet(-1)", "dirichlet(nan)", "dirichlet(inf)", "shards(0)"])
-def test_bad_arguments(text):
+def test_invalid_arguments_are_refused(text):
     with pytest.raises(InputError) as error:
         partition.one(text)()
     assert error.value.code == "out-of-range"
 
 
-def test_no_writer_is_split_and_clients_have_equally_many():
+def test_no_writer_is_divided_and_clients_have_equal_numbers_of_writers():
     split = Split(torch.zeros(90, 1, 1, 1), torch.zeros(90).long(), torch.arange(90) % 23 * 5)
     parts = divide(by_writer(), split, 6, generator(0, "partition").numpy())
     held = [set(split.writer[p].tolist()) for p in parts]
     assert sorted(w for writers in held for w in writers) == sorted(split.writer.unique().tolist())
     assert sorted(map(len, held)) == [3, 4, 4, 4, 4, 4]
     other = divide(by_writer(), split, 6, generator(1, "partition").numpy())
-    assert {frozenset(p) for p in parts} != {frozenset(p) for p in other}, "who goes together is random"
+    assert {frozenset(p) for p in parts} != {frozenset(p) for p in other}, "the writers of a client are random"
 
 
-def test_writers_must_be_known_and_enough():
+def test_by_writer_needs_enough_known_writers():
     split = Split(torch.zeros(9, 1, 1, 1), torch.zeros(9).long(), torch.arange(9) % 3)
     with pytest.raises(InputError) as error:
         divide(by_writer(), split, 4, generator(0, "partition").numpy())
@@ -171,7 +171,7 @@ def test_partitioners_of_flower():
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         ("flwr(DirichletPartitionr, alpha=1)", "did you mean 'DirichletPartitioner'"),
         (
@@ -183,13 +183,13 @@ def test_partitioners_of_flower():
         ("flwr(NaturalIdPartitioner, partition_by=who)", "who"),
     ],
 )
-def test_an_error_of_flowers_partitioner_is_raised_as_one_line(text, said):
+def test_an_error_of_flowers_partitioner_is_raised_as_one_line(text, expected):
     with pytest.raises(InputError) as error:
         parts_of(partition.one(text)(), np.arange(100) % 10, 5)
-    assert said in str(error.value)
+    assert expected in str(error.value)
 
 
-def test_the_error_of_an_incomplete_partition_has_the_number_of_lost_samples():
+def test_an_incomplete_partition_is_refused():
     with pytest.raises(InputError) as error:
         parts_of(lambda train, clients, rng: [np.arange(4), np.arange(3, 6)], np.zeros(10, int), 2)
     assert error.value.code == "invalid-partition"

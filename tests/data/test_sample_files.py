@@ -1,4 +1,4 @@
-"""CSV and npz files of one's own: what is read, and one line for what cannot be."""
+"""CSV and npz files of the user: their content, and errors in one line."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ SPEC = "csv(path='flowers.csv', label=species, writer=gardener)"
 HEAD = "a,b,label\n"
 
 
-def test_csv_columns(sample_files):
+def test_csv_columns_are_read(sample_files):
     data = dataset.one(SPEC)()
     assert (data.train.x.shape, data.test.x.shape, data.classes) == ((16, 2), (4, 2), 2)
     assert data.train.writer.unique().tolist() == [0, 1, 2]
@@ -29,7 +29,7 @@ def test_csv_columns(sample_files):
     assert sa.Dataset.from_csv("flowers.csv", "species", features=("width", "length")).train.x.shape == (16, 2)
 
 
-def test_csv_with_test_file(sample_files):
+def test_a_csv_test_file_is_read(sample_files):
     (sample_files / "test.csv").write_text("width,species,length,gardener\n1,rose,2,g\n")
     data = sa.Dataset.from_csv("flowers.csv", "species", test_path="test.csv", writer="gardener")
     assert data.test.x.tolist() == [[2.0, 1.0]], "columns are found by name"
@@ -127,18 +127,18 @@ def test_invalid_files_and_arguments_are_refused(sample_files):
     assert error.fields["value"] == "lily"
 
 
-def test_npz(sample_files):
+def test_npz_files_are_read(sample_files):
     data = dataset.one("npz('tokens.npz', test=0.5)")()
     assert data.train.x.dtype == torch.int64
     assert sorted(torch.cat([data.train.x, data.test.x]).tolist()) == sorted(np.load("tokens.npz")["x"].tolist())
     x = np.arange(24.0).reshape(12, 2)
     for names in (("x", "y", "x_test", "y_test", "writer"), ("train.x", "train.y", "test.x", "test.y", "train.writer")):
         y = np.arange(12) % 2
-        np.savez("given.npz", **dict(zip(names, (x, y, x[:3] + 1, y[:3], y), strict=True)))
-        given = sa.Dataset.from_npz("given.npz")
-        assert given.train.x.tolist() == x.tolist()
-        assert given.test.x.tolist() == (x[:3] + 1).tolist()
-        assert given.train.writer.tolist() == y.tolist()
+        np.savez("data.npz", **dict(zip(names, (x, y, x[:3] + 1, y[:3], y), strict=True)))
+        data = sa.Dataset.from_npz("data.npz")
+        assert data.train.x.tolist() == x.tolist()
+        assert data.test.x.tolist() == (x[:3] + 1).tolist()
+        assert data.train.writer.tolist() == y.tolist()
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_changed_file_is_refused_on_resume(sample_files, tiny, spec):
     refused("data-changed", lambda: sa.run(experiment.with_(rounds=3), "run", resume=True))
 
 
-def test_command(sample_files, command, monkeypatch):
+def test_the_commands_read_csv_and_npz_files(sample_files, command, monkeypatch):
     monkeypatch.chdir(sample_files)
     shown, _, errors = command("data", "show", "npz(path='tokens.npz')", "--clients", "3", "-o", "labels.png")
     assert shown == 0, errors

@@ -1,4 +1,4 @@
-"""Every command of the tutorial works with the packages of the default install alone.
+"""Every command of the tutorial works with only the packages of the default install.
 
 The other packages of this environment are hidden by an import hook in each process of a command.
 """
@@ -36,7 +36,7 @@ sys.meta_path.insert(0, Hide())
 
 
 def default_packages():
-    """The names of the distributions that the default install has: the dependencies, and what they need themselves."""
+    """The names of the distributions that the default install has: the dependencies, and their dependencies."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     pending = [(Requirement(line), "") for line in project["dependencies"]]
     names = {"stableair"}

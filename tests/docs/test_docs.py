@@ -1,4 +1,4 @@
-"""The front page and the docs run: their Python as it stands, their commands as they are typed."""
+"""The Python code and the commands of the README and the documentation run unchanged."""
 
 import os
 import re
@@ -12,7 +12,7 @@ import pytest
 
 import stableair
 from helpers import ROOT
-from helpers.isolation import forgotten
+from helpers.isolation import restored_registries
 from helpers.pages import PAGES, PLAN, PLUGIN, README, TABLE, TUTORIAL, blocks, commands
 from stableair.cli import main as cli
 from stableair.models import model
@@ -40,7 +40,7 @@ def pages_with_commands():
 
 @pytest.fixture(scope="module")
 def interpreters(request, tmp_path_factory, data_folder):
-    """Every block that is asked for, in a fresh interpreter and an empty folder of its own; two at a time."""
+    """The requested blocks, each run in a new interpreter and an empty folder, two at a time."""
     package = str(Path(stableair.__file__).parents[1])  # the path may be relative, and the folder is another
     path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
     env = os.environ | {"OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg", "PYTHONPATH": path}
@@ -49,9 +49,9 @@ def interpreters(request, tmp_path_factory, data_folder):
         words, folder = [sys.executable, "-c", text], tmp_path_factory.mktemp("block")
         return subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True, check=False, timeout=600)
 
-    asked = [item.callspec.params["text"] for item in request.session.items if "interpreters" in item.fixturenames]
+    requested = [item.callspec.params["text"] for item in request.session.items if "interpreters" in item.fixturenames]
     with ThreadPoolExecutor(2) as pool:
-        yield {text: pool.submit(run, text) for text in asked}
+        yield {text: pool.submit(run, text) for text in requested}
 
 
 @pytest.mark.parametrize("text", list(python_blocks()))
@@ -77,17 +77,18 @@ def test_the_commands_run(page, monkeypatch, tmp_path, capsys, registries):
         (tmp_path / TABLE).write_text(table)
     for line in commands(page):
         words = shlex.split(line, comments=True)
-        if words[1] == "figure" and words[2] in FIGURES and "--published" not in words:  # own tests: own size
+        if words[1] == "figure" and words[2] in FIGURES and "--published" not in words:
+            # small runs, since figures have separate tests
             words += ["--smoke", "--rounds", "1", "model=logistic()"]
         monkeypatch.setattr(sys, "argv", words)
-        with forgotten(), pytest.raises(SystemExit) as stop:
+        with restored_registries(), pytest.raises(SystemExit) as stop:
             cli.main()
         assert stop.value.code == 0, (line, capsys.readouterr().err)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_a_shell_can_read_the_commands(page):
-    """Such as those with brackets, which want quotes; those that take too long to be run here too."""
+def test_the_commands_are_valid_shell_code(page):
+    """For example, brackets need quotes. Includes the commands that take too long to be run here."""
     shown = re.findall(r"^    ((?:stableair|torchrun|python|pip|flwr|make) .*)$", page.read_text(), re.MULTILINE)
     text = "\n".join([*shown, *blocks(page, "sh")])
     done = subprocess.run(["bash", "-n"], input=text, capture_output=True, text=True, check=False)
@@ -107,8 +108,8 @@ def test_all_links_have_a_target(page):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_formulas_survive_a_reader_of_plain_markdown(page):
-    """Such as GitHub's: it takes the backslash before a comma away, and a line that begins with + for a list."""
+def test_plain_markdown_does_not_change_formulas(page):
+    """GitHub, for example, removes the backslash before a comma and reads a line that starts with + as a list."""
     text = re.sub(r"^```.*?^```|^    .*?$|`[^`\n]*`", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     assert text.count("$") % 2 == 0
     for formula in re.findall(r"\$\$(.+?)\$\$|\$(.+?)\$", text, re.DOTALL):

@@ -76,7 +76,7 @@ def descriptions(obj: griffe.Object) -> dict[str, str]:
 
 
 def argument_problems(obj: griffe.Object) -> Iterator[str]:
-    """Arguments without a description, and descriptions of unknown arguments; fields may have comments beside them."""
+    """Arguments without a description, and descriptions of unknown arguments; fields may have comments instead."""
     described = descriptions(obj).keys()
     if obj.is_function or ("__init__" in obj.members and "dataclass" not in obj.labels):
         needed = {parameter.name for parameter in obj.parameters} - {"self", "cls"}
@@ -134,7 +134,7 @@ def test_a_docstring_is_complete(obj):
     assert problems(obj) == []
 
 
-def test_exceptions_are_needed():
+def test_every_exception_from_the_doctests_is_needed():
     assert [path for path in NO_DOCTEST if ">>> " in find(path).docstring.value] == []
 
 

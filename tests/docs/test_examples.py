@@ -1,4 +1,4 @@
-"""The examples run as they stand, each in an interpreter and a folder of its own, and write nothing."""
+"""The examples run unchanged, each in a separate interpreter and folder, and write no files."""
 
 import json
 import os
@@ -15,8 +15,8 @@ from helpers import ROOT
 pytestmark = pytest.mark.slow
 
 EXAMPLES = ROOT / "examples"
-NOTEBOOKS = {"quickstart.ipynb": 2, "own_parts.ipynb": 1}  # and the number of their pictures
-ROWS = {  # what stands in the first column, the repaired run that must be above the bare one, and that bare one
+NOTEBOOKS = {"quickstart.ipynb": 2, "own_parts.ipynb": 1}  # notebook: number of its pictures
+ROWS = {  # the first column, a run with a receiver, and a run without one, which must be less accurate
     "noisy_training.py": (
         ["no noise", "noise, no repair", "clip_grad_norm_(10)", "clip_grad_norm_(30)", "clip_grad_norm_(100)",
          "clip_grad_mac_(C=0.1)", "clip_grad_mac_(C=0.3)", "clip_grad_mac_(C=1)"],
@@ -29,7 +29,7 @@ ROWS = {  # what stands in the first column, the repaired run that must be above
 
 
 def run(words, folder):
-    """What a fresh interpreter prints; it must end well and leave the folder empty."""
+    """The output of a new interpreter, which must exit with code 0 and leave the folder empty."""
     package = str(Path(stableair.__file__).parents[1])  # the path may be relative, and the folder is another
     path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
     env = os.environ | {"OMP_WAIT_POLICY": "PASSIVE", "MPLBACKEND": "Agg", "PYTHONPATH": path}
@@ -40,17 +40,17 @@ def run(words, folder):
 
 
 def table(text):
-    """The first number of each row by what stands before it, in the order of the rows."""
+    """The first number of each row by the name of the row, in the order of the rows."""
     return {name: float(value) for name, value in re.findall(r"^(\S.*?) +([01]\.\d{3})\b", text, re.MULTILINE)}
 
 
 @pytest.mark.parametrize("name", ROWS)
 def test_the_script_prints_its_table(name, tmp_path):
-    rows, repaired, bare = ROWS[name]
+    rows, repaired, unrepaired = ROWS[name]
     found = table(run([EXAMPLES / name], tmp_path))
     assert list(found) == rows
     assert all(0 <= accuracy <= 1 for accuracy in found.values())
-    assert found[repaired] > found[bare] + 0.05
+    assert found[repaired] > found[unrepaired] + 0.05
 
 
 def pictures(cells):
@@ -63,14 +63,14 @@ def printed(cells):
 
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
-def test_the_notebook_runs_and_comes_with_its_outputs(name, tmp_path, monkeypatch):
+def test_the_notebook_runs_and_contains_its_outputs(name, tmp_path, monkeypatch):
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
     book = nbformat.read(EXAMPLES / name, as_version=4)
     nbformat.validate(book)
     stored = json.dumps(book.cells)
     assert pictures(book.cells) == NOTEBOOKS[name]
     assert all(cell.outputs for cell in book.cells if cell.cell_type == "code")
-    assert not re.search(r"/(home|root|tmp|work|Users|opt|usr)/|[A-Z]:\\\\", stored), "no path of a machine"
+    assert not re.search(r"/(home|root|tmp|work|Users|opt|usr)/|[A-Z]:\\\\", stored), "no local path"
     recorded = printed(book.cells)
     monkeypatch.setenv("PYTHONPATH", str(Path(stableair.__file__).absolute().parents[1]))
     nbclient.NotebookClient(book, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()
@@ -83,5 +83,5 @@ def test_the_notebook_runs_and_comes_with_its_outputs(name, tmp_path, monkeypatc
     assert not list(tmp_path.iterdir())
 
 
-def test_every_example_is_here():
+def test_every_example_is_tested():
     assert {path.name for path in EXAMPLES.iterdir() if path.is_file()} == {*ROWS, *NOTEBOOKS}

@@ -1,4 +1,4 @@
-"""Phrases that the documentation avoids: a net for what a reader would have to read twice, not a judge of the text."""
+"""Phrases that the documentation avoids, because readers have to read them twice."""
 
 import ast
 import re

@@ -1,4 +1,4 @@
-"""The built site: complete, and read from a file path without a network, in a real browser."""
+"""The built site: complete, and readable from a file path without a network, in a browser."""
 
 import json
 import re
@@ -42,7 +42,7 @@ def site(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def anchors(site):
-    """Where the reference can be linked to."""
+    """The anchors of the reference."""
     return {id for page in (site / "reference").glob("*.html") for id in re.findall(r'id="([\w.]+)"', page.read_text())}
 
 
@@ -63,7 +63,7 @@ def test_every_component_is_in_the_reference(anchors):
                 assert f"{entry.factory.__module__}.{entry.factory.__qualname__}" in anchors, entry.name
 
 
-def test_all_pages_and_what_they_link_to_are_there(site):
+def test_all_links_of_the_site_have_a_target(site):
     for page in site.rglob("*.html"):
         if page.name == "404.html":  # for servers: its links begin at the root
             continue
@@ -77,7 +77,7 @@ def test_ids_are_unique(site):
         assert [id for id, count in Counter(ids).items() if count > 1] == [], page.name
 
 
-def test_nothing_is_loaded_from_elsewhere(site):
+def test_no_file_is_loaded_from_another_site(site):
     for page in site.rglob("*.html"):
         text = page.read_text()
         loaded = re.findall(r"<(?:script|img|iframe|source)\b[^>]*\bsrc=[\"']?([^\"'\s>]+)", text)
@@ -101,8 +101,8 @@ def test_third_party_assets_are_small_and_have_their_licence():
         assert "Permission is hereby granted" in (ROOT / "docs/assets" / folder / "LICENSE").read_text()
 
 
-def test_in_a_real_browser(browser, site):
-    """From a file path, without network: formulas are typeset, search finds, nothing is complained of or asked for."""
+def test_the_site_works_in_a_browser(browser, site):
+    """From a file path, without network: formulas are typeset, the search works; no warnings, no requests."""
     from selenium.webdriver.common.by import By
     from selenium.webdriver.support.ui import WebDriverWait
 
@@ -137,6 +137,6 @@ def test_in_a_real_browser(browser, site):
 
     assert [entry for entry in browser.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")] == []
     events = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
-    asked = [e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent"]
-    assert any(url.endswith("katex.min.js") for url in asked)
-    assert all(url.startswith(("file:", "data:", "blob:", "about:")) for url in asked), asked
+    requested = [e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent"]
+    assert any(url.endswith("katex.min.js") for url in requested)
+    assert all(url.startswith(("file:", "data:", "blob:", "about:")) for url in requested), requested

@@ -1,4 +1,4 @@
-"""How many clients are trained at a time, and what happens when memory is short."""
+"""The number of clients that are trained together, and its reduction when memory is insufficient."""
 
 import pytest
 import torch
@@ -19,32 +19,32 @@ def test_the_chunk_does_not_change_a_run_beyond_rounding(tiny):
     torch.testing.assert_close(one.state.model.w, all_.state.model.w, rtol=1e-5, atol=1e-6)
 
 
-def scarce(monkeypatch, most=2):
-    """No memory for more than that many clients; returns how many were tried."""
-    real, asked = StackedWorker.__call__, []
+def limit_memory(monkeypatch, max_clients=2):
+    """Run out of memory for more than `max_clients` clients; returns the numbers of clients that are tried."""
+    real, tried = StackedWorker.__call__, []
 
     def worker(self, state, plan, clients):
-        asked.append(len(clients))
-        if len(self.loss) > most:
+        tried.append(len(clients))
+        if len(self.loss) > max_clients:
             raise torch.cuda.OutOfMemoryError
         return real(self, state, plan, clients)
 
     monkeypatch.setattr(StackedWorker, "__call__", worker)
-    return asked
+    return tried
 
 
-def test_a_chunk_that_memory_has_halved_is_recorded_and_kept(tiny, tmp_path, monkeypatch, caplog):
-    scarce(monkeypatch)
+def test_a_chunk_that_was_halved_for_lack_of_memory_is_recorded_and_kept(tiny, tmp_path, monkeypatch, caplog):
+    limit_memory(monkeypatch)
     sa.run(tiny.with_(rounds=2), tmp_path / "a")
     assert "out of memory: training 2 clients at a time" in caplog.text
     monkeypatch.undo()
     assert [e["chunk"] for e in recorded_engines(tmp_path / "a")] == [2]
-    told = []
-    sa.run(tiny, tmp_path / "a", resume=True, callbacks=[Hooks(start=told.append)])
-    assert (told[0]["chunk"], told[0]["why"]) == (2, "as in the earlier rounds")
+    engines = []
+    sa.run(tiny, tmp_path / "a", resume=True, callbacks=[Hooks(start=engines.append)])
+    assert (engines[0]["chunk"], engines[0]["why"]) == (2, "as in the earlier rounds")
 
 
-def test_out_of_memory_elsewhere_is_one_line(tiny, monkeypatch):
+def test_out_of_memory_in_the_evaluation_is_reported(tiny, monkeypatch):
     monkeypatch.setattr(Evaluate, "__call__", lambda *_: (_ for _ in ()).throw(torch.cuda.OutOfMemoryError()))
     with pytest.raises(ResourceError) as error:
         sa.run(tiny)
@@ -53,16 +53,16 @@ def test_out_of_memory_elsewhere_is_one_line(tiny, monkeypatch):
 
 def test_out_of_memory_halves_the_chunk_and_repeats_it(tiny, monkeypatch, caplog):
     fast = accelerate(build(tiny), EngineChoice("stacked", "fp32", 4, "")).train
-    asked = scarce(monkeypatch)
+    tried = limit_memory(monkeypatch)
     start = build(tiny).start.model
     got = uploads(fast, start)
     assert "out of memory: training 2 clients at a time from now on" in caplog.text
-    assert asked == [4, 2, 2, 1], "nothing is done twice, nobody left out"
-    assert len(fast._worker.loss) == 2, "and its memory is given back"
+    assert tried == [4, 2, 2, 1], "every client is trained once"
+    assert len(fast._worker.loss) == 2, "the worker for 4 clients is released"
     monkeypatch.undo()
     expected = uploads(accelerate(build(tiny), EngineChoice("stacked", "fp32", 2, "")).train, start)
     assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
-    scarce(monkeypatch, most=0)
+    limit_memory(monkeypatch, max_clients=0)
     with pytest.raises(ResourceError) as error:
         list(fast(start, 0, torch.arange(5)))
     assert error.value.code == "out-of-memory"

@@ -1,4 +1,4 @@
-"""The check that a fast program computes what the reference does."""
+"""The check that a fast program gives the results of the reference."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import stableair.engine
-from helpers.engine import Reused, agree, around, reference, uploads
+from helpers.engine import Reused, assert_uploads_agree, reference, simulation_of, uploads
 from stableair.data.datasets import synthetic
 from stableair.engine import accelerate, choose
 from stableair.engine.equivalence import Trial, checked_program
@@ -17,12 +17,12 @@ from stableair.errors import InputError
 from stableair.models import model
 
 
-def test_the_trial_taps_what_the_steps_will(monkeypatch):
-    sim = around(Reused().double(), (9, 4, 7))
+def test_the_trial_uses_the_taps_of_the_steps(monkeypatch):
+    sim = simulation_of(Reused().double(), (9, 4, 7))
     assert choose(sim, "auto").engine == "stacked"
     wrong = lambda layer, fused, weight, x, output: Tap(layer, fused, weight, 2 * x, output)  # noqa: E731
     monkeypatch.setattr(stableair.engine.stacked, "Tap", wrong)
-    assert choose(sim, "auto").engine == "vmapped", "what is tapped is wrong"
+    assert choose(sim, "auto").engine == "vmapped", "wrong taps are detected"
 
 
 class Odd(nn.Module):
@@ -37,7 +37,7 @@ class Odd(nn.Module):
 
 
 class Tricky(nn.Module):
-    """A network that is not what its outputs at the start make of it."""
+    """A network whose first outputs do not show how it trains."""
 
     def __init__(self, trick):
         super().__init__()
@@ -71,11 +71,11 @@ def test_the_equivalence_check_compares_more_than_the_first_outputs(trick, engin
         module.first.weight.register_hook(lambda grad: -grad)
     if trick == "hooked later":
         module.first.weight.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", -p.grad))
-    sim = around(module, (9, 4, 7))
+    sim = simulation_of(module, (9, 4, 7))
     choice = choose(sim, "auto")
     assert choice.engine == engine
-    assert module.calls == 0, "and leaves no trace"
-    agree(sim.train, accelerate(sim, choice).train, sim.start.model)
+    assert module.calls == 0, "the check does not change the module"
+    assert_uploads_agree(sim.train, accelerate(sim, choice).train, sim.start.model)
 
 
 def test_a_blocked_gradient_is_not_stacked():
@@ -89,11 +89,11 @@ def test_a_blocked_gradient_is_not_stacked():
                 h = self.first(x.flatten(1)).relu()
             return self.fc(h)
 
-    sim = around(Blocked().double(), (9, 4, 7))
+    sim = simulation_of(Blocked().double(), (9, 4, 7))
     choice = choose(sim, "auto")
     assert choice.engine == "vmapped"
     fast = accelerate(sim, choice).train
-    agree(sim.train, fast, sim.start.model)
+    assert_uploads_agree(sim.train, fast, sim.start.model)
     assert not uploads(fast, sim.start.model)[0][:, : 192 * 5].any()
 
 
@@ -113,28 +113,28 @@ def test_a_blocked_gradient_is_not_stacked():
     ids=["dropout", "momentum", "control flow", "no batching rule"],
 )  # fmt: skip
 def test_the_unsupported_layer_of_a_model_is_named(module, stacking, vmapping):
-    sim = around(module)
+    sim = simulation_of(module)
     with pytest.raises(InputError, match=f"no fast engine supports this model: .*({stacking}).*{vmapping}") as error:
         choose(sim, "fast")
     assert error.value.code == "no-fast-engine"
     choice = choose(sim, "auto")
     assert choice.engine == "reference"
-    assert vmapping in choice.why, "and it says why"
+    assert vmapping in choice.why, "the reason is given"
 
 
-def test_a_model_with_another_result_when_stacked_is_not_stacked():
+def test_a_model_whose_stacked_results_differ_is_not_stacked():
     module = nn.Sequential(nn.Flatten(), nn.Linear(192, 3)).double()
-    module[1].register_forward_hook(lambda layer, inputs, output: 2 * output)  # which a traced program does not see
-    sim = around(module, (9, 4, 7))
+    module[1].register_forward_hook(lambda layer, inputs, output: 2 * output)  # a traced program does not include it
+    sim = simulation_of(module, (9, 4, 7))
     choice = choose(sim, "auto")
     assert choice.engine == "vmapped"
-    agree(sim.train, accelerate(sim, choice).train, sim.start.model)
+    assert_uploads_agree(sim.train, accelerate(sim, choice).train, sim.start.model)
 
 
 MODEL_SPECS = ["logistic()", "mlp()", "cnn(width=64)", "resnet18()", "resnet34()", "resnet18(norm=group)"]
 
 
-def seeded_work(spec, seed, data):
+def local_training(spec, seed, data):
     torch.manual_seed(seed)
     return reference(model.one(spec)()((3, 8, 8), 10), data, [3, 3], batch_size=3).work
 
@@ -143,9 +143,9 @@ def seeded_work(spec, seed, data):
 @pytest.mark.parametrize("spec", MODEL_SPECS)
 def test_the_trial_is_the_same_for_every_seed(spec, seeds):
     data = synthetic(samples=6, classes=10, shape=(3, 8, 8))
-    first = Trial(seeded_work(spec, 0, data), torch.float32)
+    first = Trial(local_training(spec, 0, data), torch.float32)
     for seed in range(1, seeds):
-        trial = Trial(seeded_work(spec, seed, data), torch.float32)
+        trial = Trial(local_training(spec, seed, data), torch.float32)
         assert torch.equal(trial.state.w, first.state.w)
         assert torch.equal(trial.work.data.train.x, first.work.data.train.x)
 
@@ -153,12 +153,12 @@ def test_the_trial_is_the_same_for_every_seed(spec, seeds):
 @pytest.mark.slow
 @pytest.mark.parametrize("spec", MODEL_SPECS)
 def test_every_built_in_model_is_stacked(spec):
-    """Float32 gradients of a deep network differ by some per cent through rounding; float64 tells right from wrong."""
-    work = seeded_work(spec, 0, synthetic(samples=6, classes=10, shape=(3, 8, 8)))
+    """Float32 gradients of a deep network differ by some per cent through rounding; float64 detects errors."""
+    work = local_training(spec, 0, synthetic(samples=6, classes=10, shape=(3, 8, 8)))
     assert isinstance(checked_program(Stacked, work), Stacked)
 
 
-def test_a_module_that_casts_to_float32_is_judged_by_its_own_rounding():
+def test_the_tolerance_of_a_module_that_casts_to_float32_is_its_rounding():
     class Casting(nn.Module):
         def __init__(self):
             super().__init__()
@@ -167,7 +167,7 @@ def test_a_module_that_casts_to_float32_is_judged_by_its_own_rounding():
         def forward(self, x):
             return F.linear(self.first(x.flatten(1)).float(), self.fc.weight.float(), self.fc.bias.float()).tanh()
 
-    work = around(Casting(), (9, 4, 7)).train.work
+    work = simulation_of(Casting(), (9, 4, 7)).train.work
     assert isinstance(vmapped_program(work), Vmapped)
 
 
@@ -175,4 +175,4 @@ def test_a_small_effect_of_a_hook_is_detected():
     module = nn.Sequential(nn.Flatten(), nn.Linear(192, 3))
     module[1].register_forward_hook(lambda layer, inputs, output: 1.00001 * output)
     with pytest.raises(Unsupported):
-        checked_program(Stacked, around(module).train.work)
+        checked_program(Stacked, simulation_of(module).train.work)

@@ -1,4 +1,4 @@
-"""What is found out about a module before a fast engine is used, and that it is found out once."""
+"""The inspection of a module before a fast engine is used; it is done once."""
 
 import pickle
 import random
@@ -23,7 +23,7 @@ DATA = "synthetic(samples=30, classes=3, shape=(1, 4, 4))"
 
 @pytest.fixture
 def sim():
-    """A simulation with that module as its model."""
+    """A function that makes a simulation with a module as its model."""
     made = build(sa.Experiment(data=DATA, model="logistic()", clients=4, local_epochs=1, batch_size=4, device="cpu"))
 
     def simulation(module):
@@ -49,14 +49,14 @@ def sim():
         ("recording_hook", "", "variable seen"),
     ],
 )
-def test_effects_are_named(sim, name, draws, state):
+def test_the_effects_of_a_forward_pass_are_named(sim, name, draws, state):
     effects = forward_effects(sim((PURE | IMPURE)[name]()).train.work)
     assert draws in effects.draws
     assert state in effects.state
     assert (bool(effects.draws), bool(effects.state)) == (bool(draws), bool(state))
 
 
-def test_an_inspection_leaves_no_trace(sim):
+def test_an_inspection_changes_neither_the_module_nor_generators(sim):
     for name in ("warm_up_counter", "draws_from_python", "draws_from_numpy", "dropout", "batch_norm_2d"):
         module = (PURE | IMPURE)[name]()
         made = sim(module)
@@ -76,7 +76,7 @@ def test_a_run_checks_a_program_once(tiny, monkeypatch):
     assert checks == [0, 1]
 
 
-def test_a_choice_for_another_simulation_is_checked_anew(sim):
+def test_a_choice_for_another_simulation_is_checked_again(sim):
     pure, impure = sim(PURE["relu"]()), sim(IMPURE["late_switch"]())
     choice = choose(pure, "auto")
     assert accelerate(pure, choice).train.program is choice.checked.program
@@ -92,14 +92,14 @@ def test_a_choice_is_recorded_without_its_program(sim):
 
 
 @pytest.mark.parametrize("name", ["late_switch", "parameter_hook", "backward_hook", "forward_hook"])
-def test_processes_take_only_models_that_each_process_can_copy(sim, name):
+def test_processes_support_only_models_that_can_be_copied(sim, name):
     made = sim((PURE | IMPURE)[name]())
     with pytest.raises(Unsupported) as error:
         accelerate(made, EngineChoice("processes", "fp32", 4, ""))
     assert error.value.code == ("unpicklable-model" if name == "forward_hook" else "impure-model")
 
 
-def test_processes_are_not_chosen_for_a_large_model_that_counts(sim, monkeypatch):
+def test_processes_are_not_chosen_for_a_large_model_with_python_state(sim, monkeypatch):
     monkeypatch.setattr("stableair.engine.selection.available_cores", lambda: 2)
     for name, engine in (("late_switch", "reference"), ("draws_from_python", "unpicklable"), ("logistic", "processes")):
         made = sim((PURE | IMPURE)[name]())
@@ -146,7 +146,7 @@ class Sparse(nn.Module):
         return self.layer(torch.sparse.mm(self.mask, x.flatten(1).T).T)
 
 
-def test_a_model_whose_state_cannot_be_inspected_takes_the_reference(sim):
+def test_a_model_whose_state_cannot_be_inspected_uses_the_reference(sim):
     chosen = choose(sim(Sparse()), "auto", "auto", 0, 3)
     assert chosen.engine == "reference"
     assert "cannot be inspected" in chosen.why

@@ -1,4 +1,4 @@
-"""Every engine computes what the reference computes on token ids and on tables, in float32 and in float64."""
+"""Every engine equals the reference on token ids and on tables, in float32 and in float64."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import stableair as sa
-from helpers.engine import agree, everybody, reference, uploads
+from helpers.engine import all_clients, assert_uploads_agree, reference, uploads
 from stableair.builder import build
 from stableair.contracts import State
 from stableair.engine import EngineChoice, accelerate, choose
@@ -49,7 +49,7 @@ class Attention(nn.Module):
 
 
 class OneHot(nn.Module):
-    """A model that needs the integers themselves."""
+    """A model that needs integers as inputs."""
 
     def __init__(self):
         super().__init__()
@@ -85,11 +85,11 @@ def simulation(case):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_usual_engine_equals_the_reference(case):
+def test_the_chosen_engine_equals_the_reference(case):
     sim = simulation(case)
     choice = choose(sim, "fast")
     assert choice.engine == CASES[case][2], choice.why
-    agree(sim.train, accelerate(sim, choice).train, sim.start.model, tolerance=1e-5)
+    assert_uploads_agree(sim.train, accelerate(sim, choice).train, sim.start.model, tolerance=1e-5)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -99,7 +99,7 @@ def test_in_float64_the_engines_agree_to_the_last_digits(case):
     torch.manual_seed(0)
     slow = reference(make().double(), data, [12, 7, 19, 10])
     fast = accelerate(replace(sim, train=slow), EngineChoice(engine, "fp32", 2, "")).train
-    agree(slow, fast, state(slow.work.module), tolerance=1e-12)
+    assert_uploads_agree(slow, fast, state(slow.work.module), tolerance=1e-12)
 
 
 @pytest.mark.parametrize("case", ["bag", "table"])
@@ -120,27 +120,27 @@ def test_the_trial_draws_token_ids_of_the_vocabulary(dtype):
     assert trial.by_module().update.dtype == dtype
 
 
-def test_a_model_that_cannot_be_vmapped_takes_the_reference():
+def test_a_model_that_cannot_be_vmapped_uses_the_reference():
     slow = reference(OneHot(), TOKENS, [12, 7])
     sim = replace(build(sa.Experiment(device="cpu", clients=2)), train=slow, start=State(state(slow.work.module)))
     choice = choose(sim, "auto")
-    agree(slow, accelerate(sim, choice).train, sim.start.model, tolerance=1e-5)
-    assert len(everybody(slow)) == 2
+    assert_uploads_agree(slow, accelerate(sim, choice).train, sim.start.model, tolerance=1e-5)
+    assert len(all_clients(slow)) == 2
 
 
-def test_samples_with_other_axes_are_not_stacked():
+def test_samples_with_additional_axes_are_not_stacked():
     with pytest.raises(Unsupported):
         Stacked(mlp(6, 4))({}, {}, torch.ones(2, 3, 6, 4))
 
 
-def test_token_ids_have_no_bf16():
+def test_bf16_is_refused_for_token_ids():
     with pytest.raises(sa.InputError) as error:
         accelerate(simulation("bag"), EngineChoice("vmapped", "bf16", 2, ""))
     assert error.value.code == "unsupported-precision"
 
 
 @pytest.mark.parametrize("case", ["bag", "table"])
-def test_evaluation_takes_every_kind_of_input(case):
+def test_the_evaluation_accepts_every_kind_of_input(case):
     data, make, _ = CASES[case]
     module = make()
     from stableair.evaluation import Evaluate

@@ -1,6 +1,6 @@
 """The private names of torch that the engine uses. If one of these tests fails, torch has changed.
 
-`without_vmap_fallback`: find the new switch, or vmapped runs become slow without a word.
+`without_vmap_fallback`: find the new switch, or vmapped runs become slow without a message.
 `forward_hook` and `gradient_hook`: find where torch keeps hooks, or hooked models are stacked and train without them.
 """
 

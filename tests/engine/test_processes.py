@@ -19,7 +19,7 @@ from stableair.training.reference import Reference
 from stableair.vector import state
 
 
-def test_processes_do_what_the_loop_does_bit_for_bit(tiny):
+def test_processes_equal_the_reference_bit_for_bit(tiny):
     sim = build(tiny.with_(partition="dirichlet_by_class(1)"))
     fast = accelerate(sim, EngineChoice("processes", "fp32", 2, "")).train
     for k in (0, 3):
@@ -43,7 +43,7 @@ def interrupt(pipe):
     raise KeyboardInterrupt
 
 
-def test_a_lost_worker_is_one_line(tiny):
+def test_a_killed_worker_is_reported_in_one_line(tiny):
     fast = accelerate(build(tiny), EngineChoice("processes", "fp32", 2, "")).train
     list(fast(build(tiny).start.model, 0, torch.arange(5)))
     for process in fast._pool.processes:
@@ -56,7 +56,7 @@ def test_a_lost_worker_is_one_line(tiny):
 
 
 @pytest.mark.slow  # a refusal that reaches the parent is tested below
-def test_every_failure_of_a_worker_is_named(tiny):
+def test_an_unexpected_error_of_a_worker_is_reported(tiny):
     sim = build(tiny)
     wrong = Reference(replace(sim.train.work, parts=[torch.tensor([0, 10**6])] * 2))
     fast = accelerate(replace(sim, train=wrong, n=2), EngineChoice("processes", "fp32", 2, "")).train
@@ -66,7 +66,7 @@ def test_every_failure_of_a_worker_is_named(tiny):
     assert "IndexError: " in str(error.value)
 
 
-def test_an_error_of_a_worker_reaches_the_parent(tiny):
+def test_an_input_error_of_a_worker_is_raised_in_the_parent(tiny):
     sim = build(tiny)
     module = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.BatchNorm1d(3))
     single = Reference(replace(sim.train.work, module=module, parts=[torch.arange(4), torch.arange(1)]))
@@ -92,7 +92,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("end", [pytest.param("leave", marks=pytest.mark.slow), "killed"])
-def test_the_workers_end_with_their_parent(tmp_path, end):
+def test_the_workers_exit_with_their_parent(tmp_path, end):
     (tmp_path / "parent.py").write_text(PARENT)
     env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     words = [sys.executable, str(tmp_path / "parent.py"), "stay" if end == "killed" else "go"]

@@ -1,4 +1,4 @@
-"""What is announced where the fastest engine cannot take a model, on a CPU and on a GPU."""
+"""Warnings if the fastest engine does not support a model, on a CPU and on a GPU."""
 
 import logging
 from dataclasses import replace
@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import stableair as sa
-from helpers.engine import around
+from helpers.engine import simulation_of
 from stableair.engine import choose
 
 
@@ -21,9 +21,9 @@ def convolutional(*before, **options):
 
 
 def on_gpu(module):
-    """A simulation that is not on a CPU, for all that `choose` sees of it; its trials run on the CPU."""
+    """A simulation that is on a GPU according to `choose`; its trials run on the CPU."""
     module(torch.zeros(1, 3, 8, 8))  # gives a lazy layer its shape
-    sim = around(module)
+    sim = simulation_of(module)
     return replace(sim, start=sim.start._replace(model=sim.start.model._replace(w=torch.empty(1, device="meta"))))
 
 
@@ -33,12 +33,12 @@ def choice(module):
 
 @pytest.fixture
 def compiler(monkeypatch):
-    """A compiler that works: Triton's interpreter needs none."""
+    """A working compiler; Triton's interpreter needs none."""
     pytest.importorskip("triton", reason="Triton is not installed")
     monkeypatch.setattr("stableair.engine.kernel_layers.try_kernels", lambda device: None)
 
 
-def test_a_model_without_fast_engine_is_announced_before_the_first_round(registries, caplog):
+def test_a_model_without_fast_engine_is_logged_before_the_first_round(registries, caplog):
     @sa.model("dropping")
     def model():
         return lambda shape, classes: nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, classes))
@@ -46,24 +46,24 @@ def test_a_model_without_fast_engine_is_announced_before_the_first_round(registr
     e = sa.Experiment(clients=2, rounds=1, device="cpu", model="dropping()")
     with caplog.at_level(logging.WARNING, "stableair"):
         sa.run(e.with_(engine="reference"))
-        assert not caplog.records, "it was asked for"
+        assert not caplog.records, "the setting requests it"
         sa.run(e)
     (warning,) = caplog.messages
     assert "one client after the other: its forward pass draws from torch's generator" in warning
 
 
-def test_on_a_gpu_the_reference_loop_is_announced(caplog):
+def test_on_a_gpu_the_choice_of_the_reference_is_logged(caplog):
     with caplog.at_level(logging.WARNING, "stableair"):
         assert choose(on_gpu(dropping()), "auto").engine == "reference"
     assert "draws from torch's generator" in caplog.text
 
 
-def test_a_model_too_large_for_a_cpu_is_announced(caplog, monkeypatch):
-    sim = around(nn.Sequential(nn.Flatten(), nn.Linear(192, 5300), nn.Linear(5300, 3)))  # a million parameters
+def test_a_model_too_large_for_a_cpu_is_logged(caplog, monkeypatch):
+    sim = simulation_of(nn.Sequential(nn.Flatten(), nn.Linear(192, 5300), nn.Linear(5300, 3)))  # a million parameters
     with caplog.at_level(logging.WARNING, "stableair"):
-        found = choose(sim, "auto")
+        chosen = choose(sim, "auto")
         why = "one client after the other: the run is too short for several processes"
-        assert (found.engine, found.why) == ("reference", why)
+        assert (chosen.engine, chosen.why) == ("reference", why)
         assert not caplog.messages
         monkeypatch.setattr("stableair.engine.selection.PROCESSES_MAX_ENTRIES", 10**6)
         assert choose(sim, "auto").why == "one client after the other: 1.0 million parameters on a CPU"
@@ -76,9 +76,9 @@ def test_a_model_too_large_for_a_cpu_is_announced(caplog, monkeypatch):
 
 def test_a_layer_that_is_not_stacked_is_named():
     module = nn.Sequential(nn.Flatten(), nn.LayerNorm(192), nn.Linear(192, 3))
-    found = choose(around(module), "auto")
-    assert found.engine == "vmapped"
-    assert "not stacked: layer 1 is a LayerNorm" in found.why
+    chosen = choose(simulation_of(module), "auto")
+    assert chosen.engine == "vmapped"
+    assert "not stacked: layer 1 is a LayerNorm" in chosen.why
 
 
 @pytest.mark.parametrize(
@@ -87,15 +87,15 @@ def test_a_layer_that_is_not_stacked_is_named():
      ({"stride": (1, 2)}, "layer 0 (stride=(1, 2))"), ({"padding": "same"}, "layer 0 (padding=same)")],
 )  # fmt: skip
 def test_a_convolution_without_kernel_is_named(compiler, options, reason):
-    found = choice(convolutional(**options))
-    assert found.engine == "stacked"
-    assert found.why.endswith(f"no kernels for {reason}")
+    chosen = choice(convolutional(**options))
+    assert chosen.engine == "stacked"
+    assert chosen.why.endswith(f"no kernels for {reason}")
 
 
 def test_the_other_convolutions_have_kernels(compiler):
-    found = choice(convolutional(nn.Conv2d(3, 3, 3, stride=2), groups=3))
-    assert found.engine == "kernels"
-    assert found.why.endswith("no kernels for layer 1 (groups=3)")
+    chosen = choice(convolutional(nn.Conv2d(3, 3, 3, stride=2), groups=3))
+    assert chosen.engine == "kernels"
+    assert chosen.why.endswith("no kernels for layer 1 (groups=3)")
 
 
 def test_a_missing_or_failing_compiler_is_named(compiler, monkeypatch):
@@ -110,18 +110,18 @@ def test_a_missing_or_failing_compiler_is_named(compiler, monkeypatch):
     assert "Triton is not installed" in choice(convolutional()).why
 
 
-def test_kernels_that_compute_something_else_are_not_used(compiler, monkeypatch):
+def test_kernels_with_wrong_results_are_not_used(compiler, monkeypatch):
     from stableair.engine import kernels
 
     right = kernels.conv_weight_grad_sgd
     wrong = lambda dy, x, w, copy, lr, *rest: right(dy, x, w, copy, 1.1 * lr, *rest)  # noqa: E731
     monkeypatch.setattr(kernels, "conv_weight_grad_sgd", wrong)
-    found = choice(convolutional(stride=4))
-    assert found.engine == "stacked"
-    assert "its updates differ" in found.why
+    chosen = choice(convolutional(stride=4))
+    assert chosen.engine == "stacked"
+    assert "its updates differ" in chosen.why
 
 
-def test_the_memory_of_the_trials_is_free_when_the_clients_that_fit_are_counted(monkeypatch):
+def test_the_memory_of_the_trials_is_released_before_the_chunk_is_chosen(monkeypatch):
     freed = []
     monkeypatch.setattr("torch.cuda.empty_cache", lambda: freed.append(True))
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (10**9 if freed else 0, 10**9))

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import stableair as sa
-from helpers.engine import MODELS, Reused, agree, around, built, reference, stacked, uploads
+from helpers.engine import MODELS, Reused, assert_uploads_agree, network, reference, simulation_of, stacked, uploads
 from stableair.algorithm import simulate
 from stableair.builder import build
 from stableair.contracts import State
@@ -22,67 +22,66 @@ from stableair.engine.trainer import StackedTrainer
 from stableair.engine.vmapped import Vmapped
 from stableair.errors import InputError
 from stableair.models import ResNet
-from stableair.participants import everybody as all_of_them
-from stableair.participants import participants
+from stableair.participants import everybody, participants
 from stableair.receivers import assemble, receiver
 from stableair.vector import buffers, parameters, state
 
 
 @pytest.mark.parametrize("spec", MODELS)
 @pytest.mark.parametrize("sizes", [[8, 8], [6, 6], [9, 4, 2, 13, 6]], ids=["full batches", "short ones", "unequal"])
-def test_every_upload_is_the_references(spec, sizes):
-    """In float64: in float32 the rounding of a deep network grows within a few steps into another trajectory."""
+def test_uploads_equal_those_of_the_reference(spec, sizes):
+    """In float64; in float32, rounding changes the trajectory of a deep network within a few steps."""
     data = synthetic(samples=sum(sizes), classes=3, shape=(3, 16, 16))
-    slow = reference(built(spec, (3, 16, 16)).double(), data, sizes)
-    agree(slow, stacked(slow), state(slow.work.module))
+    slow = reference(network(spec, (3, 16, 16)).double(), data, sizes)
+    assert_uploads_agree(slow, stacked(slow), state(slow.work.module))
 
 
 @pytest.mark.parametrize("spec", ["logistic()", "mlp(width=5, depth=2)", "cnn(width=7)", "reused", "weight", "bias"])
-def test_a_dense_layer_that_is_tapped_takes_the_references_steps(spec):
+def test_tapped_dense_layers_take_the_steps_of_the_reference(spec):
     data, sizes = synthetic(samples=34, classes=3, shape=(3, 8, 8)), [9, 4, 2, 13, 6]
     torch.manual_seed(0)
     frozen = spec in ("weight", "bias")
-    module = Reused() if spec == "reused" else built("mlp(width=5)" if frozen else spec)
+    module = Reused() if spec == "reused" else network("mlp(width=5)" if frozen else spec)
     for name, p in module.named_parameters():
         p.requires_grad_(not name.endswith(spec))
     slow = reference(module.double(), data, sizes)
-    agree(slow, stacked(slow), state(module))
+    assert_uploads_agree(slow, stacked(slow), state(module))
 
 
 def test_inputs_and_output_gradients_replace_the_gradients_of_dense_weights():
     module, taps = Reused().double(), Taps()
-    own = {name: torch.stack(2 * [p.detach()]).requires_grad_() for name, p in module.named_parameters()}
+    weights = {name: torch.stack(2 * [p.detach()]).requires_grad_() for name, p in module.named_parameters()}
     x = torch.randn(2, 4, 3, 8, 8).double()
-    loss = Stacked(module)(own, {}, x, taps=taps).square().sum()
+    loss = Stacked(module)(weights, {}, x, taps=taps).square().sum()
     assert [tap.weight.removesuffix(".weight") for tap in taps] == ["first", "narrow", "again", "again", "idle", "fc"]
     dy = torch.autograd.grad(loss, [tap.output for tap in taps], retain_graph=True, allow_unused=True)
-    assert dy[4] is None, "nothing makes use of it"
+    assert dy[4] is None, "its output is unused"
     with pytest.raises(RuntimeError, match="not have been used"):
-        torch.autograd.grad(loss, own["fc.weight"])
-    (expected,) = torch.autograd.grad(Stacked(module)(own, {}, x).square().sum(), own["fc.weight"])
+        torch.autograd.grad(loss, weights["fc.weight"])
+    (expected,) = torch.autograd.grad(Stacked(module)(weights, {}, x).square().sum(), weights["fc.weight"])
     torch.testing.assert_close(dy[5].mT @ taps[5].x, expected)
 
 
 @pytest.mark.parametrize("sizes", [[8, 8, 8], [9, 4, 2]], ids=["equal", "unequal"])
-def test_crop_and_flip_are_the_references(sizes):
+def test_crop_and_flip_equal_the_reference(sizes):
     data = synthetic(samples=sum(sizes), classes=3, shape=(3, 16, 16))
-    slow = reference(built("cnn(width=8)", (3, 16, 16)).double(), data, sizes, augment="crop_flip")
+    slow = reference(network("cnn(width=8)", (3, 16, 16)).double(), data, sizes, augment="crop_flip")
     plain = replace(slow, work=replace(slow.work, augment="none"))
-    agree(slow, stacked(slow), state(slow.work.module))
+    assert_uploads_agree(slow, stacked(slow), state(slow.work.module))
     assert not torch.equal(uploads(slow, state(slow.work.module))[0], uploads(plain, state(slow.work.module))[0])
 
 
 @settings(max_examples=20)
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(1, 5), st.integers(1, 6), st.integers(1, 3))
-def test_any_sizes_chunks_and_batches(sizes, batch, chunk, epochs):
+def test_uploads_for_any_sizes_chunks_and_batches(sizes, batch, chunk, epochs):
     data = synthetic(samples=sum(sizes), classes=3, shape=(1, 4, 4))
-    slow = reference(built("cnn(width=5)", (1, 4, 4)), data, sizes, batch_size=batch, epochs=epochs, lr=0.05)
-    agree(slow, stacked(slow, chunk), state(slow.work.module), 1e-4, k=2)
+    slow = reference(network("cnn(width=5)", (1, 4, 4)), data, sizes, batch_size=batch, epochs=epochs, lr=0.05)
+    assert_uploads_agree(slow, stacked(slow, chunk), state(slow.work.module), 1e-4, k=2)
 
 
-def test_a_masked_batch_norm_is_exactly_each_clients_own():
-    """In float64, where nothing hides in rounding: gradients and running statistics, down to a single sample."""
-    module, sizes, b = built("batch", (3, 16, 16)).double(), [5, 3, 1, 0], 5
+def test_a_masked_batch_norm_equals_the_batch_norm_of_each_client():
+    """Gradients and running statistics, down to a single sample; in float64, so that rounding hides no error."""
+    module, sizes, b = network("batch", (3, 16, 16)).double(), [5, 3, 1, 0], 5
     n, x, y = len(sizes), torch.randn(len(sizes), 5, 3, 16, 16).double(), torch.randint(3, (len(sizes), 5))
     weight = torch.zeros(n, b).double()
     for row, size in enumerate(sizes):
@@ -93,13 +92,13 @@ def test_a_masked_batch_norm_is_exactly_each_clients_own():
     losses = F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none").view(n, b) * weight
     grads = torch.autograd.grad(losses.sum(), list(p.values()))
     for row, size in enumerate(sizes):
-        alone = copy.deepcopy(module).train()
+        single = copy.deepcopy(module).train()
         if size:
-            F.cross_entropy(alone(x[row, :size]), y[row, :size]).backward()
-        for got, parameter in zip(grads, alone.parameters(), strict=True):
+            F.cross_entropy(single(x[row, :size]), y[row, :size]).backward()
+        for got, parameter in zip(grads, single.parameters(), strict=True):
             expected = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
             torch.testing.assert_close(got[row], expected, rtol=1e-8, atol=1e-10)
-        for name, buffer in alone.named_buffers():
+        for name, buffer in single.named_buffers():
             if buffer.is_floating_point():
                 torch.testing.assert_close(buffers[name][row], buffer, rtol=1e-6, atol=1e-7)
 
@@ -115,9 +114,9 @@ def test_a_client_that_has_finished_does_not_overflow_in_a_deep_network():
 
 
 @pytest.mark.parametrize("spec", ["batch", "group"])
-def test_a_trajectory_with_norms_and_unequal_clients_is_the_references(spec):
+def test_a_trajectory_with_norms_and_unequal_clients_equals_the_reference(spec):
     """In float64, over three rounds: one client has a single sample, others a short last batch."""
-    module, sizes = built(spec, (3, 16, 16)).double(), [9, 4, 1]
+    module, sizes = network(spec, (3, 16, 16)).double(), [9, 4, 1]
     data = synthetic(samples=14, classes=3, shape=(3, 16, 16))
     layout, train = parameters(module), reference(module, data, sizes)
     made = build(sa.Experiment(device="cpu", noise="sas(alpha=1.5, tau=0.001)"))
@@ -126,7 +125,7 @@ def test_a_trajectory_with_norms_and_unequal_clients_is_the_references(spec):
     start = State(state(module), receive.init(state(module).w), made.server.init(state(module).w))
     sim = replace(
         made, n=3, start=start, layout=layout, train=train, channel=channel, receiver=receive, evaluate=evaluate,
-        participants=participants(all_of_them(), sizes, seed=0),
+        participants=participants(everybody(), sizes, seed=0),
     )  # fmt: skip
     fast = replace(sim, train=stacked(train, chunk=2))
     for a, b in zip(simulate(sim, sim.start, 3), simulate(fast, fast.start, 3), strict=True):
@@ -134,7 +133,7 @@ def test_a_trajectory_with_norms_and_unequal_clients_is_the_references(spec):
         torch.testing.assert_close(a.state.model.stats, b.state.model.stats, rtol=1e-5, atol=1e-6)
 
 
-def test_a_trajectory_is_the_references(tiny):
+def test_a_trajectory_equals_the_reference(tiny):
     e = tiny.with_(partition="dirichlet_by_class(1)", server="momentum()")
     slow, fast = build(e), accelerate(build(e))
     assert isinstance(fast.train, StackedTrainer)
@@ -143,8 +142,8 @@ def test_a_trajectory_is_the_references(tiny):
         assert a.metrics["channel/snr_db"] == pytest.approx(b.metrics["channel/snr_db"], abs=1e-3)
 
 
-class Own(nn.Module):
-    """A user's own network out of known parts."""
+class Custom(nn.Module):
+    """A custom network of known layers."""
 
     def __init__(self):
         super().__init__()
@@ -159,7 +158,7 @@ class Own(nn.Module):
 
 
 class Shortcut(nn.Module):
-    """The input itself meets what was made of it."""
+    """A shortcut connection around the first layer."""
 
     def __init__(self):
         super().__init__()
@@ -170,13 +169,13 @@ class Shortcut(nn.Module):
 
 
 def test_a_shortcut_around_the_first_layer():
-    sim = around(Shortcut().double(), (9, 4, 7))
+    sim = simulation_of(Shortcut().double(), (9, 4, 7))
     assert choose(sim, "auto").engine == "stacked"
-    agree(sim.train, stacked(sim.train), sim.start.model)
+    assert_uploads_agree(sim.train, stacked(sim.train), sim.start.model)
 
 
-class Odds(nn.Module):
-    """A layer that nothing calls, and two with the same weights."""
+class UnusedAndTied(nn.Module):
+    """An unused layer, and two layers with tied weights."""
 
     def __init__(self):
         super().__init__()
@@ -187,25 +186,25 @@ class Odds(nn.Module):
         return self.fc(torch.tanh(self.second(torch.tanh(self.first(x.flatten(1))))))
 
 
-def test_a_layer_that_nothing_calls_and_tied_weights():
-    sim = around(Odds().double(), (9, 4, 7))
+def test_an_unused_layer_and_tied_weights():
+    sim = simulation_of(UnusedAndTied().double(), (9, 4, 7))
     choice = choose(sim, "auto")
-    assert choice.engine == "vmapped", "which ties weights as the module does"
-    agree(sim.train, accelerate(sim, choice).train, sim.start.model)
+    assert choice.engine == "vmapped", "the vmapped engine keeps tied weights"
+    assert_uploads_agree(sim.train, accelerate(sim, choice).train, sim.start.model)
 
 
 @pytest.mark.parametrize("program", [Stacked, Vmapped])
-def test_a_frozen_layer_stays_as_it_is(program):
+def test_a_frozen_layer_does_not_change(program):
     module = nn.Sequential(nn.Flatten(), nn.Linear(192, 5), nn.ReLU(), nn.Linear(5, 3)).double()
     module[1].weight.requires_grad_(False)
     slow = reference(module, synthetic(samples=20, classes=3, shape=(3, 8, 8)), [9, 4, 7])
     fast = StackedTrainer(slow.work, program(module), "fp32", 4)
-    agree(slow, fast, state(module))
+    assert_uploads_agree(slow, fast, state(module))
     assert not uploads(fast, state(module))[0][:, : 192 * 5].any()
 
 
-def test_a_batch_norm_over_a_single_number():
-    """One value per channel has no variance: the reference and the engine refuse it in the same words."""
+def test_a_batch_norm_over_a_single_value_is_refused():
+    """One value per channel has no variance: the reference and the engine refuse it with the same error."""
     module = nn.Sequential(nn.Conv2d(3, 4, 8), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4, 3)).double()
     slow = reference(module, synthetic(samples=11, classes=3, shape=(3, 8, 8)), [4, 5, 2], epochs=1)
     errors = []
@@ -217,7 +216,7 @@ def test_a_batch_norm_over_a_single_number():
     assert errors[1] == errors[2] == errors[0]
 
 
-def test_a_network_of_the_user():
+def test_a_custom_network_equals_the_reference():
     torch.manual_seed(0)
-    slow = reference(Own().double(), synthetic(samples=20, classes=3, shape=(3, 8, 8)), [9, 4, 7])
-    agree(slow, stacked(slow), state(slow.work.module))
+    slow = reference(Custom().double(), synthetic(samples=20, classes=3, shape=(3, 8, 8)), [9, 4, 7])
+    assert_uploads_agree(slow, stacked(slow), state(slow.work.module))

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from helpers.engine import agree, around
+from helpers.engine import assert_uploads_agree, simulation_of
 from stableair.engine import EngineChoice, accelerate, choose, stacked_layer
 from stableair.engine.stacked import LAYERS, Unsupported, as_vectors
 from stableair.errors import InputError
@@ -12,7 +12,7 @@ from stableair.errors import InputError
 
 @pytest.fixture
 def layers():
-    """Whatever a test makes known is forgotten after it."""
+    """The registered layers, which are restored after the test."""
     before = dict(LAYERS)
     yield LAYERS
     LAYERS.clear()
@@ -20,7 +20,7 @@ def layers():
 
 
 class Gain(nn.Module):
-    """A user's layer, with a parameter of another name and a norm over its features."""
+    """A custom layer, with a parameter that is not called weight or bias, and a norm."""
 
     def __init__(self):
         super().__init__()
@@ -38,16 +38,16 @@ def stacked_gain(layer, x, n, tensors, mask):
 
 
 def test_a_custom_layer_is_stacked_after_its_registration(layers):
-    sim = around(nn.Sequential(nn.Flatten(), Gain(), nn.Linear(192, 3)).double(), (9, 4, 7))
+    sim = simulation_of(nn.Sequential(nn.Flatten(), Gain(), nn.Linear(192, 3)).double(), (9, 4, 7))
     assert choose(sim, "auto").engine == "vmapped"
     assert stacked_layer(Gain)(stacked_gain) is stacked_gain
     choice = choose(sim, "auto")
     assert choice.engine == "stacked"
-    agree(sim.train, accelerate(sim, choice).train, sim.start.model)
+    assert_uploads_agree(sim.train, accelerate(sim, choice).train, sim.start.model)
 
 
-def test_a_known_layer_that_is_wrong_is_not_stacked(layers):
-    sim = around(nn.Sequential(nn.Flatten(), Gain(), nn.Linear(192, 3)).double(), (9, 4, 7))
+def test_a_registered_layer_with_wrong_results_is_not_stacked(layers):
+    sim = simulation_of(nn.Sequential(nn.Flatten(), Gain(), nn.Linear(192, 3)).double(), (9, 4, 7))
     stacked_layer(Gain)(lambda layer, x, *rest: 1.1 * stacked_gain(layer, x, *rest))
     with pytest.raises(Unsupported, match="its results differ"):
         accelerate(sim, EngineChoice("stacked", "fp32", 3, ""))
@@ -63,18 +63,18 @@ class Centred(nn.Module):
 
 def stacked_centred(layer, x, n, tensors, mask):
     x = as_vectors(n, x)
-    there = x.new_ones(x.shape[:2]) if mask is None else mask
-    return x - (x * there[..., None]).sum(1, keepdim=True) / there.sum(1).clamp(min=1)[:, None, None]
+    present = x.new_ones(x.shape[:2]) if mask is None else mask
+    return x - (x * present[..., None]).sum(1, keepdim=True) / present.sum(1).clamp(min=1)[:, None, None]
 
 
 @pytest.mark.parametrize("declared", [True, False])
 def test_a_layer_that_mixes_samples_gets_the_mask_or_is_not_stacked(layers, declared):
-    """Batches are short here: a place without a sample must not count."""
-    sim = around(nn.Sequential(nn.Flatten(), nn.Linear(192, 5), Centred(), nn.Linear(5, 3)).double(), (9, 4, 7))
+    """Some batches are short: their padding must have no effect."""
+    sim = simulation_of(nn.Sequential(nn.Flatten(), nn.Linear(192, 5), Centred(), nn.Linear(5, 3)).double(), (9, 4, 7))
     stacked_layer(Centred, mixes_samples=declared)(stacked_centred)
     choice = choose(sim, "auto")
     assert choice.engine == ("stacked" if declared else "vmapped")
-    agree(sim.train, accelerate(sim, choice).train, sim.start.model)
+    assert_uploads_agree(sim.train, accelerate(sim, choice).train, sim.start.model)
 
 
 @pytest.mark.parametrize(
@@ -89,12 +89,12 @@ def test_a_layer_that_mixes_samples_gets_the_mask_or_is_not_stacked(layers, decl
     ],
     ids=["known", "elementwise", "one of two", "none", "a function", "no layer"],
 )
-def test_layers_that_cannot_be_stacked(layers, kinds, code):
+def test_layers_that_cannot_be_registered_are_refused(layers, kinds, code):
     before = dict(LAYERS)
     with pytest.raises(InputError) as error:
         stacked_layer(*kinds)(stacked_gain)
     assert error.value.code == code
-    assert before == LAYERS, "nothing was made known"
+    assert before == LAYERS, "nothing is registered"
 
 
 def test_a_cell_of_a_notebook_may_register_its_layer_again(layers):

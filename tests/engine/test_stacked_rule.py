@@ -1,4 +1,4 @@
-"""The local rules in the fast engines: the numbers of the reference, and the engine of a rule of one's own."""
+"""Local rules in the fast engines: the results of the reference, and the engines of custom rules."""
 
 from dataclasses import replace
 
@@ -8,7 +8,7 @@ from torch import nn
 
 import stableair as sa
 from helpers.components import EXAMPLES
-from helpers.engine import agree, around, built, reference, uploads
+from helpers.engine import assert_uploads_agree, network, reference, simulation_of, uploads
 from stableair.builder import build
 from stableair.contracts import LocalRule
 from stableair.data.datasets import synthetic
@@ -31,47 +31,47 @@ SIZES = [9, 4, 11]  # with short batches, and clients that finish early
 
 
 def slow(spec="mlp(width=5)", rule="sgd()", sizes=SIZES, **changes):
-    return reference(built(spec).double(), DATA, sizes, rule=local.one(rule)(), **changes)
+    return reference(network(spec).double(), DATA, sizes, rule=local.one(rule)(), **changes)
 
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("program", ["stacked", "vmapped", "in groups"])
-def test_every_rule_computes_what_the_reference_does(rule, program):
-    """In groups: a program that mixes samples is given batches without padding."""
+def test_every_rule_equals_the_reference(rule, program):
+    """In groups: a program that mixes samples gets batches without padding."""
     train = slow(rule=rule, label_smoothing=0.1)
     module = train.work.module
     programs = {"stacked": Stacked, "vmapped": lambda m: Vmapped(m, mixes_samples=False), "in groups": Vmapped}
     fast = StackedTrainer(train.work, programs[program](module), "fp32", 2)
     start = state(module)
-    for k in (0, 1):  # the memories start anew
-        agree(train, fast, start, k=k)
+    for k in (0, 1):  # every round resets the memories
+        assert_uploads_agree(train, fast, start, k=k)
     plain = slow(rule="sgd()", label_smoothing=0.1)
     assert not torch.allclose(uploads(plain, start)[0], uploads(train, start)[0], rtol=1e-3)
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_a_client_that_has_finished_stays_as_it_is(rule):
-    """A rule with memory moves a client without a gradient too; the one with the fewest samples comes first here."""
+def test_a_client_that_has_finished_does_not_change(rule):
+    """A rule with memory would change a client without a gradient; the client with the fewest samples is first."""
     train, order = slow(rule=rule), torch.tensor([1, 0, 2])
     module, start = train.work.module, state(train.work.module)
-    expected, found = (
+    expected, actual = (
         torch.cat([upload.update for upload in trainer(start, 0, order)])
         for trainer in (train, StackedTrainer(train.work, Stacked(module), "fp32", 3))
     )
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(actual, expected)
 
 
 @pytest.mark.parametrize("model", ["batch", "cnn(width=7)"])
 @pytest.mark.parametrize("rule", ["sgd(momentum=0.9, weight_decay=0.01, clip=1)", "adam()"])
-def test_networks_with_norms_and_convolutions_too(model, rule):
+def test_rules_on_networks_with_norms_and_convolutions(model, rule):
     train = slow(model, rule, sizes=[8, 4], epochs=1)
     module = train.work.module
-    agree(train, StackedTrainer(train.work, Stacked(module), "fp32", 2), state(module), 1e-7)
+    assert_uploads_agree(train, StackedTrainer(train.work, Stacked(module), "fp32", 2), state(module), 1e-7)
 
 
 @pytest.mark.parametrize("rule", RULES)
 def test_frozen_and_unused_parameters(rule):
-    """A frozen parameter stays; one that the loss does not depend on has the gradient zero."""
+    """A frozen parameter does not change; an unused parameter has a zero gradient."""
 
     class Idle(nn.Module):
         def __init__(self):
@@ -87,7 +87,7 @@ def test_frozen_and_unused_parameters(rule):
     module = train.work.module
     fast = StackedTrainer(train.work, Stacked(module), "fp32", 3)
     start = state(module)
-    agree(train, fast, start)
+    assert_uploads_agree(train, fast, start)
     assert not uploads(fast, start)[0][:, 192 * 4 : 192 * 4 + 4].any()
 
 
@@ -95,7 +95,7 @@ def test_label_smoothing_is_in_the_loss_of_every_engine():
     train = slow(label_smoothing=0.3)
     module, start = train.work.module, state(train.work.module)
     for program in (Stacked(module), Vmapped(module)):
-        agree(train, StackedTrainer(train.work, program, "fp32", 3), start)
+        assert_uploads_agree(train, StackedTrainer(train.work, program, "fp32", 3), start)
     assert not torch.allclose(uploads(train, start)[2], uploads(slow(), start)[2], rtol=1e-3)
 
 
@@ -144,7 +144,7 @@ def test_a_custom_local_rule_gets_the_fastest_engine_that_supports_it(tiny, rule
     choice = choose(sim, "auto")
     assert choice.engine == engine, choice.why
     if engine == "stacked":
-        agree(sim.train, accelerate(sim, choice).train, sim.start.model, 1e-5)
+        assert_uploads_agree(sim.train, accelerate(sim, choice).train, sim.start.model, 1e-5)
     else:
         assert "its local rule" in choice.why
         with pytest.raises(InputError) as error:
@@ -166,13 +166,13 @@ def test_a_rule_that_changes_its_arguments_is_not_stacked(tiny, registries):
 
 
 def test_the_trial_trains_with_the_rule():
-    work = replace(around(built("logistic()")).train.work, rule=sgd(momentum=0.9), label_smoothing=0.2)
+    work = replace(simulation_of(network("logistic()")).train.work, rule=sgd(momentum=0.9), label_smoothing=0.2)
     assert Trial(work, torch.float64).work.rule == work.rule
     assert Trial(work, torch.float64).work.label_smoothing == 0.2
 
 
 def test_a_new_rate_discards_the_captured_graphs(monkeypatch):
-    """Each of them holds the rate as a constant."""
+    """The graphs contain the rate as a constant."""
     train = slow(lr=0.5, lr_share=lambda k: 0.5 ** (k // 2))
     worker = StackedWorker(train.work, "fp32", 3, Stacked(train.work.module))
     waited = []
@@ -225,4 +225,4 @@ def test_convolutions_by_kernels_give_their_gradients_to_the_rule():
     module = nn.Sequential(nn.Conv2d(3, 4, 3, 2), nn.ReLU(), nn.Flatten(), nn.Linear(36, 3))
     train = reference(module, DATA, [4, 3], epochs=1, rule=local.one("sgd(momentum=0.9, weight_decay=0.1)")())
     fast = StackedTrainer(train.work, by_kernels(Stacked(module)), "fp32", 2)
-    agree(train, fast, state(module), 1e-4)
+    assert_uploads_agree(train, fast, state(module), 1e-4)

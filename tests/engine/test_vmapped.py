@@ -1,10 +1,10 @@
-"""Networks that the stacked engine refuses and the vmapped one takes."""
+"""Networks that the vmapped engine supports and the stacked engine does not."""
 
 import pytest
 import torch
 from torch import nn
 
-from helpers.engine import Attentive, agree, around
+from helpers.engine import Attentive, assert_uploads_agree, simulation_of
 from stableair.engine import accelerate, choose
 from stableair.engine.equivalence import checked_program
 from stableair.engine.stacked import Stacked, Unsupported
@@ -12,7 +12,7 @@ from stableair.engine.vmapped import without_vmap_fallback
 
 
 class Crossed(nn.Module):
-    """What it makes of a sample depends on the others."""
+    """A network whose output for a sample depends on the other samples."""
 
     def __init__(self):
         super().__init__()
@@ -24,7 +24,7 @@ class Crossed(nn.Module):
 
 
 class Doubled(nn.Module):
-    """Another network in training than in evaluation."""
+    """A network that differs between training and evaluation."""
 
     def __init__(self):
         super().__init__()
@@ -36,7 +36,7 @@ class Doubled(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("module", "said"),
+    ("module", "reason"),
     [
         (nn.Sequential(nn.Conv2d(3, 3, 3, padding=1, padding_mode="circular"), nn.Flatten(), nn.Linear(192, 3)),
          "layer 0 is a Conv2d with padding_mode=circular"),
@@ -49,13 +49,13 @@ class Doubled(nn.Module):
     ],
     ids=["padding", "layer norm", "attention", "training mode", "coupled samples", "batch norm of vectors"],
 )  # fmt: skip
-def test_a_model_that_cannot_be_stacked_is_vmapped(module, said):
-    sim = around(module.double(), (10, 4, 7))  # no batch of one sample, which a batch norm of vectors refuses
-    with pytest.raises(Unsupported, match=said):
+def test_a_model_that_cannot_be_stacked_is_vmapped(module, reason):
+    sim = simulation_of(module.double(), (10, 4, 7))  # no batch of one sample, which a batch norm of vectors refuses
+    with pytest.raises(Unsupported, match=reason):
         checked_program(Stacked, sim.train.work)
     choice = choose(sim, "auto")
     assert choice.engine == "vmapped"
-    agree(sim.train, accelerate(sim, choice).train, sim.start.model)
+    assert_uploads_agree(sim.train, accelerate(sim, choice).train, sim.start.model)
 
 
 def test_the_private_switch_of_vmap_exists_and_is_restored():

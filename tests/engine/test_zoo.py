@@ -1,4 +1,4 @@
-"""Every model of the zoo trains under engine=auto as under engine=reference, or takes the reference with a reason."""
+"""Every model of the zoo trains with engine=auto as with engine=reference, or auto uses the reference with a reason."""
 
 import random
 
@@ -8,7 +8,7 @@ import torch
 
 import stableair as sa
 from helpers.callbacks import Hooks
-from helpers.runs import same as same_bits
+from helpers.runs import same
 from helpers.zoo import IMPURE, PURE, REPEATABLE, ZOO
 from stableair.builder import build
 from stableair.engine import EngineChoice, Unsupported, accelerate, choose
@@ -58,8 +58,8 @@ def experiment(registries):
     return lambda name: base.with_(model=f"zoo(name={name})", noise="none()", receiver="none()")
 
 
-def same(a, b):
-    """Whether two runs agree, up to the rounding of float32."""
+def assert_runs_agree(a, b):
+    """Compare the models and losses of two runs, up to the rounding of float32."""
     for x, y in zip(a.state.model, b.state.model, strict=True):
         torch.testing.assert_close(x, y, rtol=1e-3, atol=1e-5)
     assert a["train/loss"] == pytest.approx(b["train/loss"], rel=1e-3)
@@ -72,11 +72,11 @@ def test_auto_agrees_with_the_reference(experiment, name):
     expected = "reference" if name in ONLY_REFERENCE else "stacked" if name in STACKED else "vmapped"
     assert (started[0]["engine"], bool(started[0]["why"])) == (expected, True), started[0]["why"]
     if expected != "reference":
-        same(fast, sa.run(experiment(name).with_(engine="reference")))
+        assert_runs_agree(fast, sa.run(experiment(name).with_(engine="reference")))
 
 
 @pytest.mark.parametrize("name", IMPURE)
-def test_a_model_with_side_effects_takes_the_reference(experiment, name):
+def test_a_model_with_side_effects_uses_the_reference(experiment, name):
     sim = build(experiment(name))
     choice = choose(sim, "auto")
     assert choice.engine == "reference"
@@ -103,15 +103,15 @@ def test_the_choice_depends_neither_on_generators_nor_on_the_mode(experiment, na
 @pytest.mark.slow
 @pytest.mark.parametrize("name", REPEATABLE)
 def test_a_run_is_repeatable_and_resumable(experiment, name, tmp_path):
-    """Also for models that draw or count in buffers: generators and buffers start anew with every client."""
+    """Also for models that draw or count in buffers: generators and buffers are reset for every client."""
     e = experiment(name).with_(engine="reference")
     first = sa.run(e)
     torch.manual_seed(7), random.seed(7), np.random.seed(7)
     second = sa.run(e)
     sa.run(e.with_(rounds=1), tmp_path / "a")
     resumed = sa.run(e, tmp_path / "a", resume=True)
-    assert same_bits(first, second)
-    assert same_bits(first, resumed)
+    assert same(first, second)
+    assert same(first, resumed)
 
 
 def test_signs_differ_between_engines_only_where_the_true_gradient_is_zero(experiment):

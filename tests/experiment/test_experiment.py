@@ -1,4 +1,4 @@
-"""The value `Experiment`: settings, checks, parsed specs."""
+"""`Experiment`: settings, checks, parsed specs."""
 
 import copy
 import math
@@ -21,14 +21,14 @@ from stableair.experiment import (
 from stableair.spec import Registry
 
 
-def test_the_defaults_are_the_papers_set_up():
+def test_the_defaults_are_the_set_up_of_the_paper():
     e = Experiment()
     assert (e.clients, e.lr, e.local_epochs, e.batch_size) == (50, 0.03, 5, 10)
     assert (e.noise, e.fading, e.payload) == ("sas(alpha=1.5, tau=0.1)", "rayleigh(mean=1)", "gradient")
     assert (e.data, e.receiver, e.server, e.blocks, e.rounds) == ("digits()", "mac(C=1)", "sgd()", "tensor", 100)
 
 
-def test_it_is_frozen():
+def test_an_experiment_is_immutable_and_hashable():
     with pytest.raises(FrozenInstanceError):
         Experiment().clients = 3
     assert len({Experiment(), Experiment(), Experiment(clients=3)}) == 2
@@ -114,7 +114,7 @@ def test_the_text_of_errors(settings, text):
     assert str(caught.value).startswith(text)
 
 
-def test_settings_are_given_by_name():
+def test_positional_settings_are_refused():
     assert refused("positional-setting", Experiment, "digits").fields["value"] == "digits"
 
 
@@ -163,13 +163,13 @@ def test_a_run_parses_no_spec_again(tiny, monkeypatch, tmp_path):
         parsed.append(text)
         return parse(registry, text)
 
-    own_model = tiny.with_(model="auto", rounds=1)
+    auto_model = tiny.with_(model="auto", rounds=1)
     monkeypatch.setattr(Registry, "parse", counted)
     sa.run(tiny)
     sa.run(tiny, tmp_path / "a")
     assert parsed == []
-    sa.run(own_model)
-    assert len(parsed) == 1, "the model that the data set names is not known before"
+    sa.run(auto_model)
+    assert len(parsed) == 1, "the default model of the data set is not known before the run"
     parsed.clear()
     Experiment()
     assert len(parsed) == len(COMPONENT_SETTINGS) - 1, "every setting once; model=auto names none"
@@ -196,7 +196,7 @@ def test_an_experiment_can_be_pickled_and_copied(registries):
         assert again.call("receiver").arguments == {"C": 3}
 
 
-def test_a_component_that_a_notebook_registers_again_is_the_new_one(registries):
+def test_an_experiment_uses_the_last_registration_of_a_notebook(registries):
     def factory(gain):
         def scaled(C: float):
             return lambda g: gain * g
@@ -234,6 +234,6 @@ def test_a_setting_that_is_given_twice_is_refused():
     refused("not-toml", Experiment.from_toml, "clients = 5\nclients = 6\n")
 
 
-def test_settings_nested_too_deeply_are_one_line():
+def test_settings_nested_too_deeply_are_refused():
     refused("not-json", Experiment.from_json, '{"a":' * 100_000)
     refused("not-toml", Experiment.from_toml, "a = " + "[" * 100_000)

@@ -46,7 +46,7 @@ def test_words_of_a_command_line(tmp_path):
         (["noise_on=sum"], "unknown-setting"),
     ],
 )
-def test_invalid_words(words, code):
+def test_invalid_words_are_refused(words, code):
     refused(code, from_words, words)
 
 

@@ -37,7 +37,7 @@ CHANGES = {
     "evaluate": "validation", "norm_stats": "batch", "average": 0.8, "snr_blocks": "layer",
     "device": "cpu", "engine": "reference", "precision": "bf16", "chunk": 3, "bandwidth": 2e7, "symbol_energy": 1e-9,
 }  # fmt: skip
-# Ids of version 0.2.0, at commit 56dc272: if one of them changes, existing runs belong to no experiment.
+# Ids of version 0.2.0, at commit 56dc272: if one of them changes, existing runs no longer match their experiment.
 PRESET_IDS = {
     "digits": "b4b8bf78e9ad", "digits-noniid": "5af018280153", "demo": "928bc3c8e7e8", "cifar10": "de7e9b290092",
     "cifar10-noniid": "01946a5088c7", "cifar100": "88edc0b268a6", "femnist": "5acc1013b054",
@@ -75,11 +75,11 @@ PUBLISHED_IDS = {
 
 
 def test_the_changes_cover_every_field():
-    assert CHANGES.keys() | {"power"} == TYPES.keys()  # of that kind there is one member
+    assert CHANGES.keys() | {"power"} == TYPES.keys()  # the power rules also need noise_on=sum
 
 
 @pytest.mark.parametrize("key", CHANGES)
-def test_the_id_is_what_the_experiment_is(key):
+def test_the_id_depends_on_every_setting_except_execution_settings(key):
     changed = Experiment().with_(**{key: CHANGES[key]})
     assert getattr(changed, key) == CHANGES[key] != getattr(Experiment(), key)
     assert (changed.id() == Experiment().id()) == (key in ("rounds", "device", "engine", "precision", "chunk"))
@@ -93,13 +93,13 @@ def test_one_experiment_written_differently_has_one_id():
 
 
 @given(st.fixed_dictionaries({}, optional={key: st.just(value) for key, value in CHANGES.items()}))
-def test_toml_and_json_give_back_what_was_written(settings):
+def test_experiments_written_to_toml_and_json_are_read_again(settings):
     e = Experiment(**settings)
     assert Experiment.from_toml(e.to_toml()) == Experiment.from_json(e.to_json()) == e
     assert tomllib.loads(e.to_toml()) == json.loads(e.to_json()) == e.to_dict()
 
 
-def test_reading_files(tmp_path):
+def test_experiments_are_read_from_files(tmp_path):
     (tmp_path / "a.toml").write_text('clients = 3\nreceiver = "mac(0.2)"\n')
     (tmp_path / "a.json").write_text('{"clients": 3, "receiver": "mac(0.2)"}')
     assert (
@@ -121,7 +121,7 @@ def test_reading_files(tmp_path):
 
 
 def test_a_new_setting_or_argument_changes_no_id(monkeypatch, registries):
-    """What enters the baseline with the value that means "as before" is in no id."""
+    """An argument is not part of the id if it has its value of the baseline."""
     before = {spec: Experiment(receiver=spec).id() for spec in ("mac(C=1)", "mac(C=2)")}
     mac = receiver.entries["mac"]
 
@@ -129,7 +129,7 @@ def test_a_new_setting_or_argument_changes_no_id(monkeypatch, registries):
         return mac.factory(C, gain, pilot)
 
     monkeypatch.setitem(receiver.entries, "mac", replace(mac, factory=wider))
-    assert Experiment().id() != before["mac(C=1)"], "an argument that no table knows is a difference"
+    assert Experiment().id() != before["mac(C=1)"], "an argument without a baseline changes the id"
     monkeypatch.setitem(baseline.BASELINE_ARGUMENTS["receiver"]["mac"], "sharpness", 1.0)
     assert {spec: Experiment(receiver=spec).id() for spec in before} == before
     assert Experiment(receiver="mac(C=1, sharpness=2)").id() != before["mac(C=1)"]
@@ -146,19 +146,19 @@ def test_a_changed_default_changes_the_id_and_old_records_keep_theirs(monkeypatc
     monkeypatch.setitem(receiver.entries, "mac", replace(mac, factory=changed))
     assert Experiment(receiver="mac(C=1)").id() != before
     again = Experiment.from_record(record)
-    assert (again.id(), again.receiver) == (before, "mac(C=1, gain=None)"), "what it was called with is written out"
+    assert (again.id(), again.receiver) == (before, "mac(C=1, gain=None)"), "the recorded value is written out"
 
 
 def test_a_changed_default_within_a_spec_changes_the_id_and_old_records_keep_theirs(monkeypatch, registries):
-    given, plain = (Experiment(noise=text) for text in ("markov(good='sas(tau=1)')", "markov()"))
+    explicit, plain = (Experiment(noise=text) for text in ("markov(good='sas(tau=1)')", "markov()"))
     sas = noise.entries["sas"]
 
     def changed(alpha: float = 1.7, tau: float = 0.1):
         return sas.factory(alpha, tau)
 
-    old = [(e.to_record(), e.id(), e.noise) for e in (given, plain)]
-    assert given.noise == "markov(good='sas(alpha=1.5, tau=1)')", "whoever reads it sees what it is"
-    assert [Experiment.from_record(record) for record, *_ in old] == [given, plain]
+    old = [(e.to_record(), e.id(), e.noise) for e in (explicit, plain)]
+    assert explicit.noise == "markov(good='sas(alpha=1.5, tau=1)')", "defaults are written out"
+    assert [Experiment.from_record(record) for record, *_ in old] == [explicit, plain]
     monkeypatch.setitem(noise.entries, "sas", replace(sas, factory=changed))
     for record, before, text in old:
         assert Experiment.from_record(record).id() == before != Experiment(noise="markov()").id()
@@ -177,7 +177,7 @@ def test_a_new_argument_within_a_spec_changes_no_id(monkeypatch, registries):
 
 
 def test_the_baseline_names_every_setting_and_argument():
-    """Whoever adds a setting, a component or an argument adds it to the table; nobody changes what stands there."""
+    """New settings, components and arguments need an entry in the table; existing entries never change."""
     assert baseline.BASELINE_SETTINGS.keys() == TYPES.keys()
     for field in COMPONENT_SETTINGS | NESTED_COMPONENTS:
         for entry in registry(field):
@@ -234,7 +234,7 @@ def test_the_published_runs_of_0_1_are_read():
         ({"arguments": 3}, "contradictory-record"),
     ],
 )
-def test_an_invalid_record(change, code):
+def test_an_invalid_record_is_refused(change, code):
     record = Experiment().to_record()
     refused(code, Experiment.from_record, record | change)
     del record["data"]
@@ -258,7 +258,7 @@ def test_equivalent_specs_have_one_id(one, other):
     assert Experiment(**one).id() == Experiment(**other).id()
 
 
-def test_a_record_writes_every_argument_out_and_comes_back():
+def test_a_record_contains_every_argument_and_is_read_again():
     e = Experiment(receiver="mac(C=2) | gnc(3)", noise="sas(tau=0.3)", data="synthetic(samples=70)", model="auto")
     record = json.loads(json.dumps(e.to_record()))
     assert record["arguments"]["receiver"] == [{"C": 2, "gain": None, "pilot": 0}, {"max_norm": 3, "blocks": "model"}]
@@ -278,12 +278,12 @@ def test_a_record_of_an_earlier_version_has_the_form_of_this_one():
     assert Experiment.from_record(old) == Experiment.from_json(json.dumps(old)) == new
     assert Experiment.from_record(old).id() == new.id()
     assert settings_of_record(old) == settings_of_record(new.to_record()) == new.to_dict()
-    own = settings_of_record(new.to_record() | {"receiver": "unregistered | other(C=1.0)"})
-    assert own["receiver"] == "unregistered() | other(C=1)", "without the plug-in"
+    unregistered = settings_of_record(new.to_record() | {"receiver": "unregistered | other(C=1.0)"})
+    assert unregistered["receiver"] == "unregistered() | other(C=1)", "without the plug-in"
     refused("not-a-spec", settings_of_record, new.to_record() | {"receiver": "mac("})
 
 
 def test_an_infinite_argument_is_recorded_and_read_again(tiny, tmp_path):
-    endless = tiny.with_(receiver="mac(C=inf)", rounds=1)
-    assert sa.run(endless, tmp_path / "a").experiment == sa.load(tmp_path / "a").experiment == endless
+    infinite = tiny.with_(receiver="mac(C=inf)", rounds=1)
+    assert sa.run(infinite, tmp_path / "a").experiment == sa.load(tmp_path / "a").experiment == infinite
     assert "Infinity" not in (tmp_path / "a" / "experiment.json").read_text()

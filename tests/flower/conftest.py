@@ -9,7 +9,7 @@ import stableair as sa
 
 @pytest.fixture(autouse=True)
 def a_run(monkeypatch):
-    """Messages belong to a run of Flower's; here to one that is made up."""
+    """The ids of a run of Flower, to which messages belong."""
     for name in ("_task_id", "_run_id", "_node_id"):
         monkeypatch.setattr(TaskIdentity, name, 1)
 

@@ -9,7 +9,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 
 import stableair as sa
 from helpers import ROOT
-from helpers.flower import NODES, Nodes, averaging, bits, ours, start_arrays
+from helpers.flower import NODES, Nodes, averaging, bits, nodes_with_our_app, start_arrays
 from stableair.errors import InputError
 from stableair.flower import OverTheAir, client_app
 from stableair.flower.app import OPTIONS, experiment_from_config
@@ -20,7 +20,7 @@ EXAMPLE = ROOT / "examples/flower"
 
 def test_our_app_gives_the_bits_of_a_plain_run(small, tmp_path):
     plain = sa.run(small, tmp_path / "plain")
-    OverTheAir(averaging(), small, tmp_path / "flower").start(ours(small), num_rounds=3)
+    OverTheAir(averaging(), small, tmp_path / "flower").start(nodes_with_our_app(small), num_rounds=3)
     run = sa.load(tmp_path / "flower")
     assert [row | {"seconds": 0} for row in run.rounds] == [row | {"seconds": 0} for row in plain.rounds]
     assert torch.equal(run.state.model.w, plain.state.model.w)
@@ -32,23 +32,26 @@ def test_our_app_gives_the_bits_of_a_plain_run(small, tmp_path):
 
 def test_our_clients_train_with_the_local_rule_and_the_rounds_rate(small):
     e = small.with_(local="sgd(momentum=0.9, clip=1)", lr_decay="inverse(over=1)", label_smoothing=0.1)
-    over = OverTheAir(averaging(), e)
-    result = over.start(ours(e), num_rounds=3)
+    strategy = OverTheAir(averaging(), e)
+    result = strategy.start(nodes_with_our_app(e), num_rounds=3)
     assert bits(result.arrays) == bits(
-        to_array_record(sa.run(e).state.model, over.expected.layout, over.expected.norms)
+        to_array_record(sa.run(e).state.model, strategy.expected.layout, strategy.expected.norms)
     )
 
 
 def test_a_plain_run_continues_a_run_of_flower(small, tmp_path):
-    OverTheAir(averaging(), small, tmp_path).start(ours(small), num_rounds=2)
+    OverTheAir(averaging(), small, tmp_path).start(nodes_with_our_app(small), num_rounds=2)
     resumed, plain = sa.run(small, tmp_path, resume=True), sa.run(small)
     assert torch.equal(resumed.state.model.w, plain.state.model.w)
     assert resumed["energy_max"] == plain["energy_max"]
 
 
-def another(small, node, **changes):
-    """Our own nodes, one of which has other settings, or with `version` another version of stableair."""
-    good, odd = ours(small), ours(small.with_(**{key: v for key, v in changes.items() if key != "version"}))
+def nodes_with_one_difference(small, node, **changes):
+    """Nodes with our app, one of which has other settings or, with `version`, another version of stableair."""
+    good, odd = (
+        nodes_with_our_app(small),
+        nodes_with_our_app(small.with_(**{key: v for key, v in changes.items() if key != "version"})),
+    )
 
     def answer(message):
         if message.metadata.dst_node_id != node:
@@ -61,7 +64,7 @@ def another(small, node, **changes):
 
 
 @pytest.mark.parametrize(
-    ("changes", "why"),
+    ("changes", "reason"),
     [
         (
             {"version": "0.0.1"},
@@ -71,38 +74,38 @@ def another(small, node, **changes):
         ({"lr": 0.5, "seed": 1}, "the server has seed 0, this node has 1; lr 0.03, this node has 0.5"),
     ],
 )
-def test_a_node_with_another_model_or_version_is_left_out_and_logs_it(small, changes, why):
-    over = OverTheAir(averaging(), small)
-    found = over.start(another(small, NODES[2], **changes), num_rounds=1)
-    assert over.left_out == [(0, NODES[2], why)]
-    assert found.train_metrics_clientapp[1]["channel/senders"] == 3
+def test_a_node_with_another_model_or_version_is_left_out_and_logs_it(small, changes, reason):
+    strategy = OverTheAir(averaging(), small)
+    result = strategy.start(nodes_with_one_difference(small, NODES[2], **changes), num_rounds=1)
+    assert strategy.left_out == [(0, NODES[2], reason)]
+    assert result.train_metrics_clientapp[1]["channel/senders"] == 3
 
 
 def test_a_payload_of_another_length_is_left_out(small):
-    """A node whose app compares nothing, and has a wider layer."""
+    """A node with a wider layer, whose app does not compare experiments."""
 
     def wider(message, context, call_next):
-        back = call_next(message, context)
-        if back.content["metrics"]["client"] == 1:
-            arrays = back.content["payload"]
-            back.content["payload"] = ArrayRecord(dict(arrays) | {"1.bias": Array(np.zeros(6, np.float32))})
-        return back
+        reply = call_next(message, context)
+        if reply.content["metrics"]["client"] == 1:
+            arrays = reply.content["payload"]
+            reply.content["payload"] = ArrayRecord(dict(arrays) | {"1.bias": Array(np.zeros(6, np.float32))})
+        return reply
 
-    over = OverTheAir(averaging(), small)
-    over.start(ours(small, mods=[wider]), num_rounds=1)
-    assert [fault.reason for fault in over.left_out] == ["1.bias must have shape (5,): got (6,)"]
+    strategy = OverTheAir(averaging(), small)
+    strategy.start(nodes_with_our_app(small, mods=[wider]), num_rounds=1)
+    assert [fault.reason for fault in strategy.left_out] == ["1.bias must have shape (5,): got (6,)"]
 
 
-def test_if_all_nodes_have_another_experiment_the_run_ends_with_the_reason(small):
+def test_if_all_nodes_have_another_experiment_the_error_has_the_reason(small):
     with pytest.raises(InputError) as error:
-        OverTheAir(averaging(), small).start(ours(small, lr=0.5), num_rounds=1)
+        OverTheAir(averaging(), small).start(nodes_with_our_app(small, lr=0.5), num_rounds=1)
     assert error.value.code == "no-replies"
     assert "the server has lr 0.03, this node has 0.5" in str(error.value)
 
 
 def test_the_error_of_a_node_without_a_number_has_the_fix(small):
-    told = ConfigRecord({"stableair": sa.__version__, "experiment": small.to_json(), "server-round": 1})
-    message = Message(RecordDict({"arrays": start_arrays(), "config": told}), dst_node_id=1, message_type="train")
+    config = ConfigRecord({"stableair": sa.__version__, "experiment": small.to_json(), "server-round": 1})
+    message = Message(RecordDict({"arrays": start_arrays(), "config": config}), dst_node_id=1, message_type="train")
     with pytest.raises(InputError) as error:
         client_app(small)(message, Context(1, 1, {}, RecordDict(), {}))
     assert (error.value.code, error.value.fields["name"]) == ("unknown-client", "partition-id")
@@ -117,8 +120,8 @@ def test_the_app_for_flwr_run_knows_the_settings_and_their_defaults():
     e = experiment_from_config(config["config"])
     assert e.with_(clients=50, rounds=100) == sa.Experiment()
     assert set(OPTIONS) <= set(config["config"])
-    given = tomllib.loads((EXAMPLE / "settings.toml").read_text())
-    assert set(given) <= set(config["config"]), "Flower refuses a setting that the app does not name"
+    settings = tomllib.loads((EXAMPLE / "settings.toml").read_text())
+    assert set(settings) <= set(config["config"]), "Flower refuses a setting that the app does not name"
 
 
 def test_the_example_around_a_stock_client_is_short():

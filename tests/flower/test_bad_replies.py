@@ -7,7 +7,7 @@ import pytest
 from flwr.app import Error, Message
 
 import stableair as sa
-from helpers.flower import NODES, Nodes, air, bits, reply
+from helpers.flower import NODES, Nodes, bits, reply, run_over_the_air
 from stableair.errors import InputError
 
 
@@ -33,75 +33,79 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_bad_reply_is_left_out_and_named(fault):
-    """The round is what it would be, had the node died; and it is said why."""
-    changes, why = FAULTS[fault]
+    """The round equals a round without the node, and the reason is recorded."""
+    changes, reason = FAULTS[fault]
     faulty = NODES[2]
 
     def answer(message):
         return reply(message, **changes if message.metadata.dst_node_id == faulty else {})
 
-    def dead(message):
+    def unavailable(message):
         if message.metadata.dst_node_id == faulty:
             return Message(Error(code=1, reason="<class 'a.b.OSError'>:<'it\nbroke'>"), reply_to=message)
         return reply(message)
 
-    over, found = air(answer)
-    without, same = air(dead)
-    assert bits(found.arrays) == bits(same.arrays)
-    assert all(np.isfinite(array.numpy()).all() for array in found.arrays.values())
-    assert [(fault.k, fault.node) for fault in over.left_out] == [(0, faulty), (1, faulty)]
-    assert re.search(why, over.left_out[0].reason)
-    assert without.left_out[0].reason == "OSError: it broke"
-    told = found.train_metrics_clientapp[2]
-    assert (told["channel/senders"], told["clients/left_out"]) == (3, 1)
+    strategy, result = run_over_the_air(answer)
+    without_node, expected = run_over_the_air(unavailable)
+    assert bits(result.arrays) == bits(expected.arrays)
+    assert all(np.isfinite(array.numpy()).all() for array in result.arrays.values())
+    assert [(fault.k, fault.node) for fault in strategy.left_out] == [(0, faulty), (1, faulty)]
+    assert re.search(reason, strategy.left_out[0].reason)
+    assert without_node.left_out[0].reason == "OSError: it broke"
+    metrics = result.train_metrics_clientapp[2]
+    assert (metrics["channel/senders"], metrics["clients/left_out"]) == (3, 1)
 
 
-def test_a_node_that_never_answers_is_named():
-    over, _ = air(lambda message: None if message.metadata.dst_node_id == 44 else reply(message), rounds=1)
-    assert over.left_out == [(0, 44, "no reply within 5 s")]
+def test_a_node_that_does_not_reply_is_named():
+    strategy, _ = run_over_the_air(
+        lambda message: None if message.metadata.dst_node_id == 44 else reply(message), rounds=1
+    )
+    assert strategy.left_out == [(0, 44, "no reply within 5 s")]
 
 
 def test_a_node_that_the_superlink_drops_is_named_with_the_reason():
     def answer(message):
         if message.metadata.dst_node_id != 44:
             return reply(message)
-        gone = Message(Error(code=3, reason="Node Unavailable"), reply_to=message)
-        gone.metadata.__dict__["_src_node_id"] = 1  # it is the SuperLink that says so
-        return gone
+        dropped = Message(Error(code=3, reason="Node Unavailable"), reply_to=message)
+        dropped.metadata.__dict__["_src_node_id"] = 1  # the sender is the SuperLink
+        return dropped
 
-    over, _ = air(answer, rounds=1)
-    assert over.left_out == [(0, 44, "Node Unavailable")]
+    strategy, _ = run_over_the_air(answer, rounds=1)
+    assert strategy.left_out == [(0, 44, "Node Unavailable")]
 
 
 def test_with_too_few_replies_the_model_stays(tmp_path, caplog):
     def answer(message):
-        late = message.content["config"]["server-round"] == 2 and message.metadata.dst_node_id != 17
-        return None if late else reply(message)
+        missing = message.content["config"]["server-round"] == 2 and message.metadata.dst_node_id != 17
+        return None if missing else reply(message)
 
-    over, found = air(answer, enough=2, folder=tmp_path)
+    strategy, result = run_over_the_air(answer, enough=2, folder=tmp_path)
     assert [r.args for r in caplog.records if "no client was received" in r.msg] == [(1,)]
-    assert bits(found.arrays) == bits(air(rounds=1)[1].arrays)
+    assert bits(result.arrays) == bits(run_over_the_air(rounds=1)[1].arrays)
     assert sa.load(tmp_path)["channel/senders"] == [4, 0]
-    assert len(over.left_out) == 3
+    assert len(strategy.left_out) == 3
 
 
-def test_a_run_whose_first_round_has_no_replies_ends_at_once(tmp_path):
+def test_a_run_without_replies_in_its_first_round_is_refused(tmp_path):
     with pytest.raises(InputError) as error:
-        air(lambda m: Message(Error(code=1, reason="another version"), reply_to=m), folder=tmp_path / "new")
+        run_over_the_air(
+            lambda m: Message(Error(code=1, reason="another version"), reply_to=m), folder=tmp_path / "new"
+        )
     assert (error.value.code, error.value.fields["nodes"]) == ("no-replies", 4)
     assert "another version" in str(error.value)
     assert not (tmp_path / "new").exists()
 
 
-def test_a_run_with_missing_nodes_ends():
+def test_a_run_with_too_few_nodes_is_refused():
     with pytest.raises(InputError) as error:
-        air(clients=5, timeout=0.01)
+        run_over_the_air(clients=5, timeout=0.01)
     assert (error.value.code, error.value.fields["connected"]) == ("missing-nodes", 4)
 
 
 def test_a_model_that_diverges_ends_the_run_without_further_requests(tmp_path):
     grid = Nodes(reply)
-    over, _ = air(grid=grid, rounds=5, server="sgd(lr=1e39)", receiver="none()", folder=tmp_path)
-    assert over.diverged
+    strategy, _ = run_over_the_air(grid=grid, rounds=5, server="sgd(lr=1e39)", receiver="none()", folder=tmp_path)
+    assert strategy.diverged
     assert sa.load(tmp_path).diverged == 0
-    assert grid.asked == 4
+    assert grid.messages_sent == 4

@@ -3,7 +3,7 @@
 import pytest
 
 import stableair as sa
-from helpers.flower import NODES, Nodes, air, bits, reply
+from helpers.flower import NODES, Nodes, bits, reply, run_over_the_air
 from stableair.flower.client_numbers import ClientNumbers, recorded_owners
 from stableair.flower.replies import Reply
 
@@ -75,7 +75,7 @@ def test_a_number_outside_the_clients_is_refused(client):
     [({"nodes": {0: 5, 1: 6}}, [6, 7], {0: 5, 1: 6}), ({"nodes": {0: 5}}, [6, 7], {}), ((), [5], {})],
     ids=["some connected", "all ids are new", "nothing recorded"],
 )
-def test_recorded_numbers_hold_while_node_ids_last(memory, connected, owners):
+def test_recorded_client_numbers_are_used_if_nodes_keep_their_ids(memory, connected, owners):
     assert recorded_owners(memory, connected) == owners
 
 
@@ -83,7 +83,7 @@ def test_recorded_numbers_hold_while_node_ids_last(memory, connected, owners):
 
 
 def claiming(claims, from_round=1):
-    """Answers of nodes that claim these client numbers, from a round on; in earlier rounds the impostor is silent."""
+    """Replies of nodes that claim these client numbers; the impostor replies from round `from_round` on."""
 
     def answer(message):
         node = message.metadata.dst_node_id
@@ -102,25 +102,25 @@ def without_the_impostor(message):
 
 
 def test_a_node_with_the_number_of_another_node_is_left_out():
-    strategy, result = air(claiming(IMPOSTOR, from_round=2), rounds=3)
+    strategy, result = run_over_the_air(claiming(IMPOSTOR, from_round=2), rounds=3)
     assert {dropped.node for dropped in strategy.left_out} == {FIRST}
-    assert bits(result.arrays) == bits(air(without_the_impostor, rounds=3)[1].arrays)
+    assert bits(result.arrays) == bits(run_over_the_air(without_the_impostor, rounds=3)[1].arrays)
 
 
-def test_the_binding_survives_a_resume(tmp_path):
-    air(without_the_impostor, rounds=1, folder=tmp_path)
+def test_a_resumed_run_keeps_the_client_numbers_of_its_nodes(tmp_path):
+    run_over_the_air(without_the_impostor, rounds=1, folder=tmp_path)
     assert sa.load(tmp_path).state.clients == {"nodes": {1: SECOND, 2: THIRD, 3: LAST}}
-    strategy, result = air(claiming(IMPOSTOR), rounds=3, folder=tmp_path)
+    strategy, result = run_over_the_air(claiming(IMPOSTOR), rounds=3, folder=tmp_path)
     assert [(dropped.k, dropped.node) for dropped in strategy.left_out] == [(1, FIRST), (2, FIRST)]
-    assert bits(result.arrays) == bits(air(without_the_impostor, rounds=3)[1].arrays)
+    assert bits(result.arrays) == bits(run_over_the_air(without_the_impostor, rounds=3)[1].arrays)
 
 
 def test_nodes_with_new_ids_resume_a_run(tmp_path):
     """A simulation draws new node ids at every start."""
     clients = {node: client for client, node in enumerate(sorted(NODES))}
-    air(claiming(clients), rounds=1, folder=tmp_path)
+    run_over_the_air(claiming(clients), rounds=1, folder=tmp_path)
     new = {node + 1000: client for node, client in clients.items()}
     grid = Nodes(lambda message: reply(message, client=new[message.metadata.dst_node_id]), nodes=list(new))
-    strategy, _ = air(grid=grid, rounds=2, folder=tmp_path)
+    strategy, _ = run_over_the_air(grid=grid, rounds=2, folder=tmp_path)
     assert not strategy.left_out
     assert sa.load(tmp_path)["channel/senders"] == [4, 4]

@@ -25,12 +25,12 @@ from stableair.algorithm import simulate
 pytestmark = pytest.mark.slow
 
 DEPLOY = ROOT / "examples/flower/deploy.sh"
-PATIENCE = 240  # seconds on a busy machine; alone it takes a quarter of that
+PATIENCE = 240  # seconds, for a busy machine; an idle machine needs a quarter
 
 
 @contextlib.contextmanager
 def started(words, folder, **more):
-    """A command in a session of its own; whatever is left of it at the end is killed and is a failure."""
+    """A command in a separate session. Processes that are left at the end are killed, and the test fails."""
     package = str(Path(sa.__file__).resolve().parents[1])
     env = os.environ | {
         "PYTHONPATH": package, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1",
@@ -45,16 +45,16 @@ def started(words, folder, **more):
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
                 process.wait(30)
-            end = time.monotonic() + 30  # what was told to end may take a moment on a busy machine
+            end = time.monotonic() + 30  # processes may need some time to exit on a busy machine
             while (left := {pid: text for pid, text in alive() if str(folder) in text}) and time.monotonic() < end:
                 time.sleep(0.2)
             for pid in left:
                 os.kill(pid, signal.SIGKILL)
-            assert not left, "something was left running"
+            assert not left, "processes were left running"
 
 
 def alive():
-    """Every process that can be seen: its number, its command and its environment."""
+    """The visible processes: (process id, command and environment)."""
     for path in Path("/proc").glob("[0-9]*"):
         try:
             yield int(path.name), (path / "cmdline").read_text().replace("\0", " ") + (path / "environ").read_text()
@@ -104,12 +104,12 @@ run_simulation(server, client_app(e, mods=[faulty]), num_supernodes=5, backend_c
 """
 
 
-def expected(experiment, heard):
-    """The model after a plain run in which only some clients take part."""
+def expected(experiment, senders):
+    """The model after a run without Flower in which only the clients `senders(k)` participate in round k."""
     sim = sa.build(experiment)
 
     def some(k):
-        return torch.tensor([n for n in sim.participants(k).tolist() if n in heard(k)])
+        return torch.tensor([n for n in sim.participants(k).tolist() if n in senders(k)])
 
     chosen = replace(sim, participants=some)
     *_, last = simulate(chosen, sim.start, experiment.rounds)
@@ -127,16 +127,16 @@ def test_a_simulation_has_the_bits_of_a_plain_run_with_faulty_clients_too(tmp_pa
     assert torch.equal(faulty.state.model.w, expected(e, lambda k: (3, 4)).w)
     assert (good["channel/senders"], faulty["channel/senders"]) == ([5, 5], [2, 2])
     assert len(re.findall("LEFT OUT", log.read_text())) == 6
-    for why in ("reason='client 0 broke'", "must have shape (10, 64): got (1, 64)", "weights must be finite"):
-        assert why in log.read_text()
+    for reason in ("reason='client 0 broke'", "must have shape (10, 64): got (1, 64)", "weights must be finite"):
+        assert reason in log.read_text()
 
 
 # --------------------------------------------------------------------------------------------------------- deployment
 
 
 def free_ports():
-    """The first of six ports in a row that nobody listens on: a deployment's four, and two for nodes it refuses."""
-    for first in range(21000 + 6 * (os.getpid() % 800), 60000, 6):  # another process has another six
+    """The first of six free consecutive ports: four for a deployment, and two for nodes that it refuses."""
+    for first in range(21000 + 6 * (os.getpid() % 800), 60000, 6):  # different ports for each process
         with contextlib.ExitStack() as stack:
             try:
                 for port in range(first, first + 6):
@@ -171,8 +171,8 @@ def runs_without_certificate(port):
         return response.status == 200 and b"over-the-air" in response.read()
 
 
-def recorded(run):
-    """How many rounds a run's folder has."""
+def recorded_rounds(run):
+    """Number of recorded rounds of a run folder."""
     rounds = run / "rounds.jsonl"
     return rounds.read_text().count("\n") if rounds.exists() else 0
 
@@ -183,8 +183,8 @@ def kill(*words):
     os.kill(pid, signal.SIGKILL)
 
 
-def made(command, folder):
-    """The folder, with what a command makes in it."""
+def run_in_folder(command, folder):
+    """Run a command in a folder, and return the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     subprocess.run(shlex.split(command), cwd=folder, capture_output=True, check=True)
     return folder
@@ -194,15 +194,15 @@ KEY = "ssh-keygen -q -t ecdsa -b 384 -N '' -f key"
 CERTIFICATE = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-384 -nodes -subj /CN=me -keyout key -out "
 
 
-def waited(condition, process, log):
+def wait_for(condition, process, log):
     end = time.monotonic() + PATIENCE
-    while not (found := condition()):
+    while not (value := condition()):
         assert process.poll() is None and time.monotonic() < end, log.read_text()
         time.sleep(0.1)
-    return found
+    return value
 
 
-def test_a_deployment_survives_the_death_of_its_superlink_and_of_a_node_and_refuses_unknown_nodes(tmp_path):
+def test_a_deployment_continues_after_its_superlink_or_a_node_was_killed_and_refuses_unknown_nodes(tmp_path):
     e = sa.Experiment(partition="dirichlet_by_class(beta=2.0)", model="logistic()", clients=3, rounds=3, local_epochs=1,
                       receiver="mac(C=auto)", device="cpu", engine="reference")  # fmt: skip
     settings = {"partition": e.partition, "model": e.model, "rounds": 3, "local_epochs": 1, "receiver": e.receiver}
@@ -211,13 +211,16 @@ def test_a_deployment_survives_the_death_of_its_superlink_and_of_a_node_and_refu
     keys, deploy = run / "flower", [DEPLOY, run, tmp_path / "settings.toml"]
 
     with started(deploy, tmp_path, PORT=str(port)) as (process, log):
-        waited(lambda: recorded(run) == 1, process, log)
+        wait_for(lambda: recorded_rounds(run) == 1, process, log)
         assert addresses(port) == {"127.0.0.1"}
         assert runs_without_certificate(port), "Flower authenticates accounts now: correct the danger box of flower.md"
         kill("flower-superlink", "--database", str(keys))  # the second round has just begun
         assert process.wait(PATIENCE) == 2
         assert "not complete (its SuperLink is gone)" in log.read_text().splitlines()[-1]
-    stranger, misled = made(KEY, tmp_path / "stranger"), made(CERTIFICATE + "ca.crt", tmp_path / "misled")
+    unknown_node, wrong_certificate = (
+        run_in_folder(KEY, tmp_path / "unknown_node"),
+        run_in_folder(CERTIFICATE + "ca.crt", tmp_path / "wrong_certificate"),
+    )
 
     def node(number, key, certificate):
         program = Path(sys.executable).parent / "flower-supernode"
@@ -225,16 +228,16 @@ def test_a_deployment_survives_the_death_of_its_superlink_and_of_a_node_and_refu
                 "--auth-supernode-private-key", key, "--port", str(port + number)]  # fmt: skip
 
     with started(deploy, tmp_path, PORT=str(port)) as (process, log):
-        waited(lambda: listening(port), process, log)
+        wait_for(lambda: listening(port), process, log)
         with (
-            started(node(4, stranger / "key", keys / "ca.crt"), stranger) as (first, its_words),
-            started(node(5, keys / "node0", misled / "ca.crt"), misled) as (second, other_words),
+            started(node(4, unknown_node / "key", keys / "ca.crt"), unknown_node) as (first, first_log),
+            started(node(5, keys / "node0", wrong_certificate / "ca.crt"), wrong_certificate) as (second, second_log),
         ):
-            waited(lambda: recorded(run) == 2, process, log)
+            wait_for(lambda: recorded_rounds(run) == 2, process, log)
             kill("flower-supernode", "--auth-supernode-private-key node2", str(keys))  # and so has the third
             assert first.wait(PATIENCE) == second.wait(PATIENCE) == 1
-        assert "Failed to initialize the connection" in its_words.read_text()
-        assert "CERTIFICATE_VERIFY_FAILED" in other_words.read_text()
+        assert "Failed to initialize the connection" in first_log.read_text()
+        assert "CERTIFICATE_VERIFY_FAILED" in second_log.read_text()
         assert process.wait(PATIENCE) == 0, log.read_text()
     found = sa.load(run)
     assert found["channel/senders"] == [3, 3, 2]
@@ -246,7 +249,7 @@ def test_a_deployment_survives_the_death_of_its_superlink_and_of_a_node_and_refu
 def test_a_stopped_deployment_leaves_no_process(sent, code, rounds, tmp_path):
     run, port = tmp_path / "run", free_ports()
     with started([DEPLOY, run], tmp_path, PORT=str(port)) as (process, log):
-        waited(lambda: listening(port) and recorded(run) >= rounds, process, log)
+        wait_for(lambda: listening(port) and recorded_rounds(run) >= rounds, process, log)
         process.send_signal(sent)
         assert process.wait(60) == code, log.read_text()
         assert not [pid for pid, text in alive() if str(run) in text]
@@ -254,20 +257,20 @@ def test_a_stopped_deployment_leaves_no_process(sent, code, rounds, tmp_path):
 
 def test_a_network_namespace_hides_the_deployment(tmp_path):
     """The command of the documentation against other users of the machine."""
-    own = ["unshare", "--map-root-user", "--net"]
-    if subprocess.run([*own, "ip", "link", "set", "lo", "up"], capture_output=True).returncode:
+    namespace = ["unshare", "--map-root-user", "--net"]
+    if subprocess.run([*namespace, "ip", "link", "set", "lo", "up"], capture_output=True).returncode:
         pytest.skip("this machine does not allow network namespaces")
     run, port = tmp_path / "run", free_ports()
-    command = [*own, "sh", "-c", f"ip link set lo up && exec {DEPLOY} {run}"]
+    command = [*namespace, "sh", "-c", f"ip link set lo up && exec {DEPLOY} {run}"]
     with started(command, tmp_path, PORT=str(port)) as (process, log):
-        waited(lambda: recorded(run) >= 1, process, log)
+        wait_for(lambda: recorded_rounds(run) >= 1, process, log)
         assert not listening(port)
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 143, log.read_text()
 
 
 @pytest.mark.parametrize(
-    ("wrong", "why"),
+    ("wrong", "reason"),
     [
         ("port", "is in use"),
         ("key", "did you mean 'noise'"),
@@ -279,14 +282,14 @@ def test_a_network_namespace_hides_the_deployment(tmp_path):
         ("127.0.0.1.example.org", "BIND must be a loopback address"),
     ],
 )
-def test_the_deployment_refuses_in_one_line(wrong, why, tmp_path):
+def test_invalid_settings_of_a_deployment_are_refused_in_one_line(wrong, reason, tmp_path):
     port, run = free_ports(), tmp_path / "run"
     settings = tmp_path / "settings.toml"
     settings.write_text({"key": 'noize = "none()"', "clients": "clients = 5"}.get(wrong, ""))
     bind = wrong if wrong[0] in "0123456789:" else "127.0.0.1"
     if wrong == "ca":
-        for name in ("ca.crt", "server.pem"):  # each signed by itself
-            made(CERTIFICATE + name, run / "flower")
+        for name in ("ca.crt", "server.pem"):  # each self-signed
+            run_in_folder(CERTIFICATE + name, run / "flower")
     with socket.socket() as taken:
         if wrong == "port":
             taken.bind(("127.0.0.1", port + 2))
@@ -294,4 +297,4 @@ def test_the_deployment_refuses_in_one_line(wrong, why, tmp_path):
         with started([DEPLOY, run, settings], tmp_path, PORT=str(port), BIND=bind) as (process, log):
             assert process.wait(PATIENCE) == 2
     (line,) = log.read_text().splitlines()
-    assert why in line
+    assert reason in line

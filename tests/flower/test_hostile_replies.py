@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import stableair as sa
-from helpers.flower import NODES, Nodes, air, averaging, bits, reply
+from helpers.flower import NODES, Nodes, averaging, bits, reply, run_over_the_air
 
 HOSTILE = max(NODES)
 CLIENTS = {node: client for client, node in enumerate(sorted(NODES))}
@@ -23,7 +23,7 @@ def run(hostile=None, **settings):
 
     Args:
         hostile: None for an honest node.
-        settings: Arguments of `air`.
+        settings: Arguments of `run_over_the_air`.
     """
 
     def answer(message):
@@ -31,7 +31,7 @@ def run(hostile=None, **settings):
         honest = reply(message, client=CLIENTS[node])
         return hostile(message, honest) if hostile and node == HOSTILE else honest
 
-    return air(grid=Nodes(answer), **settings)
+    return run_over_the_air(grid=Nodes(answer), **settings)
 
 
 def unavailable(message, honest):
@@ -141,14 +141,14 @@ def check_unusable(hostile):
 
 @settings(max_examples=30)
 @given(UNUSABLE)
-def test_an_unusable_reply_is_the_same_as_an_unavailable_node(hostile):
+def test_an_unusable_reply_has_the_effect_of_an_unavailable_node(hostile):
     check_unusable(hostile)
 
 
 @pytest.mark.slow
 @settings(max_examples=150)
 @given(UNUSABLE)
-def test_many_unusable_replies_are_the_same_as_an_unavailable_node(hostile):
+def test_many_unusable_replies_have_the_effect_of_an_unavailable_node(hostile):
     check_unusable(hostile)
 
 
@@ -176,7 +176,7 @@ def test_a_metric_changes_no_bit_of_the_model(metrics, loss):
 
 
 def test_no_metric_replaces_a_recorded_one():
-    _, result = air(lambda message: reply(message, **{"channel/senders": 99}))
+    _, result = run_over_the_air(lambda message: reply(message, **{"channel/senders": 99}))
     assert result.train_metrics_clientapp[1]["channel/senders"] == 4
 
 
@@ -240,7 +240,7 @@ def test_the_evaluation_sees_only_finite_models():
 
 
 class Evaluating(Nodes):
-    """Nodes that also evaluate; the hostile node's metrics are given."""
+    """Nodes that also evaluate; `metrics` are those of the hostile node, or the text of its error."""
 
     def __init__(self, metrics):
         super().__init__(lambda message: reply(message, client=CLIENTS[message.metadata.dst_node_id]))
@@ -276,7 +276,7 @@ class Evaluating(Nodes):
 )
 def test_an_evaluation_of_one_node_cannot_stop_the_server(metrics, caplog):
     strategy = FedAvg(min_train_nodes=1, min_evaluate_nodes=1, min_available_nodes=1)
-    _, result = air(grid=Evaluating(metrics), strategy=strategy)
+    _, result = run_over_the_air(grid=Evaluating(metrics), strategy=strategy)
     assert {k: dict(m) for k, m in result.evaluate_metrics_clientapp.items()} == {
         1: {"accuracy": 0.5},
         2: {"accuracy": 0.5},

@@ -9,7 +9,7 @@ from stableair.channels.registries import fading, noise, power
 from stableair.contracts import Upload
 from stableair.streams import generator
 
-SIGMAS = 4.5  # standard errors that a statistic may be off
+SIGMAS = 4.5  # allowed deviation of a statistic in standard errors
 
 
 def interference(spec, d, k=0, stream="noise"):
@@ -39,11 +39,13 @@ def entry_gains(channel, n, d, k=0, seed=0):
     return torch.stack(rows)
 
 
-def over(rule, fades="unit()", xi="gaussian(std=1)", **parts):
+def flat_channel(rule, fades="unit()", xi="gaussian(std=1)", **parts):
+    """A flat channel with a power rule and interference on the sum."""
     return Flat(fading.one(fades)(), noise.one(xi)(), power.one(rule)(), noise_on="sum", **parts)
 
 
 def received(channel, update, k=0, seed=0):
+    """The received vector of a round and its draw; row n of the update is the payload of client n."""
     clients = torch.arange(len(update))
     draw = channel.draw(len(update), clients, update.shape[1], seed, k)
     upload = Upload(clients, update, torch.zeros(len(clients), 0), torch.ones(len(clients)))
@@ -52,7 +54,7 @@ def received(channel, update, k=0, seed=0):
 
 def transmissions(rule, fades="rayleigh(power=1)", n=100_000, k=0):
     """The clients that transmit (m,), their complex gains (m,) and their energies (m,)."""
-    found = over(rule, fades, "none()").draw(n, torch.arange(n), 1, seed=0, k=k).transmissions
-    rows = [(sent.gain, sent.energy) for sent in found.values()]
+    by_client = flat_channel(rule, fades, "none()").draw(n, torch.arange(n), 1, seed=0, k=k).transmissions
+    rows = [(sent.gain, sent.energy) for sent in by_client.values()]
     gains, energies = (torch.tensor(column, dtype=torch.complex128) for column in zip(*rows, strict=True))
-    return torch.tensor(list(found)), gains, energies.real
+    return torch.tensor(list(by_client)), gains, energies.real

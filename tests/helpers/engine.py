@@ -13,8 +13,7 @@ from stableair.data.datasets import synthetic
 from stableair.engine.stacked import Stacked
 from stableair.engine.trainer import StackedTrainer
 from stableair.models import ResNet, model
-from stableair.participants import everybody as all_of_them
-from stableair.participants import participants
+from stableair.participants import everybody, participants
 from stableair.training.local_training import LocalTraining
 from stableair.training.reference import Reference
 from stableair.vector import state
@@ -30,22 +29,22 @@ def reference(module, data, sizes, device="cpu", **changes):
     return Reference(LocalTraining(module.to(device), data.to(device), parts, **settings | changes))
 
 
-def built(spec, shape=(3, 8, 8), classes=3):
-    """A network of the registry, or with the name of a norm a small ResNet that has it."""
+def network(spec, shape=(3, 8, 8), classes=3):
+    """A network of the registry; for the name of a norm, a small ResNet with this norm."""
     torch.manual_seed(0)
     if spec in NORMS:
         return ResNet(shape[0], (1, 2), classes, NORMS[spec], first=8)
     return model.one(spec)()(shape, classes)
 
 
-def everybody(train):
-    """All clients, in the order in which they are added up."""
-    return participants(all_of_them(), train.work.sizes, seed=0)(0)
+def all_clients(train):
+    """All clients, in the order of summation."""
+    return participants(everybody(), train.work.sizes, seed=0)(0)
 
 
 def uploads(train, start, k=0):
-    """The uploads of a round in the order of the clients."""
-    sent = (upload[:4] for upload in train(start, k, everybody(train)))  # the norm is for ranks alone
+    """The uploads of a round, sorted by client."""
+    sent = (upload[:4] for upload in train(start, k, all_clients(train)))  # without the norm, which only ranks use
     clients, *rest = map(torch.cat, zip(*sent, strict=True))
     assert all(len(column) == len(clients) for column in rest)
     order = clients.argsort().to(rest[0].device)
@@ -56,20 +55,20 @@ def stacked(slow, chunk=4, precision="fp32"):
     return StackedTrainer(slow.work, Stacked(slow.work.module), precision, chunk)
 
 
-def agree(slow, fast, start, tolerance=1e-9, k=0):
+def assert_uploads_agree(slow, fast, start, tolerance=1e-9, k=0):
     for a, b in zip(uploads(slow, start, k), uploads(fast, start, k), strict=True):
         assert a.shape == b.shape
         assert (a - b).norm() <= tolerance * a.norm(), (a - b).norm() / a.norm()
 
 
-def around(module, sizes=(8,)):
-    """A simulation with that module for a model."""
+def simulation_of(module, sizes=(8,)):
+    """A simulation whose model is this module."""
     train = reference(module, synthetic(samples=sum(sizes), classes=3, shape=(3, 8, 8)), list(sizes))
     return replace(build(sa.Experiment(device="cpu")), train=train, n=len(sizes), start=State(state(module)))
 
 
 class Reused(nn.Module):
-    """Dense layers that are called twice, one of them on the input itself and without a bias, and one for nothing."""
+    """Two dense layers that are called twice, `first` on the input and without a bias, and an unused one."""
 
     def __init__(self):
         super().__init__()

@@ -10,22 +10,22 @@ from torch import nn
 
 from stableair.flower import OverTheAir, client_app
 
-NODES = [901, 17, 560, 44]  # as they come; in order they are 17, 44, 560, 901
+NODES = [901, 17, 560, 44]  # in order of arrival; sorted: 17, 44, 560, 901
 
 
 class Nodes:
-    """A grid whose nodes answer here and now: (message, number of the round) -> reply, or None for none."""
+    """A grid whose nodes reply at once: `answer(message)` is the reply, or None for no reply."""
 
     def __init__(self, answer, nodes=NODES, arrival=None):
         self.answer, self.nodes, self.arrival = answer, nodes, arrival or (lambda replies: replies)
-        self.asked = 0
+        self.messages_sent = 0
 
     def get_node_ids(self):
         return list(self.nodes)
 
     def send_and_receive(self, messages, timeout=None):
         messages = list(messages)
-        self.asked += len(messages)
+        self.messages_sent += len(messages)
         replies = [self.answer(message) for message in messages]
         return self.arrival([reply for reply in replies if reply is not None])
 
@@ -46,7 +46,7 @@ def samples(node):
 
 
 def reply(message, change=None, **metrics):
-    """What a stock client returns: other weights, which depend on the node and on what it was sent."""
+    """The reply of a stock client: weights that depend on the node and on the received weights."""
     node, sent = message.metadata.dst_node_id, message.content["arrays"]
     source = np.random.default_rng(node)
     weights = {}
@@ -56,29 +56,29 @@ def reply(message, change=None, **metrics):
         weights[name] = abs(a + a.dtype.type(0.1) * step) if "var" in name else a + a.dtype.type(0.1) * step
     if change:
         change(weights)
-    told = {"train_loss": 1.0 + node / 1000, "num-examples": samples(node)} | metrics
+    results = {"train_loss": 1.0 + node / 1000, "num-examples": samples(node)} | metrics
     arrays = ArrayRecord({name: Array(np.asarray(w)) for name, w in weights.items()})
-    told = MetricRecord({name: value for name, value in told.items() if value is not None})
-    return Message(RecordDict({"arrays": arrays, "metrics": told}), reply_to=message)
+    results = MetricRecord({name: value for name, value in results.items() if value is not None})
+    return Message(RecordDict({"arrays": arrays, "metrics": results}), reply_to=message)
 
 
 def averaging(kind=FedAvg, **options):
     return kind(fraction_evaluate=0.0, min_train_nodes=1, min_available_nodes=1, **options)
 
 
-def air(answer=reply, rounds=2, strategy=None, grid=None, evaluate_fn=None, timeout=5.0, **settings):
-    """A whole run; the strategy, and what Flower has collected."""
-    over = OverTheAir(strategy or averaging(), **{"lr": 0.1, "receiver": "mac(C=0.5)"} | settings)
-    found = over.start(grid or Nodes(answer), start_arrays(), rounds, timeout, evaluate_fn=evaluate_fn)
-    return over, found
+def run_over_the_air(answer=reply, rounds=2, strategy=None, grid=None, evaluate_fn=None, timeout=5.0, **settings):
+    """A run over Flower: the strategy, and the result of Flower."""
+    over_the_air = OverTheAir(strategy or averaging(), **{"lr": 0.1, "receiver": "mac(C=0.5)"} | settings)
+    result = over_the_air.start(grid or Nodes(answer), start_arrays(), rounds, timeout, evaluate_fn=evaluate_fn)
+    return over_the_air, result
 
 
 def bits(arrays):
     return {name: array.numpy().tobytes() for name, array in arrays.items()}
 
 
-def ours(experiment, mods=None, **changes):
-    """Nodes that run our own client app, the last node first."""
+def nodes_with_our_app(experiment, mods=None, **changes):
+    """Nodes that run the client app of stableair; they reply in reverse order, and the last node is client 0."""
     app = client_app(experiment.with_(**changes), mods)
 
     def answer(message):

@@ -7,8 +7,8 @@ from stableair.spec import PLUGINS, REGISTRIES
 
 
 @contextmanager
-def forgotten():
-    """Forget, afterwards, the components and plug-ins that are registered within."""
+def restored_registries():
+    """Remove the components and plug-ins that are registered within the context at its end."""
     before = {plural: dict(registry.entries) for plural, registry in REGISTRIES.items()}
     plugins = list(PLUGINS)
     try:
@@ -19,7 +19,7 @@ def forgotten():
         PLUGINS[:] = plugins
 
 
-def forget_note_printer():
+def reset_logger():
     """Undo the changes of main() to the logger."""
     log = logging.getLogger("stableair")
     log.setLevel(logging.NOTSET)

@@ -1,4 +1,4 @@
-"""Experiments drawn at random from all components, plug-ins and the models of the zoo: a function of a number."""
+"""Random experiments over all components, plug-ins and models of the zoo; each is a function of its number."""
 
 import random
 from typing import NamedTuple
@@ -64,7 +64,7 @@ def draw(number):
         "bandwidth": r.choice([1e6, 2e7]),
         "symbol_energy": r.choice([1.0, 1e-9]),
     }
-    settings |= _model(r) | _air(r, clients)
+    settings |= _model(r) | _channel(r, clients)
     return RandomExperiment(settings, r.randint(1, rounds - 1), r.random() < 0.5, r.choice([1, 1, 2]))
 
 
@@ -87,7 +87,7 @@ def _model(r):
     return {"data": data, "model": model, "partition": partition}
 
 
-def _air(r, clients):
+def _channel(r, clients):
     """Participation, channel and receiver."""
     receivers = ["mac(C=auto)", "mac(C=auto, gain=True)", "mac(C=0.5, gain=True)", "cauchy(K=auto)"]
     receivers = r.sample(EXAMPLES["receivers"] + receivers + ["smoothed()", "halved()"], r.choice([1, 1, 2]))
@@ -103,7 +103,7 @@ def _air(r, clients):
         power = r.choice(["none()", "limit(P=1)", "inversion(P=1, threshold=0.1, csi=0.9)", "half_power()"])
         fadings = [fading for fading in _fadings() if "entries" not in fading]
         adapts = power.startswith(("inversion", "half"))
-        air = {
+        parts = {
             "channel": channel,
             "fading": r.choice(fadings) if adapts else "unit()",
             "noise": "none()",
@@ -123,17 +123,17 @@ def _air(r, clients):
         if "antennas" not in channel:
             noises += ["bursts(length=7)", "field(density=0.01, hold=5)"]
         noises.append("markov(good='sas(tau=0.1)', bad='gaussian(std=1)')")
-        air = {"channel": channel, "fading": r.choice(fadings), "noise": r.choice(noises), "power": power}
+        parts = {"channel": channel, "fading": r.choice(fadings), "noise": r.choice(noises), "power": power}
     else:
         power = r.choice(["none()", "none()", *EXAMPLES["powers"], "half_power()"])
         fadings = [fading for fading in _fadings() if "entries" not in fading or "inversion" not in power]
         sum_needed = not power.startswith("none")
         channel = r.choice(["flat(noise_on=sum)"] if sum_needed else ["flat()", "flat(noise_on=sum)", "whole()"])
         noises = [*EXAMPLES["noises"], "sas(alpha=1.5, tau=0.01)", "none()", "uniform()"]
-        air = {"channel": channel, "fading": r.choice(fadings), "noise": r.choice(noises), "power": power}
-    if not air["channel"].startswith("digital") and r.random() < 0.1:
+        parts = {"channel": channel, "fading": r.choice(fadings), "noise": r.choice(noises), "power": power}
+    if not parts["channel"].startswith("digital") and r.random() < 0.1:
         receivers.append("mac(C=auto, pilot=100)")
-    return air | {"participation": participation, "receiver": " | ".join(receivers)}
+    return parts | {"participation": participation, "receiver": " | ".join(receivers)}
 
 
 def _fadings():
@@ -212,12 +212,12 @@ def slow(rho: float = 0.9):
 
 
 def odd_and_even():
-    """The clients with odd and with even numbers in turn; no client in every third round."""
+    """The even clients, the odd clients and no clients, in turn."""
     return lambda n, source: torch.arange(n)[source.round % 3 :: 2] if source.round % 3 < 2 else torch.arange(0)
 
 
 def in_turn():
-    """Samples are dealt out in turn."""
+    """Sample i belongs to client i modulo the number of clients."""
     return lambda train, clients, rng: [torch.arange(n, len(train.y), clients).numpy() for n in range(clients)]
 
 

@@ -14,7 +14,7 @@ import stableair as sa
 from stableair.channels.registries import channel
 from stableair.memory import tensors
 
-RANK = int(os.environ.get("RANK", 0))  # the number of this process among those of torchrun
+RANK = int(os.environ.get("RANK", 0))  # of this process
 TINY = sa.Experiment(
     data="synthetic(samples=70, classes=3, shape=(1, 2, 2))", model="mlp(width=4)", clients=7, rounds=4, device="cpu"
 )
@@ -25,16 +25,20 @@ def normed():
     return lambda shape, classes: nn.Sequential(nn.Flatten(), nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, classes))
 
 
-def coming_and_going():
-    """Nobody, then one, then four, then seven."""
+def varying_participation():
+    """0, 1, 4 and 7 clients in rounds 0 to 3."""
     return lambda n, source: torch.arange((0, 1, 4, 7)[source.round])
 
 
-def mortal():
-    """Everybody; in round 2 the second rank is ended, in its first life, where that is wanted."""
+def killed_rank():
+    """All clients. Rank 1 is killed in round 2 if torchrun has restarted the ranks KILL_AFTER_RESTARTS times."""
 
     def draw(n, source):
-        if source.round == 2 and RANK == 1 and os.environ.get("MORTAL") == os.environ["TORCHELASTIC_RESTART_COUNT"]:
+        if (
+            source.round == 2
+            and RANK == 1
+            and os.environ.get("KILL_AFTER_RESTARTS") == os.environ["TORCHELASTIC_RESTART_COUNT"]
+        ):
             os.kill(os.getpid(), signal.SIGKILL)
         return torch.arange(n)
 
@@ -51,33 +55,33 @@ def whole():
     return lambda **parts: Whole(channel.one("flat()")()(**parts))
 
 
-def picky():
-    """A model that only the first rank can make."""
+def not_built():
+    """A model that only rank 0 can build."""
 
     def make(shape, classes):
         if RANK:
-            raise ValueError("there is no such model here")
+            raise ValueError("this rank has no such model")
         return nn.Sequential(nn.Flatten(), nn.Linear(4, classes))
 
     return make
 
 
-def hungry():
-    """A model for which only the first rank has the memory."""
+def out_of_memory():
+    """A model for which only rank 0 has enough memory."""
 
-    class Hungry(nn.Linear):
+    class OutOfMemory(nn.Linear):
         def forward(self, x):
             if RANK and torch.is_grad_enabled():
-                raise MemoryError("no room for more")
+                raise MemoryError("not enough memory")
             return super().forward(x.flatten(1))
 
-    return lambda shape, classes: Hungry(4, classes)
+    return lambda shape, classes: OutOfMemory(4, classes)
 
 
-def poisoned():
-    """A model that overflows on every rank but the first."""
+def overflowing():
+    """A model that overflows on every rank except rank 0."""
 
-    class Poisoned(nn.Module):
+    class Overflowing(nn.Module):
         def __init__(self, classes):
             super().__init__()
             self.linear = nn.Linear(4, classes)
@@ -85,18 +89,18 @@ def poisoned():
         def forward(self, x):
             return self.linear(x.flatten(1)) * (1 if RANK == 0 else float("nan"))
 
-    return lambda shape, classes: Poisoned(classes)
+    return lambda shape, classes: Overflowing(classes)
 
 
 COMPONENTS = {
-    sa.model: (normed, poisoned, hungry, picky),
-    sa.participation: (coming_and_going, mortal),
+    sa.model: (normed, overflowing, out_of_memory, not_built),
+    sa.participation: (varying_participation, killed_rank),
     channel: (whole,),
 }
 
 
 def experiments():
-    """By name; the components they are made of are registered."""
+    """Register the components; return the experiments by name."""
     for register, factories in COMPONENTS.items():
         for factory in factories:
             register(factory.__name__)(factory)
@@ -104,7 +108,7 @@ def experiments():
         "plain": TINY.with_(engine="reference"),
         "unequal": TINY.with_(engine="reference", partition="dirichlet_by_class(1)", receiver="mac(C=auto)"),
         "buffers": TINY.with_(engine="reference", model="normed()", server="momentum()", fading="nakagami(m=2)"),
-        "coming and going": TINY.with_(engine="reference", participation="coming_and_going()"),
+        "varying participation": TINY.with_(engine="reference", participation="varying_participation()"),
         "averaged": TINY.with_(
             engine="reference", average=0.8, participation="dropout(0.3, of='sample(5)')", server="adam_ota()"
         ),
@@ -143,7 +147,9 @@ def experiments():
         "local rule": TINY.with_(
             engine="fast", chunk=2, local="adam()", lr_decay="inverse(over=1)", evaluate_clients=True
         ),
-        "mortal": TINY.with_(engine="reference", participation="mortal()", receiver="mac(C=auto)", server="momentum()"),
+        "killed_rank": TINY.with_(
+            engine="reference", participation="killed_rank()", receiver="mac(C=auto)", server="momentum()"
+        ),
     }
 
 
@@ -154,14 +160,14 @@ def digest(run):
 
 
 if __name__ == "__main__":
-    (what, folder, *names), known = sys.argv[1:], experiments()
-    if what == "digests":
-        found = {name: digest(sa.run(known[name])) for name in names}
+    (task, folder, *names), known = sys.argv[1:], experiments()
+    if task == "digests":
+        digests = {name: digest(sa.run(known[name])) for name in names}
         if RANK == 0:
-            Path(folder).write_text(json.dumps(found))
-    if what == "rounds":  # so many of them, recorded
-        sa.run(known["mortal"].with_(rounds=int(names[0])), folder, resume=True)
-    if what == "disagree":
+            Path(folder).write_text(json.dumps(digests))
+    if task == "rounds":  # record this number of rounds
+        sa.run(known["killed_rank"].with_(rounds=int(names[0])), folder, resume=True)
+    if task == "disagree":
         sa.run(TINY.with_(seed=RANK))
-    if what in ("poisoned", "hungry", "picky"):
-        sa.run(TINY.with_(model=f"{what}()", engine="reference"), folder)
+    if task in ("overflowing", "out_of_memory", "not_built"):
+        sa.run(TINY.with_(model=f"{task}()", engine="reference"), folder)

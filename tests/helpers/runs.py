@@ -8,13 +8,14 @@ from contextlib import contextmanager
 import torch
 
 
-def numbers(result):
-    """Every recorded number but the seconds."""
+def recorded_metrics(result):
+    """All recorded metrics except the seconds."""
     return [{k: v for k, v in row.items() if k != "seconds"} for row in result.rounds]
 
 
 def same(one, other):
-    return numbers(one) == numbers(other) and torch.equal(one.state.model.w, other.state.model.w)
+    """Whether two runs have the same metrics and the same model, bit for bit."""
+    return recorded_metrics(one) == recorded_metrics(other) and torch.equal(one.state.model.w, other.state.model.w)
 
 
 class Stop(Exception):
@@ -22,6 +23,8 @@ class Stop(Exception):
 
 
 def stop_after(k):
+    """A function of `Callback.round` that raises Stop after round k."""
+
     def on_round(row):
         if row["round"] == k:
             raise Stop
@@ -31,7 +34,7 @@ def stop_after(k):
 
 @contextmanager
 def started(code, *words):
-    """A Python process that ends with the test, whatever happens in it."""
+    """A Python process that is killed at the end of the context."""
     env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", code, *map(str, words)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -43,6 +46,7 @@ def started(code, *words):
 
 
 def flipped(raw, bit):
+    """The bytes with one flipped bit."""
     damaged = bytearray(raw)
     damaged[bit // 8] ^= 1 << bit % 8
     return bytes(damaged)

@@ -1,4 +1,4 @@
-"""A small sweep, and processes of the command that compute it."""
+"""A small sweep, and processes that compute it."""
 
 import os
 import subprocess
@@ -16,34 +16,35 @@ WORDS = [f"{key}={value}" for key, value in SETTINGS.items()] + ["receiver=mac(C
 SRC = Path(sa.__file__).absolute().parents[1]
 
 
-def begun(*words, **more):
-    """A real process of the command; what it says is piped."""
-    env = os.environ | {"PYTHONPATH": str(SRC), "OMP_NUM_THREADS": "1"} | more.pop("env", {})
+def start_command(*words, **options):
+    """Start the command in a separate process; its output is piped."""
+    env = os.environ | {"PYTHONPATH": str(SRC), "OMP_NUM_THREADS": "1"} | options.pop("env", {})
     words = [sys.executable, "-m", "stableair", *map(str, words)]
-    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, **more)
+    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, **options)
 
 
-def until(happens, seconds=60):
-    """Wait for something that another process does."""
+def wait_until(condition, seconds=60):
+    """Wait until a condition is true, and return its value."""
     end = time.monotonic() + seconds
-    while not (found := happens()):
-        assert time.monotonic() < end, "it never happened"
+    while not (value := condition()):
+        assert time.monotonic() < end, f"not true within {seconds} s"
         time.sleep(0.02)
-    return found
+    return value
 
 
-def rounds(folder):
+def recorded_rounds(folder):
+    """Number of lines of rounds.jsonl."""
     file = folder / "rounds.jsonl"
     return file.read_bytes().count(b"\n") if file.exists() else 0
 
 
 def children(pid):
-    found = [path.parent for path in Path("/proc").glob("[0-9]*/stat") if f" {pid} " in after_name(path)]
-    return [int(path.name) for path in found]
+    processes = [path.parent for path in Path("/proc").glob("[0-9]*/stat") if f" {pid} " in state_and_parent(path)]
+    return [int(path.name) for path in processes]
 
 
-def after_name(path):
-    """The state and the parent of a process."""
+def state_and_parent(path):
+    """State and parent of a process, from its file /proc/PID/stat; "" if there is none."""
     try:
         return " ".join(path.read_text().rpartition(")")[2].split()[:2]) + " "
     except OSError:
@@ -51,4 +52,4 @@ def after_name(path):
 
 
 def alive(pid):
-    return not after_name(Path(f"/proc/{pid}/stat")).startswith(("Z", "X")) and Path(f"/proc/{pid}").exists()
+    return not state_and_parent(Path(f"/proc/{pid}/stat")).startswith(("Z", "X")) and Path(f"/proc/{pid}").exists()

@@ -7,7 +7,7 @@ For each experiment and both engines:
 - a run that is stopped after a random round and resumed gives the bits of an uninterrupted run;
 - two ranks of torchrun that resume the stopped run give these bits, too, and so does a whole run in two ranks;
 - the fast engine trains every round of the reference run as the reference does, up to rounding;
-- an experiment that is refused is refused with one code, whatever the engine and the number of processes.
+- an experiment that is refused is refused with the same code by every engine and for every number of processes.
 """
 
 import argparse
@@ -35,7 +35,7 @@ from stableair.engine import accelerate, choose
 from stableair.training.reference import threads
 
 ENGINES = "auto", "reference"
-BATCH = 25  # experiments of one start of torchrun
+BATCH = 25  # number of experiments that one start of torchrun checks
 SAME = 1e-4  # relative distance of the updates of two engines, beyond the effect of rounding the model
 RANK = int(os.environ.get("RANK", 0))
 
@@ -44,9 +44,9 @@ class Failure(AssertionError):
     """An experiment for which a property does not hold."""
 
 
-def check(holds, *what):
+def check(holds, *message):
     if not holds:
-        raise Failure(" ".join(map(str, what)))
+        raise Failure(" ".join(map(str, message)))
 
 
 def outcome(experiment, *folder, **options):
@@ -70,11 +70,11 @@ def start_and_stop(drawn, engine, folder):
         pass
 
 
-def check_alone(number, folder):
-    """Check an experiment in this process; leaves copies of the stopped runs for the ranks.
+def check_in_one_process(number, folder):
+    """Check an experiment in this process, and leave copies of the stopped runs for the ranks.
 
     Returns:
-        The outcome of the whole run by engine, and how `engine=auto` computed it; {} if it was refused.
+        The outcome of the whole run by engine, and the engine of `engine=auto` as recorded; {} if it was refused.
     """
     drawn = draw(number)
     outcomes, started = {}, []
@@ -87,7 +87,7 @@ def check_alone(number, folder):
         if stopped.exists():
             shutil.copytree(stopped, for_ranks(folder, number, engine))
         resumed = outcome(experiment, stopped, resume=True)
-        check(resumed == whole, engine, "stopped and resumed:", resumed, "in place of", whole)
+        check(resumed == whole, engine, "stopped and resumed:", resumed, "instead of", whole)
         outcomes[engine] = whole
     refused = [one.startswith("refused") for one in outcomes.values()]
     if any(refused) or started[0]["engine"] == "reference":
@@ -118,10 +118,10 @@ def check_engines(drawn):
         clients = slow.participants(k)
         if len(clients):
             flips = 1 + 2.0**-23 * torch.randint(-1, 2, model.w.shape, generator=torch.Generator().manual_seed(k))
-            nudged = model._replace(w=model.w * flips)
+            perturbed = model._replace(w=model.w * flips)
             a, b, p = (
                 _uploads(train(m, k, clients))
-                for train, m in ((slow.train, model), (fast.train, model), (slow.train, nudged))
+                for train, m in ((slow.train, model), (fast.train, model), (slow.train, perturbed))
             )
             for part in ("update", "stats", "loss"):
                 _agree(part, k, *(getattr(one, part).double().reshape(len(clients), -1) for one in (a, b, p)))
@@ -133,27 +133,29 @@ def _uploads(chunks):
     return Upload(*(torch.cat(parts) for parts in zip(*(chunk[:4] for chunk in chunks), strict=True)))
 
 
-def _agree(part, k, slow, fast, nudged):
-    allowed = SAME * slow.norm(dim=1) + 20 * (nudged - slow).norm(dim=1) + 1e-6
-    off = (fast - slow).norm(dim=1)
-    check((off <= allowed).all(), f"round {k}: the {part} of the engines is", off.max().item(), "apart")
+def _agree(part, k, slow, fast, perturbed):
+    allowed = SAME * slow.norm(dim=1) + 20 * (perturbed - slow).norm(dim=1) + 1e-6
+    distance = (fast - slow).norm(dim=1)
+    check((distance <= allowed).all(), f"round {k}: the {part} of the engines is", distance.max().item(), "apart")
 
 
-def check_in_ranks(alone, folder):
+def check_in_ranks(in_one_process, folder):
     """Compare two ranks of torchrun with the outcomes of one process by number; yields (number, description)."""
-    (folder / "chunks.json").write_text(json.dumps({n: how.get("chunk", 0) for n, (_, how) in alone.items()}))
+    (folder / "chunks.json").write_text(
+        json.dumps({n: engine.get("chunk", 0) for n, (_, engine) in in_one_process.items()})
+    )
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     done = subprocess.run([*torchrun, __file__, "--in-ranks", folder], capture_output=True, text=True, env=environment)
     lines = (folder / "ranks.jsonl").read_text().splitlines() if (folder / "ranks.jsonl").exists() else []
     in_ranks = dict(map(json.loads, lines))
-    for number, (expected, _) in alone.items():
+    for number, (expected, _) in in_one_process.items():
         if number not in in_ranks:
             yield number, f"two ranks exited: {done.stderr[-3000:]}"
             return
-        for what, (engine, result) in in_ranks[number].items():
+        for run, (engine, result) in in_ranks[number].items():
             if result != expected[engine]:
-                yield number, f"two ranks, {what}: {result} in place of {expected[engine]}"
+                yield number, f"two ranks, {run}: {result} instead of {expected[engine]}"
 
 
 def compute_in_ranks(folder):
@@ -173,17 +175,17 @@ def compute_in_ranks(folder):
 def failures(numbers, counts):
     """Check some experiments; yields (number, description) of each failure, and counts outcomes and engines."""
     with tempfile.TemporaryDirectory() as name:
-        folder, alone = Path(name), {}
+        folder, in_one_process = Path(name), {}
         for number in numbers:
             counts["experiments"] += 1
             try:
                 with threads(1):  # as many as torchrun gives to a rank
-                    alone[number] = outcomes, how = check_alone(number, folder)
+                    in_one_process[number] = outcomes, engine = check_in_one_process(number, folder)
             except Exception:
                 yield number, traceback.format_exc()
                 continue
-            counts[f"engine {how['engine']}" if how else outcomes["auto"]] += 1
-        yield from check_in_ranks(alone, folder)
+            counts[f"engine {engine['engine']}" if engine else outcomes["auto"]] += 1
+        yield from check_in_ranks(in_one_process, folder)
 
 
 def command(number):

@@ -1,4 +1,4 @@
-"""A process that ends, and a disk that is full, at every single write, flush and rename: the next one goes on."""
+"""Crashes and full disks at every write, flush and rename: the next process continues."""
 
 import os
 import shutil
@@ -9,34 +9,34 @@ import numpy as np
 import pytest
 
 import stableair as sa
-from helpers.runs import numbers
+from helpers.runs import recorded_metrics
 from stableair.data import hub
 from stableair.experiment import Experiment
 
-pytestmark = pytest.mark.slow  # what an unlucky or a hostile user does; each test prints how often it tried
+pytestmark = pytest.mark.slow  # errors and attacks of users; each test prints the number of its attempts
 
 TINY = Experiment(
     data="synthetic(samples=60, classes=3, shape=(1, 2, 2))", model="mlp(width=4)", clients=5, rounds=2, device="cpu",
     local_epochs=1, server="momentum()",
 )  # fmt: skip
-CALLS = "open", "fsync", "replace", "mkdir", "unlink", "rmdir"  # of os: all that changes a disk goes through them
+CALLS = "open", "fsync", "replace", "mkdir", "unlink", "rmdir"  # the functions of os that change the disk
 
 
 class Crash(BaseException):
-    """The process is gone: whatever it would still have done does not happen."""
+    """The process is killed: nothing after this call is executed."""
 
 
 @contextmanager
 def crashing(monkeypatch, after=10**9, error=None):
-    """The system's calls fail from the n-th on; with an error, those that need room fail with it, once."""
-    seen = []
+    """After some calls, all calls that change the disk fail; or, with an error, one call that needs disk space."""
+    calls = []
 
     def wrapped(name, real):
         def call(*args, **kwargs):
             changes = name != "open" or (len(args) > 1 and args[1] & (os.O_WRONLY | os.O_RDWR))
             if changes and (error is None or name in ("open", "fsync")):
-                seen.append(name)
-                if len(seen) > after and (error is None or len(seen) == after + 1):
+                calls.append(name)
+                if len(calls) > after and (error is None or len(calls) == after + 1):
                     raise error or Crash
             return real(*args, **kwargs)
 
@@ -45,26 +45,26 @@ def crashing(monkeypatch, after=10**9, error=None):
     with monkeypatch.context() as patch:
         for name in CALLS:
             patch.setattr(os, name, wrapped(name, getattr(os, name)))
-        yield seen
+        yield calls
 
 
-def points(monkeypatch, work, **options):
-    """How many calls the work makes that change the disk."""
-    with crashing(monkeypatch, **options) as seen:
+def count_calls(monkeypatch, work, **options):
+    """Number of calls of the work that change the disk."""
+    with crashing(monkeypatch, **options) as calls:
         work()
-    return len(seen)
+    return len(calls)
 
 
 def test_a_run_continues_after_a_crash_at_any_point(monkeypatch, tmp_path):
-    whole = numbers(sa.run(TINY))
-    n = points(monkeypatch, lambda: sa.run(TINY, tmp_path / "whole"))
+    whole = recorded_metrics(sa.run(TINY))
+    n = count_calls(monkeypatch, lambda: sa.run(TINY, tmp_path / "whole"))
     for after in range(n):
         folder = tmp_path / str(after)
         with crashing(monkeypatch, after), pytest.raises(Crash):
             sa.run(TINY, folder)
-        assert numbers(sa.run(TINY, folder, resume=True)) == whole
-        assert sorted(os.listdir(folder)) == sorted(os.listdir(tmp_path / "whole")), "nothing is left behind"
-    print(f"\nrun: {n} crashes, {n} went on to the same numbers")
+        assert recorded_metrics(sa.run(TINY, folder, resume=True)) == whole
+        assert sorted(os.listdir(folder)) == sorted(os.listdir(tmp_path / "whole")), "no temporary file is left"
+    print(f"\nrun: {n} crashes, {n} resumed to the same metrics")
     assert n > 20
 
 
@@ -73,7 +73,7 @@ def test_a_search_continues_after_a_crash_at_any_point(monkeypatch, tmp_path):
         return sa.search(TINY.with_(rounds=1), {"receiver.C": "0.01:10:log"}, folder, trials=2)
 
     found = []
-    n = points(monkeypatch, lambda: found.append(search(tmp_path / "whole")))
+    n = count_calls(monkeypatch, lambda: found.append(search(tmp_path / "whole")))
     for after in range(0, n, 3):  # the trials are runs, which crash at every point above
         folder = tmp_path / str(after)
         with crashing(monkeypatch, after), pytest.raises(Crash):
@@ -90,7 +90,7 @@ SOURCE = hub.Source("someone/pictures", "image", "label")
 
 @pytest.fixture
 def prepare(monkeypatch, tmp_path):
-    """A preparation whose set comes from nowhere, into an empty data folder."""
+    """A function that prepares a made-up data set in an empty data folder."""
     monkeypatch.setenv(hub.VARIABLE, str(tmp_path / "data"))
     monkeypatch.setattr(hub, "_fetch", lambda *_: {"train": None, "test": None})
     monkeypatch.setattr(hub, "columns", lambda *_, **__: dict(IMAGES))
@@ -101,7 +101,7 @@ def prepare(monkeypatch, tmp_path):
 def test_a_preparation_is_repaired_after_a_crash_at_any_point(monkeypatch, tmp_path, prepare, again):
     if again:
         prepare()
-    n = points(monkeypatch, lambda: prepare(again))
+    n = count_calls(monkeypatch, lambda: prepare(again))
     for after in range(n):
         shutil.rmtree(tmp_path / "data")
         if again:
@@ -111,7 +111,7 @@ def test_a_preparation_is_repaired_after_a_crash_at_any_point(monkeypatch, tmp_p
         prepare()
         tensors, _ = hub.read("pictures", SOURCE)
         assert np.array_equal(tensors["train.x"].numpy(), IMAGES["x"])
-        assert hub.description_file("pictures").exists(), "it is checked from now on"
+        assert hub.description_file("pictures").exists(), "the file has a description, so it is checked"
     print(f"\npreparation{' over an older one' if again else ''}: {n} crashes, {n} repaired")
     assert n > 5
 
@@ -121,28 +121,28 @@ def left_behind(folder):
 
 
 def test_a_full_disk_is_named_and_leaves_no_temporary_file(monkeypatch, tmp_path):
-    """Every call that needs room fails once, with what the system says when there is none."""
-    whole = numbers(sa.run(TINY))
-    n = points(monkeypatch, lambda: sa.run(TINY, tmp_path / "whole"), error=OSError(28, "No space left on device"))
+    """Every call that needs disk space fails once, with the error of a full disk."""
+    whole = recorded_metrics(sa.run(TINY))
+    n = count_calls(monkeypatch, lambda: sa.run(TINY, tmp_path / "whole"), error=OSError(28, "No space left on device"))
     for after in range(n):
         folder, full = tmp_path / str(after), OSError(28, "No space left on device")
-        with crashing(monkeypatch, after, full), pytest.raises((OSError, sa.InputError)) as told:
+        with crashing(monkeypatch, after, full), pytest.raises((OSError, sa.InputError)) as error:
             sa.run(TINY, folder)
-        assert str(tmp_path) in str(told.value), "it says where"
-        assert "No space left" in str(told.value)
+        assert str(tmp_path) in str(error.value), "the error names the file"
+        assert "No space left" in str(error.value)
         assert left_behind(tmp_path) == []
-        assert numbers(sa.run(TINY, folder, resume=True)) == whole
+        assert recorded_metrics(sa.run(TINY, folder, resume=True)) == whole
     print(f"\nfull disk: {n} times, each named its file")
 
 
-def test_a_small_disk(tmp_path, monkeypatch):
-    """The real thing: a file system of 200 kB, filled."""
+def test_a_full_file_system_is_reported(tmp_path, monkeypatch):
+    """A real file system of 200 kB without free space."""
     (small := tmp_path / "small").mkdir()
     mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=200k", "none", small], capture_output=True, check=False
     )
     if mounted.returncode:
-        pytest.skip("no file system can be mounted here")
+        pytest.skip("this machine does not allow mounts")
     try:
         sa.run(TINY, small / "run")
         sa.plot(small / "run", out=small / "a.png")
@@ -156,7 +156,7 @@ def test_a_small_disk(tmp_path, monkeypatch):
         ):
             with pytest.raises(sa.InputError, match=f"cannot write {small}/a.*No space left on device"):
                 write()
-        assert (small / "a.png").read_bytes() == before, "the old picture stays"
+        assert (small / "a.png").read_bytes() == before, "the old picture is kept"
         assert left_behind(small) == []
     finally:
         subprocess.run(["umount", small], check=True)

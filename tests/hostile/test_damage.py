@@ -1,4 +1,4 @@
-"""Bits that flip and files that end early, in every file that a command reads: one line, or the right result."""
+"""Flipped bits and truncated files, for every file that a command reads: an error in one line or the correct result."""
 
 import random
 import shutil
@@ -13,7 +13,7 @@ from stableair.errors import StableairError
 from stableair.experiment import Experiment
 from stableair.results.reading import find
 
-pytestmark = pytest.mark.slow  # what an unlucky or a hostile user does; each test prints how often it tried
+pytestmark = pytest.mark.slow  # errors and attacks of users; each test prints the number of its attempts
 
 TRIES = 12
 TINY = Experiment(
@@ -22,14 +22,14 @@ TINY = Experiment(
 )  # fmt: skip
 
 
-def damaged(raw, chance):
-    """A flipped bit, a byte of another value, or the end cut off."""
-    kind = chance.choice(["bit", "bit", "byte", "cut"])
-    place = chance.randrange(len(raw))
+def damaged(raw, rng):
+    """The bytes with a flipped bit, a changed byte, or the end removed."""
+    kind = rng.choice(["bit", "bit", "byte", "cut"])
+    position = rng.randrange(len(raw))
     if kind == "cut":
-        return raw[:place]
-    change = 1 << chance.randrange(8) if kind == "bit" else chance.randrange(1, 256)
-    return raw[:place] + bytes([raw[place] ^ change]) + raw[place + 1 :]
+        return raw[:position]
+    change = 1 << rng.randrange(8) if kind == "bit" else rng.randrange(1, 256)
+    return raw[:position] + bytes([raw[position] ^ change]) + raw[position + 1 :]
 
 
 @pytest.fixture(scope="module")
@@ -42,10 +42,10 @@ NAMES = "experiment.json", "environment.json", "clients.json", "rounds.jsonl", "
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_damaged_run_is_refused_or_resumed_correctly(finished, tmp_path, name):
-    chance, refused, right = random.Random(name), 0, 0
+    rng, refused, correct = random.Random(name), 0, 0
     for i in range(TRIES):
         folder = shutil.copytree(finished[0].folder, tmp_path / str(i))
-        raw = damaged((folder / name).read_bytes(), chance)
+        raw = damaged((folder / name).read_bytes(), rng)
         (folder / name).write_bytes(raw)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -54,21 +54,21 @@ def test_a_damaged_run_is_refused_or_resumed_correctly(finished, tmp_path, name)
             except StableairError as error:
                 assert "\n" not in str(error)
                 refused += 1
-                assert (folder / name).read_bytes() == raw, "what is refused is left as it is"
+                assert (folder / name).read_bytes() == raw, "a refused folder does not change"
                 continue
         assert torch.equal(resumed.state.model.w, finished[1].state.model.w)
         assert resumed["test/loss"] == finished[1]["test/loss"]
-        right += 1
-    print(f"\n{name}: {TRIES} damages, {refused} refused in one line, {right} resumed to the right bits")
+        correct += 1
+    print(f"\n{name}: {TRIES} damages, {refused} refused in one line, {correct} resumed to the correct bits")
 
 
 @pytest.mark.parametrize("name", NAMES[:4])
 def test_a_damaged_run_is_left_out_of_a_report(finished, tmp_path, name):
-    chance, left_out = random.Random(name), 0
+    rng, left_out = random.Random(name), 0
     sa.run(TINY.with_(seed=1), tmp_path / "good")
     for _ in range(TRIES):
         folder = shutil.copytree(finished[0].folder, tmp_path / "bad", dirs_exist_ok=True)
-        (folder / name).write_bytes(damaged((folder / name).read_bytes(), chance))
+        (folder / name).write_bytes(damaged((folder / name).read_bytes(), rng))
         runs, lines = find([tmp_path])
         assert len(runs) + len(lines) == 2
         for run in runs:
@@ -76,17 +76,17 @@ def test_a_damaged_run_is_left_out_of_a_report(finished, tmp_path, name):
                 assert run["test/loss"] == finished[0]["test/loss"][: len(run)]
         left_out += len(lines)
         shutil.rmtree(folder)
-    print(f"\n{name}: {TRIES} damages, {left_out} left out and said")
+    print(f"\n{name}: {TRIES} damages, {left_out} left out with a message")
 
 
-def test_a_damaged_search_is_refused_or_found_again(tmp_path):
+def test_a_damaged_search_is_refused_or_repeated(tmp_path):
     base, spaces = TINY.with_(rounds=2), {"receiver.gain": "true,false"}
     whole = sa.search(base, spaces, tmp_path / "whole", trials=2)
-    chance, refused = random.Random(0), 0
+    rng, refused = random.Random(0), 0
     for i in range(TRIES):
         folder = shutil.copytree(tmp_path / "whole", tmp_path / str(i))
         path = folder / "search.json"
-        path.write_bytes(damaged(path.read_bytes(), chance))
+        path.write_bytes(damaged(path.read_bytes(), rng))
         try:
             assert sa.search(base, spaces, folder, trials=2).trials == whole.trials
         except sa.StableairError as error:
@@ -96,16 +96,16 @@ def test_a_damaged_search_is_refused_or_found_again(tmp_path):
 
 
 @pytest.mark.parametrize("ending", ["safetensors", "json"])
-def test_a_damaged_data_file_is_refused_or_noted(tmp_path, ending, monkeypatch, data_folder):
-    chance, refused = random.Random(ending), 0
+def test_a_damaged_data_file_is_refused_or_logged(tmp_path, ending, monkeypatch, data_folder):
+    rng, refused = random.Random(ending), 0
     for i in range(TRIES):
-        place = tmp_path / str(i)
-        place.mkdir()
+        folder = tmp_path / str(i)
+        folder.mkdir()
         for path in data_folder.glob("femnist.*"):
-            shutil.copy(path, place)
-        target = place / f"femnist.{ending}"
-        target.write_bytes(damaged(target.read_bytes(), chance))
-        monkeypatch.setenv(hub.VARIABLE, str(place))
+            shutil.copy(path, folder)
+        target = folder / f"femnist.{ending}"
+        target.write_bytes(damaged(target.read_bytes(), rng))
+        monkeypatch.setenv(hub.VARIABLE, str(folder))
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")

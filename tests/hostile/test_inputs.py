@@ -1,4 +1,4 @@
-"""Wrong values for every argument of every component and every setting, found by their signatures."""
+"""Invalid values for every argument of every component and every setting, according to their signatures."""
 
 import inspect
 import itertools
@@ -21,7 +21,7 @@ from stableair.paper import demo
 from stableair.results.environment import environment
 from stableair.spec import REGISTRIES
 
-pytestmark = pytest.mark.slow  # what an unlucky or a hostile user does; each test prints how often it tried
+pytestmark = pytest.mark.slow  # errors and attacks of users; each test prints the number of its attempts
 
 BAD = [
     None, True, -1, 0, 1.5, math.nan, math.inf, -math.inf, 10**30, 1e308, "", "x", "auto", "a" * 3000, (), (1, 2), [1],
@@ -44,12 +44,12 @@ def refused(call):
 
 @contextmanager
 def at_most(seconds):
-    """What is still at work after so long was to say something before."""
+    """Raise TimeoutError if the context takes more than these seconds."""
 
-    def ring(*_):
+    def interrupt(*_):
         raise TimeoutError
 
-    handler = signal.signal(signal.SIGALRM, ring)
+    handler = signal.signal(signal.SIGALRM, interrupt)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
@@ -58,30 +58,30 @@ def at_most(seconds):
         signal.signal(signal.SIGALRM, handler)
 
 
-def test_every_setting_takes_or_refuses_every_value():
-    tried = told = 0
+def test_every_setting_accepts_or_refuses_every_value():
+    tried = refusals = 0
     for key in TYPES:
         for value in BAD:
             tried += 1
-            told += refused(lambda key=key, value=value: Experiment(**{key: value}))
-            told += refused(lambda key=key, value=value: Experiment().with_(**{key: value}))
-    print(f"\nsettings: {2 * tried} values, {told} refused in one line, no other error")
+            refusals += refused(lambda key=key, value=value: Experiment(**{key: value}))
+            refusals += refused(lambda key=key, value=value: Experiment().with_(**{key: value}))
+    print(f"\nsettings: {2 * tried} values, {refusals} refused in one line, no other error")
 
 
 @pytest.mark.parametrize("field", [field for field in COMPONENT_SETTINGS if field != "data"])
-def test_every_argument_of_every_component_takes_or_refuses_every_value(field):
-    tried = told = 0
+def test_every_argument_of_every_component_accepts_or_refuses_every_value(field):
+    tried = refusals = 0
     examples = {text.partition("(")[0]: text for text in EXAMPLES[registry(field).plural]}
     for entry in list(registry(field)):
         call = registry(field).one(examples[entry.name])
         for parameter in inspect.signature(entry.factory).parameters:
             for value in BAD:
                 tried += 1
-                told += refused(lambda call=call, parameter=parameter, value=value: call.with_(parameter, value)())
+                refusals += refused(lambda call=call, parameter=parameter, value=value: call.with_(parameter, value)())
                 key = f"{field}.{parameter}"
                 base = Experiment(**{field: examples[entry.name]})
-                told += refused(lambda base=base, key=key, value=value: base.with_(**{key: value}))
-    print(f"\n{field}: {2 * tried} values, {told} refused in one line, no other error")
+                refusals += refused(lambda base=base, key=key, value=value: base.with_(**{key: value}))
+    print(f"\n{field}: {2 * tried} values, {refusals} refused in one line, no other error")
 
 
 def test_numpy_numbers_are_numbers():
@@ -97,15 +97,19 @@ MODULES = nn, stable, streams, theory, models
 
 
 def public():
-    """Every public function by its name, and the public methods of what is public and is more than a tuple."""
+    """The public functions by their names, and the public methods of Experiment and Run."""
     for name in sa.__all__:
         if inspect.isfunction(found := getattr(sa, name)):
             yield name, found
     for module in MODULES:
-        names = [name for name, each in vars(module).items() if getattr(each, "__module__", "") == module.__name__]
+        names = [name for name, member in vars(module).items() if getattr(member, "__module__", "") == module.__name__]
         for name in names:
-            if callable(each := getattr(module, name)) and not inspect.isclass(each) and not name.startswith("_"):
-                yield f"{module.__name__.partition('.')[2]}.{name}", each
+            if (
+                callable(function := getattr(module, name))
+                and not inspect.isclass(function)
+                and not name.startswith("_")
+            ):
+                yield f"{module.__name__.partition('.')[2]}.{name}", function
     for thing in (TINY, sa.run(TINY)):
         for name, _ in inspect.getmembers(type(thing), callable):
             if not name.startswith("_") or name == "__getitem__":
@@ -113,13 +117,13 @@ def public():
 
 
 PUBLIC = dict(public())
-EXPENSIVE = {"figure", "sweep", "search", "report", "compare"}  # each parameter is given a third of the values
+EXPENSIVE = {"figure", "sweep", "search", "report", "compare"}  # each parameter gets a third of the values
 
 
 @pytest.fixture(scope="module")
-def right(tmp_path_factory):
-    """For each parameter of a public function, by its name, a value that is right and quick."""
-    folder = sa.run(TINY, tmp_path_factory.mktemp("right") / "run").folder
+def valid_values(tmp_path_factory):
+    """A valid value, fast to compute with, for each parameter of a public function, by name."""
+    folder = sa.run(TINY, tmp_path_factory.mktemp("valid") / "run").folder
     sim, vector = sa.build(TINY), torch.tensor([0.2, 0.4, 0.1, 0.9], dtype=torch.float64)
     (plugin := folder.parent / "mine.py").write_text("")
     (written := folder.parent / "e.toml").write_text("rounds = 3\n")
@@ -146,38 +150,42 @@ def right(tmp_path_factory):
     }  # fmt: skip
 
 
-def with_value(function, given, parameter, value):
-    """Call it with this value for one parameter, and see the first that it yields."""
+def with_value(function, arguments, parameter, value):
+    """Call a function with this value for one parameter; a generator is advanced three times."""
     if parameter.kind == parameter.VAR_POSITIONAL:
-        out = function(*given.values(), value)
+        out = function(*arguments.values(), value)
     else:
-        out = function(**given | ({"x": value} if parameter.kind == parameter.VAR_KEYWORD else {parameter.name: value}))
+        out = function(
+            **arguments | ({"x": value} if parameter.kind == parameter.VAR_KEYWORD else {parameter.name: value})
+        )
     if inspect.isgenerator(out):
         list(itertools.islice(out, 3))
 
 
 @pytest.mark.parametrize("name", PUBLIC)
-def test_every_public_function_takes_or_refuses_every_value(name, right, monkeypatch, tmp_path, registries):
-    function, told, tried, wrong = PUBLIC[name], 0, 0, []
+def test_every_public_function_accepts_or_refuses_every_value(name, valid_values, monkeypatch, tmp_path, registries):
+    function, refusals, tried, failures = PUBLIC[name], 0, 0, []
     monkeypatch.setattr(Figure, "savefig", lambda self, file, **_: file.write(b"a picture"))  # the slowest step
     monkeypatch.setitem(PRESETS, "demo", TINY.to_dict())
     monkeypatch.setattr(demo, "TUNING_ROUNDS", 1)
     parameters = inspect.signature(function).parameters.values()
     needed = [one.name for one in parameters if one.default is one.empty and one.kind == one.POSITIONAL_OR_KEYWORD]
-    own = {one.name: right[f"{name}.{one.name}"] for one in parameters if f"{name}.{one.name}" in right}
-    given = {one: right[one] for one in needed if one not in own} | own  # a new parameter needs a value in `right`
+    specific = {
+        one.name: valid_values[f"{name}.{one.name}"] for one in parameters if f"{name}.{one.name}" in valid_values
+    }
+    arguments = {one: valid_values[one] for one in needed if one not in specific} | specific  # add new parameters to it
     for number, parameter in enumerate(parameters):
         for value in BAD[number % 3 :: 3] if name in EXPENSIVE else BAD:
-            (place := tmp_path / f"{tried}").mkdir()
-            monkeypatch.chdir(place)
+            (folder := tmp_path / f"{tried}").mkdir()
+            monkeypatch.chdir(folder)
             tried += 1
             try:
                 with at_most(seconds=10):
-                    told += refused(lambda p=parameter, v=value: with_value(function, given, p, v))
+                    refusals += refused(lambda p=parameter, v=value: with_value(function, arguments, p, v))
             except BaseException as error:
-                wrong.append((parameter.name, str(value)[:40], type(error).__name__, str(error)[:100]))
-    print(f"\n{name}: {tried} values, {told} refused in one line, {len(wrong)} wrong")
-    assert not wrong, "\n".join(map(str, wrong))
+                failures.append((parameter.name, str(value)[:40], type(error).__name__, str(error)[:100]))
+    print(f"\n{name}: {tried} values, {refusals} refused in one line, {len(failures)} failures")
+    assert not failures, "\n".join(map(str, failures))
 
 
 def test_every_kind_is_tried():

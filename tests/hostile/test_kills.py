@@ -1,4 +1,4 @@
-"""Processes that end at any moment: what is there is resumed, and the result is the same bit for bit."""
+"""Processes that are killed at any moment: their runs are resumed, and the results are equal bit for bit."""
 
 import multiprocessing
 import os
@@ -10,18 +10,18 @@ import pytest
 import torch
 
 import stableair as sa
-from helpers.runs import numbers
+from helpers.runs import recorded_metrics
 from stableair.errors import StableairError
 from stableair.experiment import Experiment
 from stableair.results.checksums import EXPERIMENT
 from stableair.results.reading import load
 
-pytestmark = pytest.mark.slow  # what an unlucky or a hostile user does; each test prints how often it tried
+pytestmark = pytest.mark.slow  # errors and attacks of users; each test prints the number of its attempts
 
 TINY = Experiment(
     data="synthetic(samples=60, classes=3, shape=(1, 2, 2))", model="mlp(width=4)", clients=5, rounds=12, device="cpu"
 )
-STATES = {  # four kinds of memory: none, the receiver's, the server's, and norm buffers
+STATES = {  # components with different memories, and rare checkpoints
     "none": TINY,
     "receiver": TINY.with_(receiver="mac(C=auto) | gnc(max_norm=20)"),
     "server": TINY.with_(server="momentum(beta=0.5)", engine="reference"),
@@ -30,12 +30,12 @@ STATES = {  # four kinds of memory: none, the receiver's, the server's, and norm
 KILLS = 3  # of each kind
 
 
-CONTEXT = multiprocessing.get_context("forkserver")  # children of a process that has torch and no threads of its own
+CONTEXT = multiprocessing.get_context("forkserver")  # children of a process that has imported torch and has no threads
 CONTEXT.set_forkserver_preload(["stableair.runner", "stableair.searches", "stableair.results.report", "optuna"])
 
 
 def child(seconds, work, *args):
-    """The work in a process that the system ends after so many seconds: at once, with nothing cleaned up."""
+    """Do the work in this process, which SIGALRM kills after some seconds without any clean-up."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     signal.setitimer(signal.ITIMER_REAL, seconds)
@@ -46,22 +46,22 @@ def child(seconds, work, *args):
     os._exit(0)
 
 
-def begun(seconds, work, *args):
+def start_process(seconds, work, *args):
     process = CONTEXT.Process(target=child, args=(seconds, work, *args))
     process.start()
     return process
 
 
-def ended_after(seconds, work, *args):
-    """Whether the work was ended before it was done."""
-    process = begun(seconds, work, *args)
+def killed_after(seconds, work, *args):
+    """Whether the process was killed before the work was complete."""
+    process = start_process(seconds, work, *args)
     process.join()
     return process.exitcode < 0
 
 
 WORKS = {
     "run": lambda experiment, folder, every: sa.run(experiment, folder, resume=True, checkpoint_every=every),
-    "begin": sa.run,
+    "start": sa.run,
     "search": lambda base, spaces, folder: sa.search(base, spaces, folder, trials=4),
     "plot": lambda folder, out: sa.plot([folder], out=out),
     "report": lambda folder, out: sa.report([folder], out),
@@ -71,14 +71,14 @@ WORKS = {
 @pytest.mark.parametrize("kind", STATES)
 def test_a_run_killed_at_any_moment_is_resumed_to_the_same_bits(kind, tmp_path):
     experiment, every = STATES[kind], 5 if kind == "rare checkpoints" else 1
-    whole, chance = sa.run(experiment), random.Random(kind)
+    whole, rng = sa.run(experiment), random.Random(kind)
     killed = resumed = 0
     while killed < KILLS:
         folder = tmp_path / str(resumed)
-        for _ in range(3):  # a run is killed up to three times before it is let go on
-            killed += ended_after(chance.uniform(0.01, 0.6), "run", experiment, folder, every)
+        for _ in range(3):  # a run is killed up to three times before it may finish
+            killed += killed_after(rng.uniform(0.01, 0.6), "run", experiment, folder, every)
         again = sa.run(experiment, folder, resume=True, checkpoint_every=every)
-        assert numbers(again) == numbers(whole) == numbers(load(folder))
+        assert recorded_metrics(again) == recorded_metrics(whole) == recorded_metrics(load(folder))
         assert torch.equal(again.state.model.w, whole.state.model.w)
         assert not [path for path in folder.iterdir() if path.name == ".lock"]
         resumed += 1
@@ -88,28 +88,28 @@ def test_a_run_killed_at_any_moment_is_resumed_to_the_same_bits(kind, tmp_path):
 def test_a_search_killed_at_any_moment_finds_the_same(tmp_path):
     base, spaces = TINY.with_(rounds=4), {"receiver.C": "0.001:10:log"}
     whole = sa.search(base, spaces, tmp_path / "whole", trials=4)
-    chance, killed = random.Random(0), 0
+    rng, killed = random.Random(0), 0
     for attempt in range(3):
         folder = tmp_path / str(attempt)
         for _ in range(2):
-            killed += ended_after(chance.uniform(0.1, 1.5), "search", base, spaces, folder)
+            killed += killed_after(rng.uniform(0.1, 1.5), "search", base, spaces, folder)
         assert sa.search(base, spaces, folder, trials=4).trials == whole.trials
     print(f"\nsearches: {killed} kills, 3 found the same")
 
 
 @pytest.mark.parametrize("what", ["plot", "report"])
-def test_a_picture_or_page_killed_while_it_is_written_is_the_old_one_or_the_new(what, tmp_path):
+def test_an_output_whose_writer_is_killed_is_the_old_or_the_new_file(what, tmp_path):
     sa.run(TINY, tmp_path / "run")
     out = tmp_path / {"plot": "a.png", "report": "a.html"}[what]
     WORKS[what](tmp_path / "run", out)
-    good, chance, killed = out.read_bytes(), random.Random(1), 0
+    good, rng, killed = out.read_bytes(), random.Random(1), 0
     for _ in range(5):
-        killed += ended_after(chance.uniform(0.02, 0.6), what, tmp_path / "run", out)
-        now = out.read_bytes()
-        assert now[:8] == good[:8]
-        assert now[-8:] == good[-8:], "it has its end"
-        assert abs(len(now) - len(good)) < 200, "the time of day is in it"
-    print(f"\n{what}: {killed} kills, never a torn file")
+        killed += killed_after(rng.uniform(0.02, 0.6), what, tmp_path / "run", out)
+        content = out.read_bytes()
+        assert content[:8] == good[:8]
+        assert content[-8:] == good[-8:], "the file is complete"
+        assert abs(len(content) - len(good)) < 200, "the file contains the time"
+    print(f"\n{what}: {killed} kills, the file was always complete")
 
 
 def test_two_runs_never_share_a_folder(tmp_path):
@@ -117,17 +117,17 @@ def test_two_runs_never_share_a_folder(tmp_path):
     done = 0
     for pair in range(4):
         folder = tmp_path / str(pair)
-        pair_of = [begun(60, "begin", TINY, folder) for _ in range(2)]
-        for process in pair_of:
+        processes = [start_process(60, "start", TINY, folder) for _ in range(2)]
+        for process in processes:
             process.join()
-        codes = sorted(process.exitcode for process in pair_of)
+        codes = sorted(process.exitcode for process in processes)
         assert codes == [0, 2], codes
-        assert numbers(load(folder)) == numbers(sa.run(TINY))
+        assert recorded_metrics(load(folder)) == recorded_metrics(sa.run(TINY))
         done += 1
     print(f"\n{done} pairs, one run each")
 
 
 def test_a_process_that_was_killed_leaves_no_lock(tmp_path):
-    assert ended_after(0.5, "begin", TINY.with_(rounds=100_000), tmp_path / "a")
+    assert killed_after(0.5, "start", TINY.with_(rounds=100_000), tmp_path / "a")
     folder = Path(tmp_path / "a")
     assert not (folder / EXPERIMENT).exists() or len(sa.run(TINY, folder, resume=True)) >= 12

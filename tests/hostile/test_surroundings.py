@@ -1,4 +1,4 @@
-"""Odd terminals, homes and readers, and people in a hurry: what is computed is kept, and what is said is one line."""
+"""Unusual terminals, home folders and pipes, and repeated signals: computed rounds are kept, errors are one line."""
 
 import os
 import signal
@@ -10,7 +10,7 @@ import pytest
 
 import stableair as sa
 
-pytestmark = pytest.mark.slow  # what an unlucky or a hostile user does; each test prints how often it tried
+pytestmark = pytest.mark.slow  # errors and attacks of users; each test prints the number of its attempts
 
 TINY = [
     "data=synthetic(samples=60, classes=3, shape=(1, 2, 2))", "model=mlp(width=4)", "clients=5", "device=cpu",
@@ -20,84 +20,84 @@ LONG = [*TINY, "rounds=1000000"]
 MAIN = "from stableair.cli.main import main; main()"
 HOMELESS = """
 import os, pwd
-def nobody(*_):
+def no_user(*_):
     raise KeyError("no such user")
-pwd.getpwuid = nobody
+pwd.getpwuid = no_user
 """
 
 
-def begin(*words, first="", out=subprocess.PIPE, **settings):
-    """A command in a process of its own, and of its own group, as a terminal would start it."""
+def start(*words, first="", out=subprocess.PIPE, **settings):
+    """Start a command in a separate process group, as a terminal does."""
     env = {key: value for key, value in os.environ.items() if settings.get(key, "") is not None}
     env |= {"PYTHONPATH": os.pathsep.join(sys.path)} | {key: value for key, value in settings.items() if value}
     command = [sys.executable, "-c", first + MAIN, *map(os.fsencode, words)]
     return subprocess.Popen(command, env=env, stdout=out, stderr=subprocess.PIPE, process_group=0)
 
 
-def done(*words, **options):
+def run_command(*words, **options):
     """(exit code, output, errors) of a command."""
-    with begin(*words, **options) as process:
+    with start(*words, **options) as process:
         out, errors = (stream.decode(errors="surrogateescape") for stream in process.communicate(timeout=120))
     return process.returncode, out, errors
 
 
 def test_a_picture_is_written_on_a_terminal_without_greek_letters(tmp_path):
     words = "figure", "fig4a", *TINY, "rounds=1", "partition=iid()", "norm_stats=clients", "--C", 1, "--out"
-    code, out, errors = done(*map(str, words), str(tmp_path / "f"), PYTHONIOENCODING="latin-1")
+    code, out, errors = run_command(*map(str, words), str(tmp_path / "f"), PYTHONIOENCODING="latin-1")
     assert (code, errors) == (0, "")
     assert out.splitlines()[-1].endswith("fig4a.txt")
     assert (tmp_path / "f" / "fig4a.png").stat().st_size > 1000
 
 
-def test_a_folder_name_that_is_not_unicode(tmp_path):
+def test_a_folder_name_that_is_not_unicode_is_supported(tmp_path):
     folder = os.fsdecode(os.fsencode(tmp_path) + b"/\xff\xfe")
     for words in (["run", *TINY, "rounds=1", "--out", folder], ["plot", folder, "-o", f"{folder}.png"],
                   ["report", folder, "-o", f"{folder}.html"]):  # fmt: skip
-        code, out, errors = done(*words)
+        code, out, errors = run_command(*words)
         assert (code, errors) == (0, "")
         assert "udcff" in out
 
 
 @pytest.mark.parametrize("home", [None, "/dev/null"])
-def test_without_a_home_or_with_one_that_cannot_be_written(home, tmp_path):
-    place = {"HOME": home, "XDG_CACHE_HOME": None, "STABLEAIR_DATA": None, "first": "" if home else HOMELESS}
-    code, _, errors = done("run", "cifar10", "--out", str(tmp_path / "a"), HF_HUB_OFFLINE="1", **place)
+def test_runs_work_without_a_writable_home_folder(home, tmp_path):
+    environment = {"HOME": home, "XDG_CACHE_HOME": None, "STABLEAIR_DATA": None, "first": "" if home else HOMELESS}
+    code, _, errors = run_command("run", "cifar10", "--out", str(tmp_path / "a"), HF_HUB_OFFLINE="1", **environment)
     assert code == 2
     assert errors.startswith("error: ")
     assert errors.count("\n") == 1
     assert "STABLEAIR_DATA" in errors
-    code, _, _ = done("run", *TINY, "rounds=1", "--out", str(tmp_path / "b"), **place)
+    code, _, _ = run_command("run", *TINY, "rounds=1", "--out", str(tmp_path / "b"), **environment)
     assert (code, len(sa.load(tmp_path / "b"))) == (0, 1)
     assert os.listdir(tmp_path) == ["b"]
 
 
 def test_a_broken_pipe_is_reported(tmp_path):
-    with begin("run", *LONG, "--out", str(tmp_path / "a")) as process:
+    with start("run", *LONG, "--out", str(tmp_path / "a")) as process:
         process.stdout.readline()
         process.stdout.close()
         errors = process.stderr.read().decode()
-    assert process.returncode == 141, "as of a program that SIGPIPE ended"
+    assert process.returncode == 141, "the exit code of a program that SIGPIPE killed"
     assert errors.startswith("stopped: broken pipe; ")
     assert "continue with --resume" in errors
     assert errors.count("\n") == 1
     assert sa.load(tmp_path / "a").rounds
 
 
-def test_a_full_output_device(tmp_path):
-    with open("/dev/full", "w") as full, begin("list", out=full) as process:
+def test_a_full_output_device_is_reported(tmp_path):
+    with open("/dev/full", "w") as full, start("list", out=full) as process:
         errors = process.stderr.read().decode()
     assert (process.returncode, errors) == (2, "error: writing: No space left on device\n")
 
 
-def started(process, lines=3):
+def wait_for_output(process, lines=3):
     for _ in range(lines):
         assert process.stdout.readline(), process.stderr.read().decode()
 
 
 @pytest.mark.parametrize("times", [1, 5])
-def test_ctrl_c_again_and_again(times, tmp_path):
-    with begin("run", *LONG, "--out", str(tmp_path / "a")) as process:
-        started(process)
+def test_repeated_ctrl_c_exits_with_one_line(times, tmp_path):
+    with start("run", *LONG, "--out", str(tmp_path / "a")) as process:
+        wait_for_output(process)
         for _ in range(times):
             os.killpg(process.pid, signal.SIGINT)
         errors = process.stderr.read().decode()
@@ -107,13 +107,13 @@ def test_ctrl_c_again_and_again(times, tmp_path):
     assert times > 2 or "continue" in errors
 
 
-def test_ctrl_c_while_worker_processes_start(tmp_path):
-    """The workers take seconds to import; the whole group hears of Ctrl-C, at two moments."""
+def test_ctrl_c_while_worker_processes_start_exits_with_one_line(tmp_path):
+    """The workers need seconds to import; the process group receives Ctrl-C at two moments."""
     big = ["data=synthetic(samples=60, shape=(1, 8, 8))", "model=mlp(width=2000, depth=2)", "engine=fast"]
     tried = 0
     for pause in (0.0, 1.0):
         words = "run", *big, "clients=5", "rounds=100000", "device=cpu", "--out", str(tmp_path / str(tried))
-        with begin(*words) as process:
+        with start(*words) as process:
             assert b"processes" in process.stdout.readline()
             time.sleep(pause)
             os.killpg(process.pid, signal.SIGINT)
@@ -134,10 +134,10 @@ SLOW = {
 
 
 @pytest.mark.parametrize("name", SLOW)
-def test_sigterm_is_exit_code_143_everywhere(name, tmp_path, monkeypatch):
+def test_sigterm_exits_with_code_143(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     ready = "import sys, stableair.paper.theorem, stableair.bench, stableair.searches, optuna; "
-    with begin(*SLOW[name], first=ready + "print('ready', file=sys.stderr, flush=True); ") as process:
+    with start(*SLOW[name], first=ready + "print('ready', file=sys.stderr, flush=True); ") as process:
         assert process.stderr.readline() == b"ready\n"
         time.sleep(0.5)
         process.send_signal(signal.SIGTERM)

@@ -5,7 +5,7 @@ from stableair.channels.registries import fading, noise, power
 from stableair.paper.air_plots import PICTURES
 
 
-def test_the_page_shows_a_picture_of_every_part_of_the_air():
+def test_the_page_shows_a_picture_of_every_channel_component():
     page = (ROOT / "docs/air.md").read_text()
     before = {"none", "sas", "gaussian", "student_t", "middleton", "rayleigh", "rician", "nakagami", "unit"}
     for name in {entry.name for registry in (power, noise, fading) for entry in registry} - before:

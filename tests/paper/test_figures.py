@@ -17,7 +17,7 @@ from stableair.paper.catalogue import DRAWINGS, FIGURES, SEARCHED
 from stableair.paper.drawing import caption, draw, draw_without_runs
 from stableair.paper.plans import plan
 
-SMALL = {"model": "logistic()"}  # the networks themselves are for the slow tests
+SMALL = {"model": "logistic()"}  # a small model; the slow tests use the networks of the figures
 
 
 @pytest.fixture
@@ -32,18 +32,18 @@ def compute(name, folder, settings=SMALL, **options):
 
 
 def texts(picture):
-    legend = picture.axes[0].get_legend() or picture.legends[0]  # beside the axes if it would lie on a line
+    legend = picture.axes[0].get_legend() or picture.legends[0]  # outside of the axes if it would cover a line
     return [text.get_text() for text in legend.get_texts()]
 
 
-def test_every_figure_of_the_paper_is_there():
+def test_every_figure_of_the_paper_exists():
     assert set(FIGURES) | set(DRAWINGS) == {
         "fig2", "fig3a", "fig3b", "fig3c", "fig3d", "fig3e", "fig3f", "fig4a", "fig4b", "fig4c", "interval",
     }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", FIGURES)
-def test_the_set_up_is_the_papers(name):
+def test_the_set_up_is_that_of_the_paper(name):
     e = plan(name, {}).base
     assert (e.clients, e.lr, e.local_epochs, e.batch_size) == (50, 0.03, 5, 10)
     assert (e.noise, e.fading, e.payload) == ("sas(alpha=1.5, tau=0.1)", "rayleigh(mean=1)", "gradient")
@@ -58,7 +58,7 @@ def test_the_set_up_is_the_papers(name):
 @pytest.mark.parametrize(
     "name", ["fig3a", "fig3f", *(pytest.param(f"fig3{panel}", marks=pytest.mark.slow) for panel in "bcde")]
 )
-def test_the_four_methods(name, tmp_path, no_data):
+def test_the_curves_are_the_four_methods_of_the_paper(name, tmp_path, no_data):
     planned, runs, _notes = compute(name, tmp_path)
     picture = draw(planned, runs)
     assert texts(picture) == ["Ideal", "MAC", "GNC", "Noisy"]
@@ -78,7 +78,7 @@ def test_the_four_methods(name, tmp_path, no_data):
     assert {s["evaluate"] for s in settings.values()} == {"test"}
 
 
-def test_accuracy_and_loss_are_of_the_same_runs(tmp_path, no_data, monkeypatch):
+def test_accuracy_and_loss_figures_use_the_same_runs(tmp_path, no_data, monkeypatch):
     compute("fig3a", tmp_path)
     monkeypatch.setattr(runner, "build", lambda *_: pytest.fail("computed again"))
     planned, runs, _notes = compute("fig3d", tmp_path)
@@ -97,14 +97,14 @@ def test_exactly_one_setting_is_varied(name, key, field, tmp_path, no_data):
     assert len(set(values)) == len(values) == len(planned.figure.values)
     assert all(f"{key}={v:g}" in text for v, text in zip(planned.figure.values, values, strict=True))
     rest = [{k: v for k, v in r[0].settings.items() if k != field} for r in runs.values()]
-    assert all(other == rest[0] for other in rest), "one C is held for all curves"
+    assert all(other == rest[0] for other in rest), "all curves use the same C"
     labels = texts(draw(planned, runs))
     symbol = {"alpha": "α", "tau": "τ", "C": "C"}[key]
     assert all(text.startswith(f"{symbol} = {v:g}") for v, text in zip(planned.figure.values, labels, strict=True))
     assert len(list(tmp_path.glob("search-*"))) == (name != "fig4c")
 
 
-def test_the_measured_snr_is_shown_with_the_papers(tmp_path, no_data):
+def test_the_measured_snr_is_shown_with_that_of_the_paper(tmp_path, no_data):
     planned, runs, _notes = compute("fig4b", tmp_path, SMALL | {"clients": 3}, seeds=2)
     labels = texts(draw(planned, runs))
     found = [[one["channel/snr_db"][0] for one in each] for each in list(runs.values())[:2]]
@@ -188,11 +188,11 @@ def test_an_unknown_figure_is_refused_with_a_suggestion():
     assert (error.value.code, error.value.fields["name"]) == ("unknown-value", "figure")
 
 
-def test_the_drawings():
+def test_the_drawings_show_the_steps_of_mac():
     steps = draw_without_runs("fig2")
     assert [axes.get_title()[:2] for axes in steps.axes] == ["1.", "2.", "3."]
     centred, clipped, recovered = (axes.collections[1].get_offsets()[:, 1] for axes in steps.axes)
-    assert np.abs(centred).max() > 5, "there is an impulse to be seen"
+    assert np.abs(centred).max() > 5, "the drawing shows an impulse"
     np.testing.assert_allclose(clipped, np.clip(centred, -1, 1))
     shift = recovered - clipped
     np.testing.assert_allclose(shift, shift[0], atol=1e-7)
@@ -272,7 +272,7 @@ def test_options_without_effect_are_refused(name, options, unused, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "named"),
+    ("name", "options", "expected"),
     [
         ("fig3a", {"thresholds": {"mac": 1}}, "'mac'"),
         ("fig3a", {"thresholds": {"GNC": -1}}, "max_norm"),
@@ -285,18 +285,20 @@ def test_options_without_effect_are_refused(name, options, unused, tmp_path):
         ("fig3", {}, "'fig3'"),
     ],
 )
-def test_invalid_options_are_refused_before_anything_is_computed(name, options, named, tmp_path, monkeypatch, no_data):
-    monkeypatch.setattr(runner, "build", lambda *_: pytest.fail("computed in vain"))
+def test_invalid_options_are_refused_before_anything_is_computed(
+    name, options, expected, tmp_path, monkeypatch, no_data
+):
+    monkeypatch.setattr(runner, "build", lambda *_: pytest.fail("a run was computed"))
     with pytest.raises(InputError) as error:
         sa.figure(name, tmp_path, smoke=True, **options)
-    assert named in str(error.value)
+    assert expected in str(error.value)
     assert "--" not in str(error.value)
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["fig3a", "fig4b"])
-def test_a_smoke_test_shows_the_papers_order(name, tmp_path, no_data):
+def test_a_smoke_test_shows_the_order_of_the_paper(name, tmp_path, no_data):
     runs, _ = figures.compute(plan(name, smoke=True), tmp_path)
     accuracy = {label: each[0].settled("test/accuracy") for label, each in runs.items()}
     if name == "fig3a":

@@ -30,7 +30,7 @@ PUBLISHED = [name for name in FIGURES if published_runs.is_published(SAME_RUNS.g
 ENDINGS = "png", "pdf", "txt"
 ARCHIVES = [name for name in publish.NAMES if published_runs.is_published(name)]
 UNPUBLISHED = [name for name in FIGURES if name not in PUBLISHED]
-SETTINGS = {"data": "cifar10", "norm_stats": "recalibrated", "rounds": 3}  # of Fig. 3(a), but for the receiver
+SETTINGS = {"data": "cifar10", "norm_stats": "recalibrated", "rounds": 3}  # of Fig. 3(a), except the receiver
 
 
 def recorded_run(rounds=3, snr=-40.0, **settings):
@@ -55,7 +55,7 @@ def published_folder(tmp_path, monkeypatch):
 
 
 def changed(folder, change):
-    """The published Fig. 3(a) with something in its description changed."""
+    """Change the description of the published Fig. 3(a), and read it again."""
     about = json.loads((folder / "fig3a.json").read_text())
     change(about)
     (folder / "fig3a.json").write_text(json.dumps(about))
@@ -78,7 +78,7 @@ def test_every_published_figure_is_drawn_from_its_files(name, tmp_path, monkeypa
     mean = np.mean([run[metric] for run in first], axis=0)
     np.testing.assert_allclose(picture.axes[0].lines[0].get_ydata(), mean)
     assert found.data in (tmp_path / f"{name}.txt").read_text(), "the caption describes the data"
-    assert not picture.get_supxlabel(), "the caption is in a file beside the picture"
+    assert not picture.get_supxlabel(), "the caption is in a separate file"
 
 
 @pytest.mark.parametrize("name", ARCHIVES)
@@ -87,14 +87,14 @@ def test_a_published_run_is_the_experiment_of_its_curve_except_for_listed_differ
     curves, listed = publish.published_curves(name), published_runs.allowed_differences(name)
     assert all(len(reason) > 20 for reason in listed.values()), "each has a reason"
     for title, described in about["runs"].items():
-        unlike = published_runs.differences(described["experiment"], curves[described["curve"]])
-        assert unlike <= listed.keys(), f"{title}: {unlike - listed.keys()} differ; differences.json does not say why"
+        different = published_runs.differences(described["experiment"], curves[described["curve"]])
+        assert different <= listed.keys(), f"{title}: {different - listed.keys()} without a reason in differences.json"
         assert described["environment"][0]["device"]
     assert published_runs.read(name, curves).left_out == []
 
 
 @pytest.mark.parametrize("name", [name for name in ARCHIVES if name.startswith("fig3")])
-def test_the_thresholds_are_those_that_were_searched(name):
+def test_the_published_thresholds_are_the_results_of_the_searches(name):
     found = read_published(name)
     base = FIGURES[name].setup
     best = {}
@@ -112,12 +112,12 @@ def test_the_published_rounds_are_those_of_the_folders(name):
     read = {id(run): run for runs in published_runs.read(name, found).curves.values() for run in runs}.values()
     for title, described in about.items():
         if (folder := reproduce.FOLDER / title).exists():
-            (mine,) = (run for run in read if run.record == described["experiment"])
+            (published,) = (run for run in read if run.record == described["experiment"])
             original = read_run(folder)
-            assert mine.record == original.record
+            assert published.record == original.record
             for metric in ("test/accuracy", "test/loss", "channel/snr_db"):
                 np.testing.assert_allclose(
-                    np.array(mine[metric], float), np.array(original[metric], float), rtol=1e-5, err_msg=title
+                    np.array(published[metric], float), np.array(original[metric], float), rtol=1e-5, err_msg=title
                 )
 
 
@@ -149,7 +149,7 @@ def test_the_caption_names_the_curves_without_runs(missing, monkeypatch):
 
 
 def test_a_diverged_run_is_marked_as_diverged(published_folder):
-    """A difference of points to a run that has no accuracy would mean nothing."""
+    """The difference to a run without an accuracy would have no meaning."""
     text = publish.section("fig3a", "images")
     assert "| MAC markedly improves the accuracy | Noisy diverged at round 3 with seed 0 | holds, seed 0 |" in text
     assert "| Noisy | `none()` | 0 | 3 | diverged at round 3 | – | – | -40.0 |" in text
@@ -160,7 +160,7 @@ def test_a_diverged_run_is_marked_as_diverged(published_folder):
 @pytest.mark.parametrize("page", publish.PAGES, ids=lambda page: page.name)
 def test_the_tables_of_the_pages_are_those_of_the_published_files(page):
     assert publish.MARKED.search(page.read_text())
-    assert publish.rewritten(page) == page.read_text(), "python bench/reproduce.py publish writes them anew"
+    assert publish.rewritten(page) == page.read_text(), "update them with: python bench/reproduce.py publish"
 
 
 def test_written_published_runs_are_read_and_written_again_unchanged(published_folder):
@@ -190,8 +190,8 @@ def test_the_curve_of_a_run_is_found_by_its_settings():
         return published_runs.curve_name("fig3a", Experiment(**SETTINGS | settings).to_record(), curves)
 
     assert curve(receiver="mac(C=0.7)", seed=5, device="cpu") == "MAC"
-    assert curve(receiver="mac(C=auto)") == "MAC, C = auto", "the nearest of two that fit"
-    assert curve(receiver="gnc(max_norm=3)", model="resnet18()") == "GNC", "its own model by its name"
+    assert curve(receiver="mac(C=auto)") == "MAC, C = auto", "the most similar of two curves that fit"
+    assert curve(receiver="gnc(max_norm=3)", model="resnet18()") == "GNC", "the default model by its name"
     assert curve(receiver="none()", noise="none()", fading="unit()") == "Ideal"
     assert curve(receiver="none()", noise="none()") is None
     for other in ({"model": "resnet18(init=he)"}, {"payload": "delta"}, {"partition": "dirichlet(0.3)"}, {"lr": 0.1}):
@@ -291,7 +291,7 @@ def test_the_users_runs_are_drawn_over_the_published_ones(published_folder, capl
     assert "different copy" not in caption(*published_content("fig3d", overlay))
     runs, left_out = overlay_runs("fig3a", recorded_run(0))
     assert (runs, left_out) == ({}, [f"{recorded_run(0)}: no complete round"])
-    assert overlay_runs("fig3a", recorded_run(evaluate="validation"))[0] == {}, "evaluated on other data"
+    assert overlay_runs("fig3a", recorded_run(evaluate="validation"))[0] == {}, "evaluated on validation data"
     noniid = {"partition": "dirichlet(beta=0.3)"}
     for noise, fits in (("sas(alpha=1.2)", True), ("sas(alpha=1.2, tau=0.3)", False)):
         assert bool(overlay_runs("fig4a", recorded_run(noise=noise, **noniid))[0]) == fits, "the varied setting is free"
@@ -349,7 +349,7 @@ def test_the_caption_mentions_a_different_copy_of_the_data(published_folder, tmp
     assert picture.axes[0].get_legend().get_texts()[-1].get_text() == "yours: mac(C=0.316)"
 
 
-def test_on_the_command_line(published_folder, tmp_path, monkeypatch, capsys):
+def test_published_figures_on_the_command_line(published_folder, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
 
     def command(*words):
@@ -367,7 +367,7 @@ def test_on_the_command_line(published_folder, tmp_path, monkeypatch, capsys):
     )
     code, out, _ = command("fig3a", "--published", "--metric", "test/loss", "--out", "over")
     assert (code, out) == (0, "".join(f"over/fig3a-test-loss.{ending}\n" for ending in ENDINGS))
-    for words, named in [
+    for words, expected in [
         (["fig4a", "--published"], "fig4a has no published runs; these figures have: fig3a, fig3d"),
         (["fig3a", "--overlay", "mine"], "leave out overlay"),
         (["fig3a", "--metric", "test/loss"], "leave out metric"),
@@ -378,7 +378,7 @@ def test_on_the_command_line(published_folder, tmp_path, monkeypatch, capsys):
     ]:
         code, _, errors = command(*words)
         assert (code, errors.count("\n")) == (2, 1)
-        assert named in errors
+        assert expected in errors
 
 
 @pytest.mark.parametrize("name", UNPUBLISHED)
@@ -390,7 +390,7 @@ def test_a_figure_without_published_runs_is_refused(name, tmp_path):
 
 
 def test_every_run_of_the_plan_belongs_to_a_curve(tmp_path):
-    """Whatever bench/reproduce.py computes will be published: its list and the curves of the figures agree."""
+    """All runs of bench/reproduce.py are published: its list agrees with the curves of the figures."""
     curves = {name: publish.published_curves(name) for name in publish.NAMES}
     missing = {name: set(labels) for name, labels in curves.items()}
     for job in reproduce.jobs(reproduce.FOLDER):

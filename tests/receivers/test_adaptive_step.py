@@ -1,4 +1,4 @@
-"""The step of mac(C=auto): the noise budget, and the test of progress that cuts it."""
+"""The step of mac(C=auto): the noise budget, and the test of progress that reduces it."""
 
 import importlib
 import itertools
@@ -11,7 +11,7 @@ import torch
 import stableair as sa
 from helpers import ROOT
 from helpers.components import RepeatedReceiver
-from helpers.isolation import forgotten
+from helpers.isolation import restored_registries
 from helpers.rounds import noise, received_rounds, signal
 from stableair.receivers import mac
 from stableair.receivers.adaptive import CURVATURE, CUT, PFLUG_ROUNDS, MacTracker
@@ -27,12 +27,12 @@ def descent(rule, curvature, taus=(1.0,) * 80, shift=0.0, d=2000):
     Returns:
         The last w (d,), and the steps of all rounds.
     """
-    rule, w, taken = RepeatedReceiver(rule), signal(1.0, d), []
+    rule, w, steps_taken = RepeatedReceiver(rule), signal(1.0, d), []
     for k, tau in enumerate(taus):
         v = signal(shift, d) if k >= 80 else 0.0
         w = w - rule(curvature * (w - v) + noise(1.5, tau, k, d))
-        taken.append(rule.metrics.get("step", 1.0))
-    return w, taken
+        steps_taken.append(rule.metrics.get("step", 1.0))
+    return w, steps_taken
 
 
 def overshooting(rule, rounds=20, d=2000, std=1.0):
@@ -79,8 +79,8 @@ def test_a_signal_allows_less_noise_after_cuts():
 
 
 @pytest.mark.parametrize("curvature", [0.8, 3.0])
-def test_the_step_shrinks_where_only_noise_moves_the_model(curvature):
-    """With whole steps the noise keeps |w| large, and with curvature 3 they diverge."""
+def test_the_step_decreases_if_only_noise_moves_the_model(curvature):
+    """With full steps, |w| stays large, and diverges for curvature 3."""
     w, taken = descent(mac("auto"), curvature)
     plain, _ = descent(mac(1.255, gain=True), curvature)
     assert taken[0] == pytest.approx(1)
@@ -111,7 +111,7 @@ def test_chance_alone_does_not_stop_the_training():
 
 
 @pytest.mark.parametrize(("std", "doubles"), [(0.12, True), (0.0, False)])
-def test_certain_progress_undoes_a_cut(std, doubles):
+def test_significant_progress_reverses_a_cut(std, doubles):
     rule = RepeatedReceiver(mac("auto"))
     for k in range(10):
         rule(signal(std, 2000) + noise(1.5, 1.0, k, 2000))
@@ -131,7 +131,7 @@ def test_early_progress_does_not_delay_the_first_cut():
 
 
 @pytest.mark.parametrize(("std", "brake"), [(0.5, 0.5), (0.1, 1.0)])
-def test_a_round_that_certainly_overshot_halves_the_step_for_some_rounds(std, brake):
+def test_a_significant_overshoot_halves_the_step_for_some_rounds(std, brake):
     rule, brakes = RepeatedReceiver(mac("auto")), []
     for k in range(14):
         rule((-1 if k == 9 else 1) * signal(std, 2000) + noise(1.5, 1.0, k, 2000))
@@ -145,7 +145,7 @@ def test_a_round_that_certainly_overshot_halves_the_step_for_some_rounds(std, br
 
 
 @pytest.mark.parametrize("factor", [2.0**10, 2.0**-10])
-def test_the_decision_does_not_depend_on_the_unit(factor):
+def test_the_step_does_not_depend_on_the_unit(factor):
     other = RepeatedReceiver(mac("auto"))
     for k, one in enumerate(overshooting(mac("auto"), 12, d=500)):
         other(factor * ((-1) ** k * signal(1.0, 500) + noise(1.5, 1.0, k, 500)))
@@ -163,11 +163,11 @@ def test_the_step_returns_after_a_change(tau, shift, least):
 
 
 def test_overshooting_does_not_raise_the_threshold():
-    """A larger threshold drowns the signal in noise, which brings a negative alignment closer to zero."""
+    """A larger threshold adds noise, which brings a negative alignment closer to zero."""
     assert max(rule.metrics["C"] for rule in overshooting(mac("auto"))) < 3
 
 
-def test_the_usual_noise_follows_a_permanent_change():
+def test_the_usual_noise_adapts_to_a_permanent_change():
     _, seen = received_rounds(mac("auto"), [0.1] * 3 + [30.0] * 60, std=0.05, d=2000)
     taken = steps(seen)
     assert taken[3] < 0.01
@@ -175,9 +175,9 @@ def test_the_usual_noise_follows_a_permanent_change():
 
 
 def test_noiseless_training_has_no_cut(tiny):
-    silent = sa.run(tiny.with_(rounds=12, noise="none()", receiver="mac(C=auto)"))
-    assert silent.state.receiver[0]["budget"] == math.inf
-    assert min(silent["receiver/step"]) == 1
+    noiseless = sa.run(tiny.with_(rounds=12, noise="none()", receiver="mac(C=auto)"))
+    assert noiseless.state.receiver[0]["budget"] == math.inf
+    assert min(noiseless["receiver/step"]) == 1
 
 
 def test_a_resumed_run_continues_the_budget_bit_for_bit(tiny, tmp_path):
@@ -197,8 +197,8 @@ def test_the_memory_holds_one_vector():
 
 @pytest.fixture(scope="module")
 def patterns():
-    """bench/auto_patterns.py, whose noises and data are forgotten after it."""
-    with forgotten(), pytest.MonkeyPatch.context() as patch:
+    """bench/auto_patterns.py; its noises and data sets are removed after the tests."""
+    with restored_registries(), pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(ROOT / "bench")
         yield importlib.import_module("auto_patterns")
 
@@ -224,7 +224,7 @@ def test_auto_is_within_two_points_of_the_best_fixed_threshold(name, patterns):
 
 
 def test_infinite_entries_leave_the_memory_finite():
-    """The same entry is infinite in every round, so that the reference and the vector meet there."""
+    """The same entry is infinite in every round, in the vector and in the reference."""
     rule = RepeatedReceiver(mac("auto"))
     for k in range(4):
         g = noise(1.5, 0.1, k, 2000) + signal(0.05, 2000)
@@ -254,5 +254,5 @@ def test_the_evidence_is_a_decayed_sum_with_its_variance():
 
 @pytest.mark.parametrize(("before", "after", "passed"), [(10.0, 100.0, 0.5), (90.0, 103.0, 0.9), (100.0, 101.0, 1.0)])
 def test_the_share_of_a_signal_that_passes_one_octave(before, after, passed):
-    """The gain of a doubling is significant beyond three standard errors; an octave is taken to pass half at least."""
+    """The gain of a doubling is significant beyond three standard errors; an octave passes at least half."""
     assert MacTracker(evidence={3: (0.0, before, after, 1.0)})._passed(range(3, 4)) == pytest.approx(passed)

@@ -1,4 +1,4 @@
-"""The number of pilots of mac(C=auto): too few cannot give a threshold."""
+"""The minimum and maximum number of pilots of mac(C=auto)."""
 
 import math
 
@@ -29,7 +29,7 @@ def test_enough_pilots_are_accepted(pilots):
     assert mac("auto", pilot=pilots).pilots == pilots
 
 
-def test_the_memory_that_pilots_take_is_bounded():
+def test_the_number_of_pilots_is_bounded():
     with pytest.raises(InputError) as error:
         sa.Experiment(receiver=f"mac(C=auto, pilot={MAX_PILOTS + 1})")
     assert (error.value.code, error.value.fields["high"]) == ("out-of-range", MAX_PILOTS)
@@ -43,7 +43,7 @@ def test_pilots_with_a_fixed_threshold_are_refused():
 
 @pytest.mark.parametrize("alpha", [1.0, 1.8])
 def test_the_minimum_number_of_pilots_gives_nearly_the_best_threshold(alpha):
-    """On average the clipping keeps 95 % of the best threshold's efficacy, and with 5 pilots less than 90 %."""
+    """The mean efficacy is 95 % of that of the best threshold, and less than 90 % with 5 pilots."""
     source = generator(0, "pilot", 0)
     best = theory.efficacy(clip(theory.best_threshold(alpha)), alpha, n=2001)
 

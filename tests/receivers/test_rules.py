@@ -48,14 +48,16 @@ def test_mac_keeps_every_entry_within_c_of_the_median(g, C):
     slack = 1e-6 * (g.abs().max() + C)
     assert ((out - m).abs() <= C + slack).all()
     kept = (g - m).abs() < C - slack
-    assert torch.equal(out[kept], g[kept]), "what is not clipped stays bit-identical"
+    assert torch.equal(out[kept], g[kept]), "unclipped entries are bit-identical"
     assert torch.equal(mac(C)(out), out), "clipping again changes nothing"
     assert torch.equal(mac(math.inf)(g), g)
 
 
 def test_mac_of_infinities_and_nan():
     assert mac(math.inf)(torch.tensor([math.inf])).tolist() == [math.inf]
-    assert mac(1.0)(torch.tensor([0.0, math.nan, 1.0])).isnan().all(), "one NaN poisons a median: it is refused before"
+    assert mac(1.0)(torch.tensor([0.0, math.nan, 1.0])).isnan().all(), (
+        "a NaN makes the median NaN; the channel refuses NaN"
+    )
 
 
 @pytest.mark.gpu
@@ -66,15 +68,15 @@ def test_the_median_is_the_same_on_a_gpu(cuda):
 
 def test_mac_is_anchored_at_the_median_before_clipping():
     g = generator(0, "g").normal(101)
-    shifted = mac(0.5)(g + 7)  # a median taken again after centring would be zero and lose the shift
+    shifted = mac(0.5)(g + 7)  # a second median, after centring, would be zero and lose the shift
     torch.testing.assert_close(shifted, mac(0.5)(g) + 7)
     assert (clip(0.5)(g + 7) == 0.5).all(), "clipping at zero is another rule"
 
 
-def test_one_spike_is_what_separates_mac_from_gnc():
+def test_a_single_spike_separates_mac_from_gnc():
     g = torch.tensor([0.1, -0.2, 0.3, 0.0, 1e6])
     torch.testing.assert_close(mac(1.0)(g)[:4], g[:4], rtol=0, atol=0)
-    assert gnc(1.0)(g)[:4].abs().max() < 1e-6, "scaling the norm leaves the spike and loses the rest"
+    assert gnc(1.0)(g)[:4].abs().max() < 1e-6, "scaling the norm keeps the spike and loses the other entries"
 
 
 @given(VECTORS, THRESHOLDS)
@@ -91,7 +93,7 @@ def test_gnc_of_a_huge_vector_does_not_overflow():
     assert gnc(1.0)(torch.tensor([3e38, 3e38])).tolist() == pytest.approx([0.5**0.5] * 2)
 
 
-def test_gnc_with_infinities_is_the_limit_and_not_nan():
+def test_gnc_with_infinite_entries_is_its_limit():
     assert gnc(2.0)(torch.tensor([1.0, math.inf, -3.0])).tolist() == [0.0, 2.0, 0.0]
     assert gnc(1.0)(torch.tensor([[math.inf, -math.inf], [0.3, 0.4]])).tolist() == [
         pytest.approx([0.5**0.5, -(0.5**0.5)]),
@@ -104,23 +106,23 @@ def test_gnc_with_infinities_is_the_limit_and_not_nan():
 def test_every_rule_is_a_pure_function_of_the_vector(call, g):
     rule, before = call(), g.clone()
     out = rule(g)
-    assert torch.equal(g, before), "never in place"
+    assert torch.equal(g, before), "not in place"
     assert out.shape == g.shape
     assert out.dtype == g.dtype
     assert torch.equal(rule(g), out)
     order = generator(0, "order").permutation(len(g))
     torch.testing.assert_close(rule(g[order]), out[order])  # equivariant to permutation
     both = rule(torch.stack([g, 2 * g]))
-    torch.testing.assert_close(both, torch.stack([out, rule(2 * g)]))  # (..., d): each row on its own
+    torch.testing.assert_close(both, torch.stack([out, rule(2 * g)]))  # (..., d): each row separately
 
 
 @pytest.mark.parametrize("call", [c for c in RULES if c.entry.name != "none"], ids=str)
-def test_one_infinity_stays_finite(call):
+def test_an_infinite_entry_gives_finite_values(call):
     g = torch.tensor([0.5, -math.inf, 1.0, 0.25, 0.0])
     assert call()(g).isfinite().all()
 
 
-def test_the_neighbours_entry_by_entry():
+def test_the_other_rules_entry_by_entry():
     g = torch.tensor([-4.0, -0.5, 0.0, 1.0, 2.0])
     assert blank(1.5)(g).tolist() == [0.0, -0.5, 0.0, 1.0, 0.0]
     assert sign(0.3)(g).tolist() == pytest.approx([-0.3, -0.3, 0.0, 0.3, 0.3])
@@ -149,7 +151,7 @@ def test_blockwise_repairs_each_block_separately():
     assert blockwise(mac(1.0), BLOCKS.merge("model"))(g).tolist() == [4.0, 4.0, 6.0, 5.0, 6.0, 6.0, 6.0, 4.0]
 
 
-def test_assemble_gives_each_rule_the_blocks_it_asks_for():
+def test_assemble_gives_each_rule_its_requested_blocks():
     g = torch.arange(8.0) + 1
     whole = assemble(receiver.parse("gnc(max_norm=1)"), BLOCKS, "tensor")(g)
     assert whole.norm().item() == pytest.approx(1)
@@ -162,7 +164,7 @@ def test_assemble_gives_each_rule_the_blocks_it_asks_for():
 
 
 class Counting:
-    """A rule with memory: scales by the number of vectors that it was given."""
+    """A rule with memory: multiply by the number of vectors so far."""
 
     def init(self, like):
         return {"lengths": []}
@@ -184,20 +186,20 @@ def test_a_class_with_apply_and_init_is_a_rule_for_the_whole_vector(registries):
 
 @pytest.mark.parametrize("factory", [mac, clip, gnc])
 @pytest.mark.parametrize("bad", [0, -1, math.nan, "1", None, True])
-def test_bad_thresholds(factory, bad):
+def test_invalid_thresholds_are_refused(factory, bad):
     with pytest.raises(InputError) as error:
         factory(bad)
     assert error.value.code in ("out-of-range", "wrong-type")
 
 
-def test_bad_blocks():
+def test_invalid_blocks_are_refused():
     with pytest.raises(InputError) as error:
         gnc(1.0, blocks="tensors")
     assert (error.value.code, error.value.fields["name"]) == ("unknown-value", "blocks")
 
 
-def anchored(step=1.0):
-    """Centres on the mean of the whole vector, which a block alone does not know; counts its rounds."""
+def centred(step=1.0):
+    """Subtract the mean of the whole vector, which is unknown within a block; count the rounds."""
 
     def apply(received, rounds):
         centre = received.g.mean().item()
@@ -212,14 +214,14 @@ WHOLE = BLOCKS.merge("model")
 
 def nestings():
     """The same two rules, nested in every way."""
-    yield chain(blockwise(mac(2.0), BLOCKS), blockwise(anchored(3.0), BLOCKS))
-    yield blockwise(chain(mac(2.0), anchored(3.0)), BLOCKS)
-    yield chain(chain(blockwise(mac(2.0), BLOCKS)), chain(blockwise(anchored(3.0), BLOCKS)))
-    yield blockwise(chain(blockwise(mac(2.0), BLOCKS), anchored(3.0)), BLOCKS)
-    yield chain(blockwise(chain(mac(2.0), anchored(3.0)), BLOCKS))
+    yield chain(blockwise(mac(2.0), BLOCKS), blockwise(centred(3.0), BLOCKS))
+    yield blockwise(chain(mac(2.0), centred(3.0)), BLOCKS)
+    yield chain(chain(blockwise(mac(2.0), BLOCKS)), chain(blockwise(centred(3.0), BLOCKS)))
+    yield blockwise(chain(blockwise(mac(2.0), BLOCKS), centred(3.0)), BLOCKS)
+    yield chain(blockwise(chain(mac(2.0), centred(3.0)), BLOCKS))
 
 
-def test_chains_and_blocks_nest_either_way():
+def test_chains_and_blocks_can_be_nested_in_any_order():
     clipped = torch.cat([mac(2.0)(block) for block in BLOCKS.split(G)])
     expected = (clipped - clipped.mean()) * 3
     assert not torch.allclose(expected, mac(2.0)(G) - mac(2.0)(G).mean()), "blocks matter here"
@@ -244,8 +246,8 @@ def test_a_bound_rule_keeps_its_blocks():
     assert not torch.equal(blockwise(mac(1.0), WHOLE)(g), bound(g))
 
 
-def test_two_rules_of_one_kind_keep_their_metrics_apart():
-    both = RepeatedReceiver(chain(anchored(1.0), anchored(2.0), anchored(3.0)))
+def test_metrics_of_several_equal_rules_are_numbered():
+    both = RepeatedReceiver(chain(centred(1.0), centred(2.0), centred(3.0)))
     both(G + 1)
     assert list(both.metrics) == ["centre", "centre_2", "centre_3"]
     assert list(both.metrics.values()) == pytest.approx([(G + 1).mean().item(), 0, 0], abs=1e-5)
@@ -254,8 +256,8 @@ def test_two_rules_of_one_kind_keep_their_metrics_apart():
     assert list(several.metrics) == ["C", "gain", "step", "alpha", "tau", "clipped", "C_2", "gain_2", "clipped_2"]
 
 
-def listening(pilots):
-    """Subtracts the mean of its pilots."""
+def pilot_mean(pilots):
+    """Subtract the mean of the pilots."""
 
     def apply(received, memory):
         return received.g - received.pilot.mean(), memory, {"pilots": len(received.pilot)}
@@ -263,21 +265,21 @@ def listening(pilots):
     return Rule(apply, pilots=pilots)
 
 
-def test_a_rule_that_asks_for_pilots_gets_them_however_it_is_nested(registries, tiny):
+def test_a_nested_rule_gets_its_requested_pilots(registries, tiny):
     for nested in (
-        chain(none(), listening(7)),
-        blockwise(chain(listening(7)), BLOCKS),
-        chain(blockwise(listening(7), BLOCKS), listening(5)),
+        chain(none(), pilot_mean(7)),
+        blockwise(chain(pilot_mean(7)), BLOCKS),
+        chain(blockwise(pilot_mean(7), BLOCKS), pilot_mean(5)),
     ):
         assert nested.pilots == 7
         out = nested.apply(Reception(G, WHOLE, torch.full((7,), 0.5)), nested.init(G))[0]
         assert torch.equal(out, G - 0.5 * sum(rule.pilots > 0 for rule in nested.parts)), "all rules get the pilot"
-    sa.receiver("listening")(lambda: listening(5))
-    assert sa.run(tiny.with_(receiver="none() | listening()", rounds=1))["receiver/pilots"] == [5]
+    sa.receiver("pilot_mean")(lambda: pilot_mean(5))
+    assert sa.run(tiny.with_(receiver="none() | pilot_mean()", rounds=1))["receiver/pilots"] == [5]
 
 
-def test_a_class_asks_for_pilots_by_an_attribute():
-    class Listening:
+def test_a_class_requests_pilots_by_an_attribute():
+    class WithPilots:
         pilots = 7
 
         def init(self, like):
@@ -286,7 +288,7 @@ def test_a_class_asks_for_pilots_by_an_attribute():
         def apply(self, received, memory):
             return received.g, memory, {}
 
-    assert chain(none(), Listening()).pilots == 7
+    assert chain(none(), WithPilots()).pilots == 7
 
 
 @pytest.mark.parametrize("wrong", [3, None, Counting, "mac(C=1)"])
@@ -300,8 +302,8 @@ def test_a_module_is_a_function():
     assert as_receiver(torch.nn.ReLU())(torch.tensor([-1.0, 2.0])).tolist() == [0.0, 2.0]
 
 
-def test_metrics_of_one_rule_keep_their_names_whatever_they_are():
-    def telling(**metrics):
+def test_metrics_of_a_single_rule_keep_their_names():
+    def with_metrics(**metrics):
         return Rule(lambda received, memory: (received.g, memory, metrics))
 
     def metrics(*rules):
@@ -309,5 +311,5 @@ def test_metrics_of_one_rule_keep_their_names_whatever_they_are():
         combined(G)
         return combined.metrics
 
-    assert metrics(telling(clip_low=1, clip=2)) == {"clip_low": 1, "clip": 2}
-    assert metrics(telling(C_2=1), telling(C=2), telling(C=3)) == {"C_2": 1, "C": 2, "C_3": 3}
+    assert metrics(with_metrics(clip_low=1, clip=2)) == {"clip_low": 1, "clip": 2}
+    assert metrics(with_metrics(C_2=1), with_metrics(C=2), with_metrics(C=3)) == {"C_2": 1, "C": 2, "C_3": 3}

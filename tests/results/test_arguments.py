@@ -73,8 +73,8 @@ def test_an_argument_without_several_values_is_refused_with_those_that_have(name
     assert "\n" not in str(error.value)
 
 
-def test_the_only_number_that_differs():
+def test_the_only_numeric_argument_that_differs():
     assert only_numeric_argument(group([*grid(1, 2), made(receiver="none()")])) == "receiver.C"
     assert only_numeric_argument(group([*grid(1, 2), *grid(1, clients=5)])) is None, "two differ"
     assert only_numeric_argument(group([*grid(1), made(receiver="none()")])) is None, "none differs"
-    assert only_numeric_argument(group(grid(1, "auto"))) is None, "one number is no axis"
+    assert only_numeric_argument(group(grid(1, "auto"))) is None, "a single number is no axis"

@@ -20,7 +20,7 @@ def states(experiment, rounds):
 
 
 @pytest.mark.parametrize(("metric", "best"), [("channel/snr_db", max), ("train/loss", min), ("test/loss", min)])
-def test_it_is_the_state_after_the_best_round(metric, best, tiny, tmp_path):
+def test_the_best_checkpoint_is_the_state_after_the_best_round(metric, best, tiny, tmp_path):
     run = sa.run(tiny, tmp_path, keep_best=True, monitor=metric)
     k = best_round(run, metric, best)
     kept = sa.load(tmp_path).best
@@ -53,7 +53,7 @@ def test_the_best_checkpoint_is_updated_and_a_damaged_one_is_replaced(tiny, tmp_
 
 @pytest.mark.parametrize("keep_best", [False, True])
 def test_a_resumed_run_keeps_the_metric(keep_best, tiny, tmp_path):
-    """With a different metric after the resumption, the file would be the best round of neither."""
+    """With another metric after the resumption, the file would hold the best round of neither metric."""
     metric = "channel/snr_db"
     runs = {"a": sa.run(tiny, tmp_path / "whole", keep_best=True, monitor=metric)}
     for stopped in range(1, 4):
@@ -62,7 +62,7 @@ def test_a_resumed_run_keeps_the_metric(keep_best, tiny, tmp_path):
     assert {run.best.rounds for run in runs.values()} == {best_round(runs["a"], metric, max) + 1}
 
 
-def test_the_last_round_before_a_resumption_competes(tiny, tmp_path):
+def test_the_last_round_before_a_resumption_can_be_the_best(tiny, tmp_path):
     monitor = "gradient/norm"
     k = best_round(sa.run(tiny), monitor, max)
     assert k < 3, "the best round is not the last one"
@@ -70,7 +70,7 @@ def test_the_last_round_before_a_resumption_competes(tiny, tmp_path):
     assert sa.run(tiny, tmp_path, resume=True, keep_best=True, monitor=monitor).best.rounds == k + 1
 
 
-def test_a_best_checkpoint_of_a_lost_round_does_not_compete(tiny, tmp_path):
+def test_a_best_checkpoint_of_a_lost_round_is_ignored(tiny, tmp_path):
     """The process was killed after it wrote the best checkpoint and before the last checkpoint was on the disk."""
     sa.run(tiny.with_(rounds=1), tmp_path / "a", keep_best=True)
     sa.run(tiny, tmp_path / "b", keep_best=True, monitor="train/loss")

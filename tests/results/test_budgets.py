@@ -35,7 +35,7 @@ def test_the_smallest_total_is_the_budget():
     assert [len(run) for run in runs] == [4, 1]
 
 
-def test_a_given_budget_cuts_all_runs():
+def test_a_specified_budget_cuts_all_runs():
     runs, _ = at_equal(pair(), "energy", 3.5)
     assert [len(run) for run in runs] == [3, 1]
 
@@ -46,12 +46,14 @@ def test_impossible_budgets_are_refused():
     refused("out-of-range", at_equal, pair(), "energy", 0)
     refused("unknown-value", at_equal, pair(), "joule")
     refused("resource-not-recorded", at_equal, pair(), "symbols")
-    silent = [made([0.1], 0.0, "bits"), made([0.1], 8.0, "bits", receiver="none()")]
-    silent = [
-        Run(run.record, [row | {"channel/uses": 5.0, "channel/seconds": 0.0} for row in run.rounds]) for run in silent
+    unused = [made([0.1], 0.0, "bits"), made([0.1], 8.0, "bits", receiver="none()")]
+    unused = [
+        Run(run.record, [row | {"channel/uses": 5.0, "channel/seconds": 0.0} for row in run.rounds]) for run in unused
     ]
-    error = refused("resource-not-used", at_equal, silent, "bits")
-    assert str(error).endswith("resources that all runs used: symbols"), "neither bits nor airtime nor unrecorded ones"
+    error = refused("resource-not-used", at_equal, unused, "bits")
+    assert str(error).endswith("resources that all runs used: symbols"), (
+        "bits and airtime are not used, the others are not recorded"
+    )
     assert error.fields["allowed"] == ["symbols"]
 
 
@@ -64,10 +66,10 @@ def test_unfinished_runs_are_left_out_unless_they_have_used_the_budget(caplog):
     assert refused("no-rounds", at_equal, runs[2:], "energy").code
 
 
-def test_a_run_that_diverged_sets_no_budget_and_counts_as_zero():
-    wild = made([0.9], 1.0, seed=1)
-    wild.rounds.append(dict.fromkeys(wild.rounds[0]) | {"round": 1, "diverged": True})
-    cut, budget = at_equal([*pair(), wild], "energy")
+def test_a_run_that_diverged_sets_no_budget_and_has_accuracy_zero():
+    diverging = made([0.9], 1.0, seed=1)
+    diverging.rounds.append(dict.fromkeys(diverging.rounds[0]) | {"round": 1, "diverged": True})
+    cut, budget = at_equal([*pair(), diverging], "energy")
     assert budget.amount == 4
     assert cut[2].settled("test/accuracy") == 0
     late = made([0.9] * 6, 1.0, seed=1)
@@ -102,9 +104,9 @@ def test_a_budget_of_ten_equal_rounds_holds_ten_rounds():
     assert len(tenths.within("energy", 0.3)) == 3
 
 
-def test_an_analog_run_that_diverged_does_not_forbid_a_comparison_of_bits():
-    wild = diverged(0.0, 1, "bits")
-    cut, _ = at_equal([made([0.5, 0.6], 8.0, "bits", receiver="none()"), wild], "bits")
+def test_an_analog_run_that_diverged_does_not_prevent_a_comparison_of_bits():
+    diverging = diverged(0.0, 1, "bits")
+    cut, _ = at_equal([made([0.5, 0.6], 8.0, "bits", receiver="none()"), diverging], "bits")
     assert [run.diverged for run in cut] == [None, 1]
 
 
@@ -137,12 +139,12 @@ def test_all_channels_share_a_table_with_rounds_and_resources():
 
 @pytest.mark.parametrize("name", RESOURCES)
 def test_the_resource_of_the_budget_has_a_column(name):
-    """Also if it is neither symbols nor energy; the other resources have none."""
+    """Every resource can be the budget; the other resources have no column."""
     cheap = made([0.1, 0.2], [2.0, 4.0], name)
     costly = made([0.6, 0.8], [3.0, 9.0], name, receiver="none()")
     head, first, second, *_ = str(comparison([cheap, costly], name)).splitlines()[1:]
     assert head.split()[-3:] == ["rounds", name, "seconds"]
-    total = "4" if name == "energy_max" else "6"  # which is recorded as a total
+    total = "4" if name == "energy_max" else "6"  # energy_max is recorded as a total
     assert [line.split()[-3:-1] for line in (first, second)] == [["1", "3"], ["2", total]]
 
 
@@ -170,7 +172,7 @@ def test_runs_of_a_plan_stop_when_they_have_used_the_budget(tmp_path):
     assert [len(run) for run in sa.load(tmp_path) if "digital" in run.settings["channel"]] == [2]
 
 
-def test_options_that_contradict(tmp_path):
+def test_contradictory_options_are_refused(tmp_path):
     plan = TINY | {"receiver": ["mac(C=1)", "none()"]}
     refused("budget-without-equal", sa.compare, plan, tmp_path / "a", budget=3)
     refused("unknown-value", sa.compare, plan, tmp_path / "a", equal="joule")
@@ -178,7 +180,7 @@ def test_options_that_contradict(tmp_path):
     assert not (tmp_path / "a").exists()
 
 
-def test_the_commands(command):
+def test_the_commands_accept_a_budget(command):
     words = [f"{key}={value}" for key, value in TINY.items()]
     code, out, errors = command(
         "compare", *words, "receiver=mac(C=1),none()", "--seeds", 1, "--equal", "symbols", "--out", "c"

@@ -1,4 +1,4 @@
-"""Checkpoints: written whole, repaired from the previous one, refused where they do not fit."""
+"""Checkpoints: atomic writes, repair from the previous one, and refusal of damaged ones."""
 
 import hashlib
 import io
@@ -39,7 +39,7 @@ def test_an_error_of_the_checkpoint_thread_is_raised_and_nothing_is_lost(tiny, t
     assert same(run(tiny, tmp_path / "a", resume=True), run(tiny))
 
 
-def test_an_interrupt_does_not_hide_that_a_checkpoint_failed(tiny, tmp_path, monkeypatch):
+def test_an_interrupt_does_not_hide_the_error_of_a_checkpoint(tiny, tmp_path, monkeypatch):
     """Ctrl-C comes while the run waits for the checkpoint after round 1, whose disk is full."""
     real, write, free, failed, calls = Future.result, lock.write_whole, threading.Event(), [], []
 
@@ -77,12 +77,12 @@ def test_a_flipped_bit_of_a_checkpoint_is_repaired_and_nothing_is_overwritten(fi
     resumed = run(longer, folder, resume=True)
     assert re.search(r"checkpoint\.pt is corrupted .* resuming from the previous one, after round 3", caplog.text)
     assert same(resumed, run(longer))
-    assert (folder / DAMAGED.format(1)).read_bytes() == damaged, "it is kept, for whoever wants to look"
+    assert (folder / DAMAGED.format(1)).read_bytes() == damaged, "the damaged file is kept"
     assert same(load(folder), run(longer))
 
 
 @pytest.mark.parametrize("damage", ["nothing", "something else", "half"])
-def test_two_damaged_checkpoints_are_one_line_and_left_as_they_are(finished, tmp_path, damage):
+def test_two_damaged_checkpoints_are_refused_and_not_changed(finished, tmp_path, damage):
     folder = shutil.copytree(finished[1].folder, tmp_path / "a")
     for name in (CHECKPOINT, PREVIOUS):
         raw = (folder / name).read_bytes()
@@ -138,7 +138,7 @@ def test_a_checkpoint_without_a_checksum_is_refused(finished, tmp_path):
     assert error.value.code == "corrupt-run"
 
 
-def test_a_checkpoint_can_still_be_read_with_torch_alone(finished):
+def test_a_checkpoint_can_be_read_with_torch_only(finished):
     content = torch.load(finished[1].folder / CHECKPOINT, weights_only=True)
     assert list(content) == ["rounds", "model", "receiver", "server", "average", "clients", "energies"]
     assert content["rounds"] == 4

@@ -1,4 +1,4 @@
-"""Damage to the text files of a run is noticed."""
+"""Damage to the text files of a run is detected."""
 
 import re
 import shutil
@@ -24,7 +24,7 @@ from stableair.runner import run
         (ENVIRONMENT, b"{"),
     ],
 )
-def test_a_corrupted_folder_is_named_and_left_as_it_is(tiny, tmp_path, name, content):
+def test_a_corrupted_file_is_named_and_not_changed(tiny, tmp_path, name, content):
     folder = run(tiny, tmp_path / "a").folder
     whole = (folder / name).read_bytes()
     (folder / name).write_bytes(whole[: len(whole) // 2] if content is None else content)
@@ -37,21 +37,21 @@ def test_a_corrupted_folder_is_named_and_left_as_it_is(tiny, tmp_path, name, con
 
 
 @pytest.mark.parametrize("name", [EXPERIMENT, ENVIRONMENT, CLIENTS, ROUNDS])
-def test_every_flipped_bit_of_a_text_file_is_one_line(finished, tmp_path, name):
-    """In a sample over the file, and all of the bytes at its end, where the checksum is."""
+def test_every_flipped_bit_of_a_text_file_is_detected(finished, tmp_path, name):
+    """A sample of the bits, and all bits of the last 60 bytes, which include the checksum."""
     folder = shutil.copytree(finished[1].folder, tmp_path / "a")
     raw = (folder / name).read_bytes()
     bits = [*range(0, 8 * len(raw), 41), *range(8 * (len(raw) - 60), 8 * len(raw))]
-    unnoticed = []
+    undetected = []
     for bit in bits:
         (folder / name).write_bytes(flipped(raw, bit))
         try:
             load(folder)
-            unnoticed.append(bit)
+            undetected.append(bit)
         except StableairError as error:
             assert "\n" not in str(error)
             assert name in str(error)
-    assert not unnoticed, [flipped(raw, bit)[bit // 8 - 10 : bit // 8 + 10] for bit in unnoticed]
+    assert not undetected, [flipped(raw, bit)[bit // 8 - 10 : bit // 8 + 10] for bit in undetected]
 
 
 def test_a_minus_that_becomes_a_line_break_is_found(finished, tmp_path):
@@ -68,7 +68,7 @@ def test_a_minus_that_becomes_a_line_break_is_found(finished, tmp_path):
 
 @pytest.mark.parametrize(("name", "end"), [(EXPERIMENT, rb"\n\}\n\Z"), (ROUNDS, rb"\}\n\Z")])
 def test_a_removed_checksum_is_found(finished, tmp_path, name, end):
-    """Of the experiment, or of the last round; a file of version 0.1 has none at all."""
+    """The checksum of the experiment or of the last round; files of version 0.1 have no checksums."""
     folder = shutil.copytree(finished[1].folder, tmp_path / "a")
     raw = (folder / name).read_bytes()
     without = re.sub(rb',\s+"checksum": "[0-9a-f]+"(?=' + end + rb")", b"", raw)

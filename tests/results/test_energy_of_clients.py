@@ -64,8 +64,8 @@ def test_the_largest_total_is_that_of_one_client(tiny, settings):
 
 
 def test_a_round_without_senders_keeps_the_largest_total(tiny, registries):
-    participation("not_then")(lambda: lambda n, source: torch.arange(0 if source.round == 1 else n))
-    run = sa.run(tiny.with_(participation="not_then()"))
+    participation("skips_a_round")(lambda: lambda n, source: torch.arange(0 if source.round == 1 else n))
+    run = sa.run(tiny.with_(participation="skips_a_round()"))
     first, silent, third, _ = run["energy_max"]
     assert first == silent < third
     assert run["channel/energy_max"][1] == 0
@@ -109,7 +109,7 @@ def test_an_infinite_energy_is_no_divergence():
     assert not non_finite_parts(State(model, energies=torch.tensor([torch.inf, 0.0])))
 
 
-def test_units_scale_the_total_and_nothing_else(tiny):
+def test_units_only_scale_the_total(tiny):
     base, scaled = sa.run(tiny), sa.run(tiny.with_(symbol_energy=4.0, bandwidth=2e6))
     assert scaled["energy_max"] == [4 * total for total in base["energy_max"]]
     assert torch.equal(scaled.state.model.w, base.state.model.w)
@@ -139,7 +139,7 @@ def test_a_channel_that_does_not_name_the_clients_is_refused(tiny, registries):
     assert "must be a dict, client index 0 ... 4 to energy" in str(error)
 
 
-def test_the_resource_limits_compares_and_stops_runs(tiny, tmp_path):
+def test_runs_are_limited_compared_and_stopped_by_energy_max(tiny, tmp_path):
     runs = [sa.run(tiny), sa.run(tiny.with_(receiver="none()"))]
     total = runs[0]["energy_max"]
     assert len(runs[0].within("energy_max", total[1])) == 2
@@ -155,7 +155,7 @@ def test_the_resource_limits_compares_and_stops_runs(tiny, tmp_path):
 
 
 def test_a_checkpoint_without_energies_continues_without_the_total(tiny, tmp_path):
-    """Of a development version of 0.3: the energies before are unknown, so no later total is recorded."""
+    """In a development version of 0.3. The earlier energies are unknown, so no later total is recorded."""
     with pytest.raises(Stop):
         sa.run(tiny, tmp_path, callbacks=[Hooks(round=stop_after(1))])
     rounds, state = read_checkpoint(tmp_path)

@@ -1,4 +1,4 @@
-"""What is recorded of the surroundings of a run."""
+"""The recorded environment of a run."""
 
 import shutil
 import subprocess
@@ -10,11 +10,11 @@ from stableair.results.environment import commit
 
 
 @pytest.mark.skipif(not shutil.which("git"), reason="git is not installed")
-def test_a_run_names_the_commit_of_a_source_under_git_and_of_nothing_else(tmp_path, monkeypatch, request):
-    """A package that was installed into somebody's repository is not of that repository's commit."""
+def test_the_commit_is_recorded_only_for_a_source_that_git_tracks(tmp_path, monkeypatch, request):
+    """A package that is installed inside another repository does not have the commit of this repository."""
     request.addfinalizer(commit.cache_clear)
 
-    def seen():
+    def current_commit():
         commit.cache_clear()
         return commit()
 
@@ -26,14 +26,14 @@ def test_a_run_names_the_commit_of_a_source_under_git_and_of_nothing_else(tmp_pa
     source.parent.mkdir()
     source.write_text("")
     monkeypatch.setattr(sa, "__file__", str(source))
-    assert seen() == "", "no repository"
+    assert current_commit() == "", "no repository"
     git("init")
     git("commit", "--allow-empty", "-m", "theirs")
-    assert seen() == "", "not in it"
+    assert current_commit() == "", "not tracked"
     git("add", ".")
     git("commit", "-m", "ours")
-    assert seen() == git("rev-parse", "--short", "HEAD").strip()
+    assert current_commit() == git("rev-parse", "--short", "HEAD").strip()
     source.write_text("changed = True")
-    assert seen() == git("rev-parse", "--short", "HEAD").strip() + "+"
+    assert current_commit() == git("rev-parse", "--short", "HEAD").strip() + "+"
     monkeypatch.setenv("PATH", "")
-    assert seen() == "", "no git"
+    assert current_commit() == "", "no git"

@@ -61,14 +61,14 @@ def test_runs_that_differ_only_in_a_default_are_separate_groups():
     assert list(group([Run(record, []) for record in records]))[1:] == ["mac(C=auto) (2)", "mac(C=auto) (3)"]
 
 
-def test_runs_that_differ_in_a_default_alone_are_two(finished, tmp_path):
+def test_runs_that_differ_only_in_a_default_have_different_identities(finished, tmp_path):
     one = finished[0].to_record()
     other = json.loads(json.dumps(one))
     other["noise"], other["arguments"]["noise"] = "sas()", [{"alpha": 1.5, "tau": 0.7}]
     plain = one | {"noise": "sas()"}
     assert Run(plain, []).identity != Run(other, []).identity
     assert list(group([Run(plain, []), Run(other, [])])) == ["mac(C=auto)", "mac(C=auto) (2)"]
-    assert Run(one, []).identity == Run(plain, []).identity, "the same thing said otherwise"
+    assert Run(one, []).identity == Run(plain, []).identity, "another spelling of the same experiment"
 
 
 @pytest.mark.parametrize("order", [1, -1])

@@ -10,7 +10,7 @@ from stableair.results.reading import load
 from stableair.runner import run
 
 
-def test_a_second_process_is_kept_out(tiny, tmp_path):
+def test_a_second_run_in_the_same_folder_is_refused(tiny, tmp_path):
     run(tiny.with_(rounds=1), tmp_path / "a")
 
     def meanwhile(row):
@@ -39,17 +39,20 @@ except (sa.InputError, RunBusyError) as error:
 def test_of_two_processes_that_start_on_a_new_folder_one_runs(tiny, tmp_path, attempts):
     (tmp_path / "e.json").write_text(tiny.with_(rounds=40).to_json())
     for attempt in range(attempts):
-        place = tmp_path / f"r{attempt}"
-        with started(STARTER, tmp_path / "e.json", place) as one, started(STARTER, tmp_path / "e.json", place) as other:
+        folder = tmp_path / f"r{attempt}"
+        with (
+            started(STARTER, tmp_path / "e.json", folder) as one,
+            started(STARTER, tmp_path / "e.json", folder) as other,
+        ):
             for process in (one, other):
                 assert process.stdout.readline() == "ready\n"
             for process in (one, other):
                 process.stdin.write("go\n")
                 process.stdin.flush()
-            said = sorted(process.communicate(timeout=60)[0].strip() for process in (one, other))
-        assert said[1] == "done" or said[0] == "done", said
-        assert {"run-busy", "run-exists"} & set(said), said
-        assert same(load(place), run(tiny.with_(rounds=40)))
+            outputs = sorted(process.communicate(timeout=60)[0].strip() for process in (one, other))
+        assert outputs[1] == "done" or outputs[0] == "done", outputs
+        assert {"run-busy", "run-exists"} & set(outputs), outputs
+        assert same(load(folder), run(tiny.with_(rounds=40)))
 
 
 def test_a_disk_without_locks_is_logged_once_and_the_run_continues(tiny, tmp_path, monkeypatch, caplog):
@@ -61,7 +64,7 @@ def test_a_disk_without_locks_is_logged_once_and_the_run_continues(tiny, tmp_pat
     assert caplog.text.count("is on a disk without file locks") == 1
 
 
-def test_a_lock_file_that_never_stays_in_place_is_one_line(tmp_path, monkeypatch):
+def test_a_lock_file_that_is_always_replaced_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(lock.LockedFolder, "is_in_place", lambda folder: False)
     with pytest.raises(ResourceError) as error, lock.locked(tmp_path / "a"):
         pass

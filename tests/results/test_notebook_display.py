@@ -26,7 +26,7 @@ def points(svg):
     ]
 
 
-def test_the_text_of_an_experiment_makes_it_again():
+def test_the_text_of_an_experiment_is_its_constructor_call():
     e = sa.Experiment(clients=7, noise="gaussian(std=1)", lr=0.1)
     assert repr(e) == "Experiment(clients=7, lr=0.1, noise='gaussian(std=1)')"
     assert eval(repr(e), {"Experiment": sa.Experiment}) == e

@@ -9,7 +9,7 @@ import pytest
 import stableair as sa
 from helpers.callbacks import Hooks
 from helpers.errors import refused
-from helpers.words import but, words_of
+from helpers.words import with_changes, words_of
 from stableair.cli.display import EngineDisplay
 from stableair.cli.main import COMMANDS
 from stableair.results import options
@@ -27,42 +27,42 @@ CALLS = {
 
 @pytest.fixture
 def logged(monkeypatch):
-    """Two trackers that note what they are given: (tracker, what)."""
-    notes = []
+    """Two trackers that record their calls: (tracker, call)."""
+    calls = []
 
     def tracker(tracker_name):
-        class Noting(Tracker):
+        class RecordingTracker(Tracker):
             name = tracker_name
 
             def __init__(self, folder):
                 self.folder, self.active = folder, False
 
             def _open(self, experiment):
-                notes.append((self.name, "open"))
+                calls.append((self.name, "open"))
 
             def _log(self, metrics, k):
-                notes.append((self.name, k))
+                calls.append((self.name, k))
 
             def _close(self):
-                notes.append((self.name, "close"))
+                calls.append((self.name, "close"))
 
-        return Noting
+        return RecordingTracker
 
     for name in ("tensorboard", "mlflow"):
         monkeypatch.setitem(TRACKERS, name, tracker(name))
-    return notes
+    return calls
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_several_trackers_at_once(name, logged, tiny, tmp_path):
+def test_several_trackers_record_a_run(name, logged, tiny, tmp_path):
     CALLS[name](tiny.with_(rounds=2), tmp_path / "r", track=["tensorboard", "mlflow", "mlflow"])
     for tracker in ("tensorboard", "mlflow"):
-        noted = [what for who, what in logged if who == tracker]
-        assert noted == ["open", 0, 1, "close"] * (1 if name in ("run", "sweep") else 2)
+        calls = [call for tracker_name, call in logged if tracker_name == tracker]
+        assert calls == ["open", 0, 1, "close"] * (1 if name in ("run", "sweep") else 2)
 
 
 @pytest.mark.parametrize("words", [["run"], ["sweep"], ["compare", "receiver=mac(C=1),none", "--seeds", 1]])
-def test_trackers_on_the_command_line(words, logged, command, tiny):
+def test_trackers_are_selected_on_the_command_line(words, logged, command, tiny):
     name, *more = words
     code, _, errors = command(
         name,
@@ -76,7 +76,7 @@ def test_trackers_on_the_command_line(words, logged, command, tiny):
         "r",
     )
     assert (code, errors.replace("note: receiver is given twice: mac(C=1),none replaces mac(C=1)\n", "")) == (0, "")
-    assert {who for who, _ in logged} == {"tensorboard", "mlflow"}
+    assert {tracker_name for tracker_name, _ in logged} == {"tensorboard", "mlflow"}
 
 
 @pytest.mark.parametrize("name", ["run", "search", "sweep", "compare"])
@@ -86,8 +86,8 @@ def test_every_option_is_one_of_the_command(name):
 
 
 @pytest.mark.parametrize("name", ["sweep", "compare"])
-def test_a_profile_of_many_runs(name, command, tiny, tmp_path):
-    words = but(words_of(tiny.with_(rounds=1)), "receiver=mac(C=1),none")
+def test_all_runs_of_a_plan_are_profiled(name, command, tiny, tmp_path):
+    words = with_changes(words_of(tiny.with_(rounds=1)), "receiver=mac(C=1),none")
     code, _, errors = command(name, *words, "--seeds", 1, "--profile", "-o", "r")
     assert (code, errors) == (0, "")
     assert all(run["seconds/training"][0] > 0 for run in sa.load("r"))

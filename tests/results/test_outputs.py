@@ -1,4 +1,4 @@
-"""Commands write neither onto files of a run nor over files that stableair has not made."""
+"""Commands never overwrite files of a run, or files that stableair did not write."""
 
 import os
 from pathlib import Path
@@ -33,7 +33,7 @@ def test_files_of_a_run_are_never_written(run_folder, name, force):
     assert content(run_folder) == before
 
 
-def test_symbolic_links_to_files_of_a_run(run_folder, tmp_path):
+def test_links_to_files_of_a_run_are_refused(run_folder, tmp_path):
     (tmp_path / "link.html").symlink_to(run_folder / "rounds.jsonl")
     os.link(run_folder / "rounds.jsonl", run_folder / "hard.html")
     for path in (tmp_path / "link.html", run_folder / "hard.html"):
@@ -53,12 +53,12 @@ def test_the_same_names_elsewhere_are_allowed(run_folder, tmp_path):
 
 
 @pytest.mark.parametrize("ending", ["png", "pdf", "svg", "eps", "ps"])
-def test_own_pictures_are_replaced(run_folder, tmp_path, ending):
+def test_pictures_of_stableair_are_replaced(run_folder, tmp_path, ending):
     for _ in range(2):
         sa.plot([run_folder], out=tmp_path / f"a.{ending}")
 
 
-def test_own_pages_are_replaced(run_folder, tmp_path):
+def test_pages_of_stableair_are_replaced(run_folder, tmp_path):
     for _ in range(2):
         sa.report([run_folder], tmp_path / "a.html")
 

@@ -23,7 +23,7 @@ def texts(figure):
     return [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
 
 
-def test_runs_that_differ_in_the_seed_alone_are_one_line_with_a_band():
+def test_runs_that_differ_only_in_the_seed_are_one_line_with_a_band():
     groups = group([made([0.1, 0.2], seed=0), made([0.3, 0.4], seed=1, rounds=7), made([0.5], receiver="none()")])
     assert {name: len(runs) for name, runs in groups.items()} == {"mac(C=1)": 2, "none()": 1}
     axes = curves(groups).axes[0]
@@ -44,19 +44,19 @@ def test_the_default_metric_is_the_accuracy_on_the_data_of_the_evaluation():
     searched = Run(sa.Experiment(evaluate="validation").to_dict(), [{"round": 0, "validation/accuracy": 0.25}])
     for axes in (searched.plot(ax=Figure().subplots()), sa.plot(searched).axes[0]):
         assert (axes.get_ylabel(), list(axes.lines[0].get_ydata())) == ("validation accuracy", [0.25])
-    planned = Run(sa.Experiment().to_dict(), [])  # not started: it does not decide
+    planned = Run(sa.Experiment().to_dict(), [])  # not started, so it does not determine the metric
     assert sa.plot([planned, searched]).axes[0].get_ylabel() == "validation accuracy"
     assert sa.plot([searched, made([0.5])]).axes[0].get_ylabel() == "test accuracy"
 
 
-def test_a_legend_lies_on_no_line():
-    calm, wild = ([0.5] * 40, [0.0, 1.0] * 20)  # the second leaves no room anywhere
+def test_a_legend_does_not_cover_a_line():
+    calm, wild = ([0.5] * 40, [0.0, 1.0] * 20)  # the second one fills the whole axes
     runs = {name: [made(accuracy)] for name, accuracy in (("calm", calm), ("wild", wild))}
     assert curves({"calm": runs["calm"]}).axes[0].get_legend()
     crowded = curves(runs)
     assert crowded.axes[0].get_legend() is None
-    (beside,) = crowded.legends
-    assert [text.get_text() for text in beside.get_texts()] == ["calm", "wild"]
+    (outside,) = crowded.legends
+    assert [text.get_text() for text in outside.get_texts()] == ["calm", "wild"]
 
 
 def test_a_diverged_run_ends_with_a_cross_and_a_note_in_the_legend():
@@ -66,7 +66,7 @@ def test_a_diverged_run_ends_with_a_cross_and_a_note_in_the_legend():
     assert texts(axes.figure) == ["noisy, diverged at round 3"]
     line, cross = axes.lines
     assert np.isnan(line.get_ydata()[2])
-    assert (cross.get_xdata()[0], cross.get_ydata()[0]) == (2, 0.2), "at the last round that counts"
+    assert (cross.get_xdata()[0], cross.get_ydata()[0]) == (2, 0.2), "at the last complete round"
 
 
 def test_runs_of_different_length_are_averaged_over_the_rounds_that_exist():
@@ -93,7 +93,7 @@ def code_of(call, *args):
     return error.value.code
 
 
-def test_bad_input(tmp_path):
+def test_invalid_input_is_refused(tmp_path):
     assert code_of(curves, {"a": [made([])]}) == "no-rounds"
     figure = curves({"a": [made([1])]})
     assert code_of(plot.save, figure, tmp_path / "picture") == "unknown-format"

@@ -10,7 +10,7 @@ import pytest
 
 import stableair as sa
 from helpers import ROOT
-from helpers.isolation import forgotten
+from helpers.isolation import restored_registries
 from stableair.errors import InputError
 from stableair.results.checksums import ENVIRONMENT
 from stableair.results.plugins import MIXED, component_sources, mixed_components
@@ -33,7 +33,7 @@ OTHER = "import stableair as sa\n\n@sa.receiver('other')\ndef other():\n    retu
 
 
 class Plugin:
-    """A plug-in that imports a local module; each use loads it anew, as another process does."""
+    """A plug-in that imports a local module; each use loads it again, as another process does."""
 
     def __init__(self, folder, monkeypatch):
         self.folder, self.file = folder, folder / "rules.py"
@@ -48,7 +48,7 @@ class Plugin:
     def __call__(self, function, *args, **options):
         for name in ("scaling", "constants", "stableair_plugin_rules"):
             sys.modules.pop(name, None)
-        with forgotten():
+        with restored_registries():
             sa.load_plugin(self.file)
             return function(*args, **options)
 
@@ -107,7 +107,7 @@ def test_keep_uses_finished_results_and_records_both_versions(plugin, settings, 
     (entry,) = environments(tmp_path / "a")
     versions = [entry[key]["receiver scaled"]["version"] for key in ("plugins", "plugins_kept")]
     assert versions[0] != versions[1]
-    assert plugin(run, settings, tmp_path / "a")["seconds"] == first["seconds"], "accepted once, accepted again"
+    assert plugin(run, settings, tmp_path / "a")["seconds"] == first["seconds"], "an accepted version is accepted again"
     plugin.write(factor=0.9)
     with pytest.raises(InputError):
         plugin(run, settings, tmp_path / "a")
@@ -133,7 +133,7 @@ def test_a_run_that_diverged_in_its_first_round_is_refused_too(plugin, settings,
 
 
 @pytest.mark.parametrize("rounds", [2, 4])
-def test_recompute_starts_anew(plugin, settings, tmp_path, rounds):
+def test_recompute_starts_the_run_again(plugin, settings, tmp_path, rounds):
     settings = settings | {"rounds": rounds}
     plugin(run, settings | {"rounds": 2}, tmp_path / "a")
     plugin.write(factor=0.7)
@@ -183,7 +183,7 @@ def compare(settings, folder, **options):
 
 
 @pytest.mark.parametrize("function", [sweep, search, compare])
-def test_functions_that_reuse_runs(plugin, settings, tmp_path, function):
+def test_functions_that_reuse_runs_follow_the_policy(plugin, settings, tmp_path, function):
     first = plugin(function, settings, tmp_path / "s")
     plugin.write(factor=0)
     with pytest.raises(InputError) as error:
@@ -209,7 +209,7 @@ def test_functions_that_reuse_runs(plugin, settings, tmp_path, function):
 
 
 def test_a_trial_that_was_stopped_early_records_both_versions_too(plugin, settings, tmp_path, monkeypatch):
-    """Its score stops it again, before `sa.run` sees its folder."""
+    """Its score stops it again before `sa.run` reads its folder."""
     settings |= {"rounds": 3}
     monkeypatch.setattr("optuna.trial.Trial.should_prune", lambda trial: trial.number == 1)
     plugin(search, settings, tmp_path / "s")
@@ -273,13 +273,13 @@ def test_worker_processes_get_the_policy(plugin, settings, tmp_path):
 
 
 @pytest.mark.parametrize("words", [["run", "--resume"], ["sweep"], ["search", "receiver.a=0.5,1", "--trials", "2"]])
-def test_commands(words, settings, plugin, command, tmp_path):
+def test_commands_refuse_keep_or_recompute_results(words, settings, plugin, command, tmp_path):
     words = [*words, *(f"{key}={value}" for key, value in settings.items()), "--out", "s", "--plugin", "rules.py"]
 
     def call(*options):
         for name in ("scaling", "constants", "stableair_plugin_rules"):
             sys.modules.pop(name, None)
-        with forgotten():
+        with restored_registries():
             return command(*words, *options)
 
     assert call()[0] == 0

@@ -48,7 +48,7 @@ def test_a_point_is_the_mean_over_the_seeds_at_its_value():
 @pytest.mark.parametrize(
     ("band", "factor"), [("std", 1), ("sem", 1 / 3**0.5), ("ci95", stats.t.ppf(0.975, 2) / 3**0.5)]
 )
-def test_bars_and_bands_over_seeds(band, factor):
+def test_bars_and_bands_show_the_spread_over_seeds(band, factor):
     half = factor * np.std([0.1, 0.2, 0.6], ddof=1)
     np.testing.assert_allclose(bars(sa.plot(grid(1, 2), x="receiver.C", band=band).axes[0]), [half] * 2)
     (collection,) = sa.plot(grid(1), band=band).axes[0].collections
@@ -83,7 +83,7 @@ def test_several_lines_have_sequential_colours_if_they_are_ordered():
     assert [name.split(" (3")[0] for name in names(axes)] == [f"sas(tau={tau})" for tau in (0.1, 0.2, 0.3)]
     lines = [line for line in axes.lines if line.get_label() in names(axes)]
     green = [to_rgb(line.get_color())[1] for line in lines]
-    assert green == sorted(green), "that of viridis rises"
+    assert green == sorted(green), "in viridis, the green channel increases"
     assert len({line.get_linestyle() for line in lines}) == 3, "lines differ in grey"
 
 

@@ -1,4 +1,4 @@
-"""What a run writes into its folder, and when."""
+"""The files that a run writes, and their order."""
 
 import json
 import math
@@ -23,7 +23,7 @@ from stableair.streams import generator
 from stableair.vector import ModelState
 
 
-def test_a_run_is_a_folder(tiny, tmp_path):
+def test_the_files_of_a_run(tiny, tmp_path):
     result = run(tiny, tmp_path / "a" / "b")
     assert sorted(p.name for p in result.folder.iterdir()) == [
         PREVIOUS, CHECKPOINT, CLIENTS, ENVIRONMENT, EXPERIMENT, ROUNDS,
@@ -44,7 +44,7 @@ def test_a_run_is_a_folder(tiny, tmp_path):
 
 
 def test_a_metric_that_a_round_lacks_is_recorded_as_none(tiny, tmp_path, registries):
-    """Such as a receiver's in a round without senders: the folder stays readable."""
+    """For example a metric of the receiver in a round without senders; the folder stays readable."""
     sa.receiver("sometimes")(lambda: sa.Rule(lambda r, memory: (r.g, memory, {"odd": 1.0} if r.k % 2 else {})))
     e = tiny.with_(receiver="sometimes()")
     result = run(e, tmp_path / "a")
@@ -80,7 +80,7 @@ def test_a_model_that_is_no_longer_finite_ends_its_run(tiny, tmp_path, registrie
     assert len(result) == 3
     assert {name: value for name, value in result.rounds[-1].items() if name != "seconds" and value is not None} == {
         "round": 2, "diverged": True,
-    }, "of a model that is gone nothing is recorded"  # fmt: skip
+    }, "a diverged model has no metrics"  # fmt: skip
     assert result.state.model.w.isfinite().all(), "the last good checkpoint is kept"
     assert read_checkpoint(result.folder).rounds == 2
     again = run(tiny.with_(noise="burst(at=2)", receiver="none()", rounds=9), result.folder, resume=True)
@@ -108,18 +108,18 @@ def test_an_overflow_is_an_error_in_the_first_round_and_divergence_later(tiny, t
     with pytest.raises(sa.InputError) as error:
         run(tiny.with_(lr=1e38), tmp_path / "b")
     assert error.value.code == "non-finite-upload"
-    assert not (tmp_path / "b").exists(), "what failed before its first round leaves nothing"
+    assert not (tmp_path / "b").exists(), "a run that fails in its first round leaves no folder"
 
 
 def test_the_last_good_state_is_written_before_the_line_that_ends_a_run(tiny, tmp_path, registries, monkeypatch):
     sa.noise("burst")(lambda: lambda d, source: torch.full((d,), math.inf if source.key == last else 0.0))
     last, append, kept = generator(0, "noise", 2).key, lock.LockedFolder.append, []
 
-    def watched(folder, name, line):
+    def recorded_append(folder, name, line):
         kept.append((json.loads(line).get("diverged"), (tmp_path / "a" / CHECKPOINT).exists()))
         append(folder, name, line)
 
-    monkeypatch.setattr(lock.LockedFolder, "append", watched)
+    monkeypatch.setattr(lock.LockedFolder, "append", recorded_append)
     run(tiny.with_(noise="burst()", receiver="none()"), tmp_path / "a", checkpoint_every=100)
     assert kept == [(None, False), (None, False), (True, True)]
 
@@ -142,7 +142,7 @@ def test_an_empty_run_folder_is_removed(tiny, tmp_path):
     with pytest.raises(sa.InputError) as error:
         run(tiny.with_(clients=1000), tmp_path / "mine")
     assert (error.value.code, error.value.fields["name"]) == ("out-of-range", "clients")
-    assert (tmp_path / "mine").is_dir(), "what was there before stays"
+    assert (tmp_path / "mine").is_dir(), "an existing folder is kept"
 
 
 def test_links_and_pipes_in_a_foreign_folder_are_not_followed(tiny, tmp_path):
@@ -161,23 +161,23 @@ def test_links_and_pipes_in_a_foreign_folder_are_not_followed(tiny, tmp_path):
 
 
 def test_any_rounds_can_be_recorded(tiny, tmp_path):
-    """Whoever makes the rounds: here a generator that no simulation is behind."""
+    """Rounds from any source, here from a generator without a simulation."""
     states = [State(ModelState(torch.full((3,), float(k)), torch.zeros(0))) for k in range(5)]
 
     def rounds(start):
         for k in range(start, 5):
             yield Round(k, states[k], {"test/accuracy": k / 10})
 
-    about = sa.RunMetadata(tiny, environment(torch.device("cpu")))
-    place = tmp_path / "a"
-    some = sa.recorded(rounds(0), place, about)
-    assert [next(some).metrics["test/accuracy"] for _ in range(2)] == [0.0, 0.1]
-    some.close()
-    begin = sa.resume_point(place, tiny, resume=True)
-    assert begin.rounds == 2
-    rest = list(sa.recorded(rounds(2), place, about, begin))
+    metadata = sa.RunMetadata(tiny, environment(torch.device("cpu")))
+    folder = tmp_path / "a"
+    first_part = sa.recorded(rounds(0), folder, metadata)
+    assert [next(first_part).metrics["test/accuracy"] for _ in range(2)] == [0.0, 0.1]
+    first_part.close()
+    resumption = sa.resume_point(folder, tiny, resume=True)
+    assert resumption.rounds == 2
+    rest = list(sa.recorded(rounds(2), folder, metadata, resumption))
     assert [r.k for r in rest] == [2, 3, 4]
-    found = load(place)
+    found = load(folder)
     assert found["test/accuracy"] == [0.0, 0.1, 0.2, 0.3, 0.4]
     assert torch.equal(found.state.model.w, states[4].model.w)
 
@@ -185,9 +185,9 @@ def test_any_rounds_can_be_recorded(tiny, tmp_path):
 def test_rounds_are_not_recorded_over_another_run(finished, tmp_path):
     folder = shutil.copytree(finished[1].folder, tmp_path / "a")
     before = {p.name: p.read_bytes() for p in folder.iterdir()}
-    about = sa.RunMetadata(finished[0].with_(seed=5), environment(torch.device("cpu")))
+    metadata = sa.RunMetadata(finished[0].with_(seed=5), environment(torch.device("cpu")))
     rounds = iter([Round(0, finished[1].state, {"test/accuracy": 0.5})])
     with pytest.raises(sa.InputError) as error:
-        list(sa.recorded(rounds, folder, about))
+        list(sa.recorded(rounds, folder, metadata))
     assert error.value.code == "run-exists"
     assert {p.name: p.read_bytes() for p in folder.iterdir()} == before

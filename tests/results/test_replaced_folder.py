@@ -67,7 +67,7 @@ def waiting(tiny, tmp_path):
         yield process
 
 
-def test_deleted_folder_and_new_start(tiny, tmp_path, waiting):
+def test_a_deleted_folder_stops_the_run_and_a_new_run_may_start(tiny, tmp_path, waiting):
     shutil.rmtree(tmp_path / "a")
     with WaitingRun(tmp_path / "e.json", tmp_path / "a") as second:
         assert waiting.finish() == "ResourceError folder-replaced"
@@ -77,7 +77,7 @@ def test_deleted_folder_and_new_start(tiny, tmp_path, waiting):
     assert torch.equal(load(tmp_path / "a").state.model.w, sa.run(tiny).state.model.w)
 
 
-def test_folder_swapped_for_a_copy(tmp_path, waiting):
+def test_a_folder_that_is_swapped_for_a_copy_stops_the_run(tmp_path, waiting):
     shutil.copytree(tmp_path / "a", tmp_path / "copy")
     (tmp_path / "a").rename(tmp_path / "moved")
     (tmp_path / "copy").rename(tmp_path / "a")
@@ -129,7 +129,7 @@ def test_every_change_checks_the_lock_file(tmp_path, change):
     assert (tmp_path / "a" / LOCK).exists(), "a foreign lock file is not removed"
 
 
-def test_folder_removed_between_check_and_write(tmp_path, monkeypatch):
+def test_a_folder_that_is_removed_between_check_and_write_is_an_error(tmp_path, monkeypatch):
     with locked(tmp_path / "a") as folder:
         monkeypatch.setattr(type(folder), "check", lambda self: monkeypatch.undo() or shutil.rmtree(tmp_path / "a"))
         with pytest.raises(ResourceError) as error:

@@ -38,7 +38,7 @@ def runs(tmp_path_factory):
 
 
 class Page(HTMLParser):
-    """What a page shows: the text of each section, its tables as rows of cells, and the content of its scripts."""
+    """The content of a page: the text of each section, its tables as rows of cells, and its scripts."""
 
     VOID = "meta", "link"
 
@@ -137,12 +137,12 @@ def test_text_in_a_figure_cannot_close_its_script(monkeypatch):
     assert hostile in [trace.get("name") for trace in curves["data"]]
 
 
-def test_the_page_carries_plotly(page):
+def test_the_page_contains_plotly(page):
     compressed = re.search(r'id="plotly">(.*?)</script>', page)[1]
     assert gzip.decompress(base64.b64decode(compressed)).decode() == get_plotlyjs()
 
 
-def test_nothing_is_loaded_from_elsewhere(page):
+def test_no_file_is_loaded_from_another_site(page):
     without_scripts = re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL)
     assert not re.findall(r"""(?:src|href)=["']?(?!data:)[\w/.]""", without_scripts)
     assert "http" not in without_scripts
@@ -170,8 +170,8 @@ def test_pairs_are_of_the_same_seeds_with_the_uncertainty_of_their_difference():
     assert ab.error == pytest.approx(0.05)  # of 0.1 and 0.2
     assert ab.interval == pytest.approx((0.15 - 12.7062 * 0.05, 0.15 + 12.7062 * 0.05), rel=1e-4)
     assert (bc.seeds, bc.error, bc.interval) == (1, None, None)
-    turned = compare_groups({"b": groups["b"], "a": groups["a"]}, "test/accuracy")
-    assert turned == [ab], "the better one first, whatever the order"
+    swapped = compare_groups({"b": groups["b"], "a": groups["a"]}, "test/accuracy")
+    assert swapped == [ab], "the better one is first in any order"
 
 
 def test_runs_are_compared_over_the_rounds_that_both_have():
@@ -193,7 +193,7 @@ def test_a_copy_of_a_run_is_used_once(tiny, tmp_path):
     assert left_out == [f"{tmp_path / 'a'}: the same run as {tmp_path / 'b'}"]
 
 
-def test_odd_files_in_one_folder_do_not_break_the_page(tiny, tmp_path):
+def test_damaged_files_of_one_folder_do_not_affect_the_page(tiny, tmp_path):
     for i, (file, content) in enumerate(
         [("environment.json", "[3]"), ("environment.json", '[{"data": null}]'), ("clients.json", '{"labels": 3}'),
          ("clients.json", "{"), ("rounds.jsonl", '{"round": 0, "test/accuracy": "high"}\n')]
@@ -216,7 +216,7 @@ def test_the_settled_accuracy_and_the_fluctuation_are_of_the_last_ten_rounds():
     assert made([0.5]).fluctuation("test/accuracy") is None
 
 
-def test_validation_runs_alone_make_a_report_and_beside_test_runs_are_left_out():
+def test_validation_runs_are_reported_if_there_are_no_test_runs():
     searched = Run(sa.Experiment(evaluate="validation").to_dict(), [{"round": 0, "validation/accuracy": 0.25}])
     assert "the validation accuracy" in Page(report.page([searched])).text["Results"]
     assert "without test/accuracy" in Page(report.page([searched, made([0.5])])).text["Left out"]
@@ -246,8 +246,8 @@ def test_no_p_is_shown_for_equal_differences():
     assert row == ["mac(C=1)", "none()", "5", "+10.00", "± 0.00", "+10.00 to +10.00", "–"]
 
 
-def test_in_a_real_browser(browser, page, tmp_path):
-    """From a file path, without network: the curves are drawn, nothing is complained of, the legend acts."""
+def test_the_page_works_in_a_browser(browser, page, tmp_path):
+    """From a file path, without network: the curves are drawn, there are no warnings, and the legend works."""
     from selenium.webdriver.common.by import By
     from selenium.webdriver.support.ui import WebDriverWait
 
@@ -269,8 +269,8 @@ def test_in_a_real_browser(browser, page, tmp_path):
 
     assert [entry for entry in browser.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")] == []
     events = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
-    asked = [e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent"]
-    assert all(url.startswith(("file:", "data:", "blob:")) for url in asked), asked
+    requested = [e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent"]
+    assert all(url.startswith(("file:", "data:", "blob:")) for url in requested), requested
     picture = tmp_path / "report.png"
     assert browser.save_screenshot(str(picture))
     assert picture.stat().st_size > 50_000
@@ -293,7 +293,7 @@ def test_many_pairs_are_shown_on_demand():
     assert content["names"][199] == "mac(C=200)"
 
 
-def test_the_best_comes_first():
+def test_the_best_setting_is_first():
     ended = made([0.9, 0.9, None], receiver="none()")
     ended.rounds[-1]["diverged"] = True
     runs = [ended, made([0.2] * 3), made([0.8] * 3, receiver="mac(C=2)"), made([0.5] * 3, receiver="mac(C=3)")]

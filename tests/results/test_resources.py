@@ -23,7 +23,7 @@ METRICS = [resource.metric for resource in RESOURCES.values()]
 def made(accuracy, energy, **settings):
     """A run with an accuracy and an energy per round; a round takes 100 symbols and 2 seconds on the air.
 
-    No client sends most in every round: the largest total is 1.5 times the mean, and not twice the mean.
+    The client with the largest energy changes: the largest total is 1.5 times the mean, not twice the mean.
     """
     rows = [
         {"round": k, "test/accuracy": a, "seconds": 9.0, "channel/uses": 100.0, "channel/seconds": 2.0,
@@ -47,7 +47,7 @@ def test_a_run_has_the_totals_after_each_round():
     run = made([0.1, 0.2, 0.3], [1.0, 2.0, 4.0])
     assert run["energy"] == [1, 3, 7]
     assert run["symbols"] == [100, 200, 300]
-    assert run["airtime"] == [2, 4, 6], "not the seconds of computing"
+    assert run["airtime"] == [2, 4, 6], "not the computing time"
     assert run["seconds"] == [9, 9, 9]
     assert run["energy_max"] == [1.5, 4.5, 10.5], "recorded as a total"
     assert diverged(run)["energy"] == [1, 3, 7, 7]
@@ -62,14 +62,14 @@ def test_totals_of_a_real_run(tiny):
     assert run["energy"][0] > 0
 
 
-def test_an_earlier_version_did_not_record_all_rounds():
+def test_a_total_needs_the_resource_of_every_round():
     run = made([0.1, 0.2], [1.0, 2.0])
     del run.rounds[0]["channel/energy_mean"]
     assert refused("resource-not-recorded", lambda: run["energy"]).fields["resource"] == "energy"
     assert run["symbols"] == [100, 200]
 
 
-def test_the_rounds_within_a_budget():
+def test_a_run_is_cut_to_the_rounds_within_a_budget():
     run = made([0.1, 0.2, 0.3], [1.0, 2.0, 4.0])
     assert [len(run.within("energy", budget)) for budget in (1, 2.9, 3, 6.9, 7, 99)] == [1, 1, 2, 2, 3, 3]
     assert len(made([0.1] * 3, [0.1] * 3).within("energy", 0.3)) == 3, "three times 0.1 is 0.30000000000000004"
@@ -79,8 +79,8 @@ def test_the_rounds_within_a_budget():
 
 
 def test_a_run_that_diverged_after_the_budget_has_not_diverged_within_it():
-    wild = diverged(made([0.1, 0.9], [1.0, 2.0]))  # a total of 3, then the round in which it diverged
-    assert [wild.within("energy", budget).diverged for budget in (1, 3, 3.1)] == [None, None, 2]
+    diverging = diverged(made([0.1, 0.9], [1.0, 2.0]))  # a total of 3, then the round in which it diverged
+    assert [diverging.within("energy", budget).diverged for budget in (1, 3, 3.1)] == [None, None, 2]
 
 
 def test_the_axis_of_equal_totals_is_that_of_the_rounds():
@@ -91,21 +91,23 @@ def test_the_axis_of_equal_totals_is_that_of_the_rounds():
     assert curve.half_width[[0, 2]].tolist() == along_rounds.half_width.tolist()
 
 
-def test_a_run_holds_its_value_until_the_next_round_is_paid_for():
+def test_a_run_keeps_its_value_until_the_budget_covers_the_next_round():
     runs = [made([0.1, 0.3, 0.5], [1.0, 2.0, 2.0]), made([0.5, 0.9], [2.0, 2.0], seed=1)]  # totals 1, 3, 5 and 2, 4
     curve = mean_curve(runs, "test/accuracy", x="energy")
     at = dict(zip(curve.x.tolist(), curve.mean.tolist(), strict=True))
-    assert at == pytest.approx({2: 0.3, 3: 0.4, 4: 0.6}), "from where both have a round to where the first ends"
+    assert at == pytest.approx({2: 0.3, 3: 0.4, 4: 0.6}), (
+        "from the first round of both runs to the end of the shorter one"
+    )
     for budget, accuracy in at.items():
         assert np.mean([run.within("energy", budget)["test/accuracy"][-1] for run in runs]) == pytest.approx(accuracy)
 
 
-def test_a_run_that_diverged_neither_ends_the_curve_nor_counts_after_its_end():
-    wild = diverged(made([0.9], [1.0]))
-    curve = mean_curve([wild, made([0.1, 0.2], [1.0, 2.0], seed=1)], "test/accuracy", x="energy")
+def test_a_run_that_diverged_neither_ends_the_curve_nor_contributes_after_its_end():
+    diverging = diverged(made([0.9], [1.0]))
+    curve = mean_curve([diverging, made([0.1, 0.2], [1.0, 2.0], seed=1)], "test/accuracy", x="energy")
     assert dict(zip(curve.x, curve.mean, strict=True)) == pytest.approx({1: 0.5, 3: 0.2})
     assert curve.crosses == [(1, pytest.approx(0.5))]
-    assert mean_curve([wild], "test/accuracy", x="energy").x.tolist() == [1]
+    assert mean_curve([diverging], "test/accuracy", x="energy").x.tolist() == [1]
     first = diverged(made([0.9], [1.0]))
     del first.rounds[0]
     first.rounds[0]["round"] = 0
@@ -123,7 +125,7 @@ def test_a_curve_has_a_bounded_number_of_points():
     assert curve.x[-1] == min(run["energy"][-1] for run in runs)
 
 
-def test_a_picture_over_a_resource(tmp_path, caplog):
+def test_a_picture_with_a_resource_as_axis(tmp_path, caplog):
     runs = [made([0.1, 0.2], [1.0, 2.0]), made([0.1, 0.4], [20.0, 20.0], receiver="none()")]
     axes = sa.plot([*runs, without_resources(made([0.5], [1.0], seed=4))], x="energy").axes[0]
     assert (axes.get_xlabel(), axes.get_xscale()) == (RESOURCES["energy"].label, "log")
@@ -152,7 +154,7 @@ def test_the_report_has_the_totals_and_the_axes():
     assert "<h2>Resources</h2>" not in report.page([old])
 
 
-def test_the_report_of_a_channel_that_reports_no_resources():
+def test_the_report_omits_unused_resources():
     silent = made([0.1, 0.2], [0.0, 0.0])
     for row in silent.rounds:
         row |= {"channel/uses": 0.0, "channel/seconds": 0.0}
@@ -184,7 +186,7 @@ def test_tables_have_totals_per_run_and_per_round():
     refused("unknown-metric", sa.table, without_resources(runs[0]), metrics=["energy"])
 
 
-def test_a_table_at_a_budget():
+def test_a_table_may_be_cut_at_a_budget():
     runs = [made([0.1, 0.2, 0.3], [1.0, 2.0, 4.0]), made([0.5, 0.6], [2.0, 2.0], seed=1)]
     frame = sa.table(runs, at={"energy": 3})
     assert frame[["rounds", "test/accuracy", "energy"]].values.tolist() == [[2, 0.2, 3], [1, 0.5, 2]]
@@ -213,7 +215,7 @@ def test_a_table_at_a_budget_names_the_runs_that_do_not_reach_it(caplog):
         ("bits > 0", False),
     ],
 )  # fmt: skip
-def test_a_condition_on_a_total(condition, met):
+def test_a_stopping_condition_may_use_a_total(condition, met):
     assert StoppingRule(condition).is_met(made([0.1, 0.2, 0.3], [1.0, 2.0, 4.0]).rounds) is met
 
 

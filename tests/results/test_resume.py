@@ -1,4 +1,4 @@
-"""A stopped, killed or crashed run goes on to the same bits."""
+"""A stopped, killed or crashed run is resumed bit for bit."""
 
 import json
 import os
@@ -10,7 +10,7 @@ import torch
 
 import stableair as sa
 from helpers.callbacks import Hooks
-from helpers.runs import Stop, numbers, same, started, stop_after
+from helpers.runs import Stop, recorded_metrics, same, started, stop_after
 from stableair.results import lock
 from stableair.results.checkpoint import read_checkpoint
 from stableair.results.checksums import ENVIRONMENT, EXPERIMENT, ROUNDS, seal
@@ -33,7 +33,7 @@ def test_stopped_and_resumed_equals_uninterrupted(tiny, tmp_path, server, every,
         checkpoint_every=every,
         callbacks=[Hooks(round=lambda row: computed.append(row["round"]))],
     )
-    assert computed[0] == k + 1, "what has been told of is complete, and nothing is computed again"
+    assert computed[0] == k + 1, "reported rounds are complete and are not computed again"
     assert same(resumed, run(tiny))
     assert same(load(tmp_path / "a"), run(tiny))
     assert [e["first_round"] for e in json.loads((tmp_path / "a" / ENVIRONMENT).read_text())] == [0, k + 1]
@@ -56,12 +56,12 @@ def test_a_run_of_an_earlier_version_with_another_spelling_is_resumed(tiny, tmp_
 
 
 @pytest.mark.gpu
-def test_resumed_on_a_gpu(tiny, tmp_path, cuda):
+def test_a_resumed_run_on_a_gpu_equals_an_uninterrupted_one(tiny, tmp_path, cuda):
     tiny = tiny.with_(server="momentum()", device=cuda)
     with pytest.raises(Stop):
         run(tiny, tmp_path / "a", callbacks=[Hooks(round=stop_after(2))])
     resumed, whole = run(tiny, tmp_path / "a", resume=True), run(tiny)
-    assert numbers(resumed) == numbers(whole)
+    assert recorded_metrics(resumed) == recorded_metrics(whole)
     assert torch.equal(resumed.state.model.w, whole.state.model.w)
 
 
@@ -95,12 +95,12 @@ def test_the_memory_of_a_receiver_is_resumed(tiny, tmp_path, registries, monkeyp
 
 def test_resume_starts_a_new_run_in_an_empty_folder(tiny, tmp_path):
     (tmp_path / "empty").mkdir()
-    begun = tmp_path / "begun"  # a run that ended before its first round was complete
-    begun.mkdir()
-    (begun / EXPERIMENT).write_text(tiny.to_json())
-    (begun / ROUNDS).write_text('{"round": 0, "test/accu')
+    incomplete = tmp_path / "incomplete"  # a run that was killed in its first round
+    incomplete.mkdir()
+    (incomplete / EXPERIMENT).write_text(tiny.to_json())
+    (incomplete / ROUNDS).write_text('{"round": 0, "test/accu')
     whole = run(tiny)
-    for folder in (tmp_path / "missing", tmp_path / "empty", begun):
+    for folder in (tmp_path / "missing", tmp_path / "empty", incomplete):
         assert same(run(tiny, folder, resume=True), whole)
 
 
@@ -154,7 +154,7 @@ sa.run(sa.Experiment.read(sys.argv[1]), sys.argv[2], resume=True, callbacks=[Pri
 """
 CLI = """
 import signal
-signal.signal(signal.SIGINT, signal.default_int_handler)  # where the tests run in the background it is ignored
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background jobs with SIGINT ignored
 from stableair.cli.main import main
 main()
 """
@@ -164,22 +164,22 @@ main()
 def test_killed_at_random_and_resumed_equals_uninterrupted(tiny, tmp_path, kills):
     tiny = tiny.with_(rounds=60, server="momentum()")
     (tmp_path / "e.json").write_text(tiny.to_json())
-    chance = random.Random(0)
-    for patience in (chance.randint(1, 15) for _ in range(kills)):
+    rng = random.Random(0)
+    for rounds in (rng.randint(1, 15) for _ in range(kills)):
         with started(CHILD, tmp_path / "e.json", tmp_path / "killed") as process:
-            for _ in range(patience):
+            for _ in range(rounds):
                 assert process.stdout.readline(), process.stderr.read()
-            spin = chance.randint(0, 20_000)  # and then a little further, to a point within a round
+            spin = rng.randint(0, 20_000)  # wait until a random time within a round
             while spin and process.poll() is None:
                 spin -= 1
             process.send_signal(signal.SIGKILL)
-            assert process.wait() == -signal.SIGKILL, "it was killed at work"
+            assert process.wait() == -signal.SIGKILL, "it was killed during the run"
     assert 0 < len(load(tmp_path / "killed")) < 60
     assert same(run(tiny, tmp_path / "killed", resume=True), run(tiny))
 
 
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_ctrl_c_and_sigterm_end_after_a_consistent_write(tiny, tmp_path, sent, code):
+def test_ctrl_c_and_sigterm_leave_a_consistent_run(tiny, tmp_path, sent, code):
     settings = [f"{k}={v}" for k, v in tiny.with_(rounds=100_000).to_dict().items()]
     words = ["run", *settings, "--out", str(tmp_path / "a"), "--checkpoint-every", "1000"]
     with started(CLI, *words) as process:
@@ -192,7 +192,7 @@ def test_ctrl_c_and_sigterm_end_after_a_consistent_write(tiny, tmp_path, sent, c
     assert "Traceback" not in errors
     assert "resume=True" not in errors, "the command prints one advice"
     done = read_checkpoint(tmp_path / "a").rounds
-    assert done >= 4, "no complete round is lost, however rare the checkpoints"
+    assert done >= 4, "no complete round is lost, even with rare checkpoints"
     longer = tiny.with_(rounds=done + 2)
     assert same(run(longer, tmp_path / "a", resume=True), run(longer))
 
@@ -214,16 +214,16 @@ def test_the_traceback_of_ctrl_c_names_the_folder_and_how_to_continue(tiny, tmp_
 
 @pytest.mark.parametrize("after", range(12))
 def test_a_crash_at_any_write_can_be_resumed(tiny, tmp_path, monkeypatch, after):
-    """The process ends at the n-th write, append or rename of a run: what is there is never in the way."""
+    """The process is killed at the n-th write, append or rename of a run."""
     tiny = tiny.with_(rounds=3, server="momentum()")
-    left = after
+    remaining = after
 
     def crashing(real):
         def call(*args, **kwargs):
-            nonlocal left
-            left -= 1
-            if left < 0:
-                raise KeyboardInterrupt  # from here on nothing is written: neither by this call nor by a later one
+            nonlocal remaining
+            remaining -= 1
+            if remaining < 0:
+                raise KeyboardInterrupt  # neither this call nor a later one writes
             return real(*args, **kwargs)
 
         return call
@@ -237,7 +237,7 @@ def test_a_crash_at_any_write_can_be_resumed(tiny, tmp_path, monkeypatch, after)
 
 
 def test_a_resumed_run_uses_its_first_number_of_threads(tiny, tmp_path):
-    """Their number changes the last bits of sums in a large model."""
+    """The number of threads changes the last bits of sums in a large model."""
     before, seen = torch.get_num_threads(), []
     try:
         torch.set_num_threads(2)

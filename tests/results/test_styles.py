@@ -44,13 +44,13 @@ def test_a_pdf_has_truetype_fonts_only(tmp_path, style, options):
     assert kinds and kinds <= {b"TrueType", b"CIDFontType2"}
 
 
-def test_truetype_fonts_are_no_setting_of_the_calling_program(tmp_path):
+def test_a_plot_does_not_change_the_settings_of_matplotlib(tmp_path):
     before = dict(matplotlib.rcParams)
     sa.plot(GRID, out=tmp_path / "a.pdf", style="paper", size=(2, 2))
     assert dict(matplotlib.rcParams) == before
 
 
-def test_a_column_of_a_journal():
+def test_the_paper_style_fits_a_column_of_a_journal():
     figure = sa.plot(GRID, style="paper")
     assert tuple(figure.get_size_inches()) == (3.5, 2.4)
     assert figure.axes[0].xaxis.label.get_fontsize() == 8
@@ -58,7 +58,7 @@ def test_a_column_of_a_journal():
     assert not (figure.axes[0].get_legend() or figure.legends[0]).get_title().get_text()
 
 
-def test_the_size_is_the_argument_else_that_of_matplotlib():
+def test_the_size_is_the_argument_or_the_setting_of_matplotlib():
     many = [made([0.5, 0.4 + n / 100], clients=n) for n in range(1, 15)]  # their legend is below the axes
     assert tuple(sa.plot(many, size=(3, 2)).get_size_inches()) == (3, 2)
     with matplotlib.rc_context({"figure.figsize": (5, 5)}):
@@ -107,7 +107,7 @@ def test_colours_show_an_order_only_where_there_is_one():
 
 
 def relative_luminance(colour):
-    """As WCAG defines it, for contrasts."""
+    """The relative luminance of WCAG, for contrasts."""
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(colour)]
     return np.dot(linear, (0.2126, 0.7152, 0.0722))
 
@@ -138,6 +138,6 @@ def test_a_picture_for_print_has_more_pixels_per_inch(tmp_path):
     assert widths == {"screen": 300, "dark": 300, "paper": 800}
 
 
-def test_unknown_words_are_refused():
+def test_unknown_styles_and_bands_are_refused():
     assert code_of(sa.plot, GRID, style="ieee") == "wrong-type"
     assert code_of(sa.plot, GRID, band="iqr") == "wrong-type"

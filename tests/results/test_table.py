@@ -54,7 +54,7 @@ def test_a_run_that_diverged_has_no_metrics():
     assert math.isnan(frame["test/accuracy"].iloc[0])
 
 
-def test_runs_with_other_metrics(caplog):
+def test_metrics_that_a_run_lacks_are_missing_values(caplog):
     mixed = [made([0.5]), made([0.7], evaluate="validation"), made([], seed=1)]
     frame = table(mixed)
     assert frame["evaluate"].tolist() == ["test", "validation"]
@@ -64,7 +64,7 @@ def test_runs_with_other_metrics(caplog):
     assert "has no test/accuracy" in caplog.text
 
 
-def test_bad_input(tmp_path):
+def test_invalid_input_is_refused(tmp_path):
     assert code_of(table, []) == "no-rounds"
     assert code_of(table, tmp_path) == "no-run"
     assert code_of(table, [made([])]) == "no-rounds"

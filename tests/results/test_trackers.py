@@ -33,38 +33,40 @@ def test_mlflow_gets_every_round_and_a_resumed_run_is_the_same_one(tiny, tmp_pat
     result = tracked("mlflow", tiny, tmp_path / "a")
     (seen,) = mlflow.search_runs(search_all_experiments=True, output_format="list")
     tracked("mlflow", tiny, tmp_path / "b")
-    assert len(mlflow.search_runs(search_all_experiments=True, output_format="list")) == 2, "elsewhere it is another"
+    assert len(mlflow.search_runs(search_all_experiments=True, output_format="list")) == 2, (
+        "another folder is another run"
+    )
     assert seen.data.params["receiver"] == tiny.receiver
     history = mlflow.MlflowClient().get_metric_history(seen.info.run_id, "test/accuracy")
     assert [(m.step, m.value) for m in history] == list(enumerate(result["test/accuracy"]))
 
 
 def test_wandb_gets_every_round(tiny, tmp_path, monkeypatch):
-    """Against a stand-in: the real one wants an account or a service of its own."""
+    """With a stand-in for wandb, which needs an account or a server."""
     import wandb
 
     logged = {}
 
-    class Stand:
+    class StandIn:
         def finish(self):
-            logged["ended"] = True
+            logged["finished"] = True
 
         def log(self, metrics, step):
             logged[step] = metrics
 
     def init(**settings):
         logged["settings"] = settings
-        return Stand()
+        return StandIn()
 
     monkeypatch.setattr(wandb, "init", init)
     result = tracked("wandb", tiny, tmp_path / "a")
     assert [logged[k]["test/accuracy"] for k in range(4)] == result["test/accuracy"]
     assert logged["settings"]["config"] == tiny.to_dict()
     assert logged["settings"]["id"].startswith(tiny.name)
-    assert logged["ended"]
+    assert logged["finished"]
 
 
-def test_a_tracker_that_fails_is_named_and_the_run_goes_on(tiny, tmp_path, monkeypatch, caplog):
+def test_a_tracker_that_fails_is_named_and_the_run_continues(tiny, tmp_path, monkeypatch, caplog):
     import mlflow
 
     def broken(*_):
@@ -85,7 +87,7 @@ def test_unknown_and_missing_trackers_are_refused_before_anything_is_computed(mo
     assert error.value.fields == {"module": "wandb", "extra": "wandb"}
 
 
-def test_nothing_is_imported_unless_asked_for(tiny, tmp_path):
+def test_optional_packages_are_imported_only_when_used(tiny, tmp_path):
     code = (
         "import json, sys, stableair as sa\n"
         f"e = sa.Experiment(**json.loads({tiny.to_json()!r}))\n"
@@ -104,10 +106,10 @@ def test_one_tracker_observes_many_experiments(tmp_path, tiny):
 
 
 def test_a_tracker_is_closed_when_the_next_run_starts_or_by_hand(tmp_path, tiny):
-    """An exception that is no StableairError has no `end`."""
+    """After an exception other than StableairError, `end` is not called."""
     closed = []
 
-    class Kept(trackers.TensorBoard):
+    class RecordingTracker(trackers.TensorBoard):
         def _close(self):
             closed.append(True)
             super()._close()
@@ -116,7 +118,7 @@ def test_a_tracker_is_closed_when_the_next_run_starts_or_by_hand(tmp_path, tiny)
         def round(self, experiment, row):
             raise KeyboardInterrupt
 
-    tracker = Kept(tmp_path)
+    tracker = RecordingTracker(tmp_path)
     with pytest.raises(KeyboardInterrupt):
         sa.run(tiny, callbacks=[tracker, Broken()])
     assert (closed, tracker.active) == ([], True)

@@ -1,4 +1,4 @@
-"""The page about runs that are going on."""
+"""The page of `stableair watch` about runs in progress."""
 
 import os
 import re
@@ -14,7 +14,7 @@ import pytest
 
 import stableair as sa
 from helpers.errors import refused
-from helpers.sweeps import begun, until
+from helpers.sweeps import start_command, wait_until
 
 
 @contextmanager
@@ -82,10 +82,10 @@ def test_bad_input_is_refused(tmp_path):
 
 
 def test_ctrl_c_ends_the_command_with_one_line(tmp_path):
-    with begun("watch", tmp_path, "--port", 0) as process:
+    with start_command("watch", tmp_path, "--port", 0) as process:
         line = process.stdout.readline()
         port = int(re.search(r"http://127.0.0.1:(\d+) ", line)[1])
-        until(lambda: "No complete round" in fetch(port, "/", {}))
+        wait_until(lambda: "No complete round" in fetch(port, "/", {}))
         os.kill(process.pid, signal.SIGINT)
         started = time.monotonic()
         out, errors = process.communicate(timeout=20)

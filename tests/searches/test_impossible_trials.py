@@ -7,7 +7,7 @@ from stableair.searches import OneOf, Range, search
 from stableair.searches.study import MAX_CHECKS, _extremes
 
 
-def test_an_argument_of_whole_numbers_is_searched_in_whole_numbers(tiny, tmp_path):
+def test_an_integer_argument_has_integer_trials(tiny, tmp_path):
     base = tiny.with_(clients=5, rounds=1, participation="sample(m=1)")
     result = search(base, {"participation.m": "1:5"}, tmp_path, trials=4)
     assert all(type(trial.values["participation.m"]) is int for trial in result.trials)
@@ -17,11 +17,11 @@ def test_an_argument_of_whole_numbers_is_searched_in_whole_numbers(tiny, tmp_pat
     "spaces",
     [
         {"participation.m": "1:9"},
-        {"participation.m": "1:5", "clients": "3:5"},  # each end is possible, not all combinations
+        {"participation.m": "1:5", "clients": "3:5"},  # each end is possible, but not every combination
         {"participation.m": OneOf((1, 2, 9))},
     ],
 )
-def test_an_impossible_trial_is_refused_before_the_first(tiny, tmp_path, monkeypatch, spaces):
+def test_a_search_with_an_impossible_trial_is_refused_before_the_first_trial(tiny, tmp_path, monkeypatch, spaces):
     monkeypatch.setattr(stableair.runner, "build", lambda *_: pytest.fail("a trial ran"))
     base = tiny.with_(clients=5, participation="sample(m=1)")
     with pytest.raises(InputError) as error:
@@ -31,13 +31,13 @@ def test_an_impossible_trial_is_refused_before_the_first(tiny, tmp_path, monkeyp
     assert not (tmp_path / "search").exists()
 
 
-def test_the_base_need_not_be_a_possible_trial(tiny, tmp_path):
+def test_the_base_experiment_may_be_impossible(tiny, tmp_path):
     base = tiny.with_(clients=3, rounds=1, participation="sample(m=9)")
     result = search(base, {"participation.m": Range(1, 3)}, tmp_path, trials=2)
     assert len(result.trials) == 2
 
 
-def test_every_end_is_checked_where_there_are_many():
+def test_every_end_is_checked_if_there_are_many_combinations():
     ends = [(1, 2), tuple(range(20)), ("a", "b", "c")]
     combinations = _extremes(ends)
     assert len(combinations) == 20 > MAX_CHECKS

@@ -21,14 +21,14 @@ class ScriptedTrial:
 
 
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.3, 0.5, 0.99, 1.0])
-def test_a_narrow_range_is_not_left_by_rounding(share):
+def test_rounded_values_stay_in_a_narrow_range(share):
     value = Range(0.9991, 0.9999).suggest(ScriptedTrial(share), "receiver.q")
     assert 0.9991 <= value <= 0.9999
-    assert value == pytest.approx(0.9991 + share * 0.0008, abs=1e-6), "enough digits to tell 100 values apart"
+    assert value == pytest.approx(0.9991 + share * 0.0008, abs=1e-6), "enough digits to distinguish 100 values"
 
 
 @pytest.mark.parametrize(
-    ("given", "value", "rounded"),
+    ("range_", "value", "rounded"),
     [
         (Range(0.01, 10, log=True), 0.123456, 0.123),
         (Range(1, 100_000, log=True), 31622.7766, 31600),
@@ -40,8 +40,8 @@ def test_a_narrow_range_is_not_left_by_rounding(share):
         (Range(-1e-5, 1e-5), 1.23456e-6, 1.23e-6),
     ],
 )
-def test_three_digits_unless_the_range_needs_more(given, value, rounded):
-    assert given.rounded(value) == rounded
+def test_three_digits_unless_the_range_needs_more(range_, value, rounded):
+    assert range_.rounded(value) == rounded
 
 
 @given(
@@ -49,17 +49,17 @@ def test_three_digits_unless_the_range_needs_more(given, value, rounded):
     share=st.floats(0, 1),
     log=st.booleans(),
 )
-def test_no_value_leaves_its_range(ends, share, log):
+def test_values_stay_in_their_range(ends, share, log):
     low, high = sorted(map(abs, ends)) if log else sorted(ends)
     if low == high or not math.isfinite(high - low) or (log and low <= 0):
         return
     chosen = Range(low, high, log=log)
     assert low <= chosen.at(share) <= high
     assert low <= chosen.rounded(chosen.at(share)) <= high
-    assert space("receiver.C", str(chosen)) == chosen, "the text of a range has its exact ends"
+    assert space("receiver.C", str(chosen)) == chosen, "the text of a range contains its exact ends"
 
 
-def test_a_very_wide_range_by_ratio_stays_finite():
+def test_a_very_wide_logarithmic_range_is_finite():
     wide = space("lr", "1e-300:1e38:log")
     assert wide.at(0.5) == pytest.approx(1e-131)
     assert wide.at(0) == 1e-300
@@ -86,9 +86,9 @@ def test_ranges_that_differ_in_the_seventh_digit_are_different_searches(tiny, tm
         ({}, "lr", False),
     ],
 )
-@pytest.mark.parametrize("given", ["1:5", Range(1, 5)])
-def test_whole_numbers_come_from_the_annotation(settings, key, whole, given):
-    assert parse_spaces(sa.Experiment(**settings), {key: given}) == {key: Range(1, 5, int=whole)}
+@pytest.mark.parametrize("space_", ["1:5", Range(1, 5)])
+def test_the_annotation_determines_integer_ranges(settings, key, whole, space_):
+    assert parse_spaces(sa.Experiment(**settings), {key: space_}) == {key: Range(1, 5, int=whole)}
 
 
 def test_an_annotation_in_quotes_is_evaluated(registries):
@@ -102,7 +102,7 @@ def test_an_annotation_in_quotes_is_evaluated(registries):
 
 
 @pytest.mark.parametrize(
-    ("key", "given"),
+    ("key", "space_"),
     [
         ("participation.m", "0.5:3"),
         ("participation.m", Range(1, 2.5)),
@@ -113,9 +113,9 @@ def test_an_annotation_in_quotes_is_evaluated(registries):
         ("receiver.C", "-1e308:1e308"),
     ],
 )
-def test_empty_ranges_are_refused(key, given):
+def test_empty_ranges_are_refused(key, space_):
     with pytest.raises(InputError) as error:
-        parse_spaces(sa.Experiment(participation="sample(m=1)"), {key: given})
+        parse_spaces(sa.Experiment(participation="sample(m=1)"), {key: space_})
     assert error.value.code == "invalid-range"
     assert error.value.fields["name"] == key
 

@@ -1,4 +1,4 @@
-"""SLURM's script, and a Ray cluster."""
+"""The script for SLURM, and a Ray cluster."""
 
 import os
 import re
@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 import stableair as sa
-from helpers.runs import numbers
-from helpers.sweeps import PLAN, SRC, WORDS, alive, begun, children, rounds, until
+from helpers.runs import recorded_metrics
+from helpers.sweeps import PLAN, SRC, WORDS, alive, children, recorded_rounds, start_command, wait_until
 from stableair.errors import MissingExtraError, ResourceError
 from stableair.results.lock import LOCK
 from stableair.results.reading import load
@@ -31,7 +31,7 @@ def test_ray_and_parallel_exclude_each_other(tmp_path):
 
 @pytest.fixture
 def slurm(tmp_path, monkeypatch):
-    """There is no SLURM here: an sbatch that keeps the script it is handed, an srun that does what it is told."""
+    """Stand-ins for SLURM: an sbatch that stores its script, and an srun that runs its command."""
     folder = tmp_path / "bin"
     folder.mkdir()
     programs = {
@@ -52,25 +52,27 @@ def test_slurm_gets_an_array_of_processes_that_share_the_sweep(slurm, tmp_path):
     script = slurm.read_text()
     for line in "array=0-1%2", "partition=gpu", "time=90", "gpus-per-node=1", "cpus-per-task=4", "job-name=stableair":
         assert f"#SBATCH --{line}\n" in script
-    for i in (0, 1):  # what SLURM would do with it
+    for i in (0, 1):  # run the tasks as SLURM would
         ids = {"SLURM_JOB_ID": f"{77 + i}", "SLURM_ARRAY_JOB_ID": "77", "SLURM_ARRAY_TASK_ID": f"{i}"}
         more = {"SLURM_NTASKS": "1", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"}
         env = os.environ | {"PYTHONPATH": str(SRC), "SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST": "a"} | ids | more
         subprocess.run(["bash", slurm], check=True, env=env, capture_output=True)
     for experiment in expand_plan(PLAN):
-        assert numbers(load(tmp_path / "s" / experiment.name)) == numbers(sa.run(experiment))
+        assert recorded_metrics(load(tmp_path / "s" / experiment.name)) == recorded_metrics(sa.run(experiment))
     again = clusters.RequeuedJob.create(expand_plan(PLAN), tmp_path / "s").checkpoint()
-    assert isinstance(again.function, clusters.RequeuedJob), "when its time is over it is queued again as it was"
+    assert isinstance(again.function, clusters.RequeuedJob), (
+        "a job that reaches its time limit is queued again unchanged"
+    )
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "expected"),
     [(["--slurm-option", "partiton=gpu"], "partiton"), (["--slurm-option", "gpu"], "'gpu' is not key=value")],
 )
-def test_a_wrong_option_of_slurm_is_one_line(words, said, slurm, command, tmp_path):
+def test_a_wrong_option_of_slurm_is_refused_in_one_line(words, expected, slurm, command, tmp_path):
     code, _, errors = command("sweep", *WORDS, "--slurm", *words, "--out", "s")
     assert (code, errors.count("\n")) == (2, 1), errors
-    assert said in errors
+    assert expected in errors
     assert not slurm.exists()
     assert not (tmp_path / "s").exists()
 
@@ -99,26 +101,26 @@ def test_a_server_that_is_no_ray_cluster_is_refused_within_seconds(tmp_path, mon
 
 @pytest.fixture
 def ray_cluster(tmp_path_factory):
-    """A cluster of two CPUs on this machine; its address, and the process that all of it hangs on."""
+    """A cluster of two CPUs on this machine: its address, and the id of its head process."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    place = tmp_path_factory.mktemp("r")
-    own = tempfile.mkdtemp(prefix="sa-ray-", dir="/tmp")  # sockets lie in it, whose paths must be short
+    folder = tmp_path_factory.mktemp("r")
+    sockets = tempfile.mkdtemp(prefix="sa-ray-", dir="/tmp")  # for sockets, whose paths must be short
     words = f"start --head --port {port} --num-cpus 2 --include-dashboard false --disable-usage-stats --block"
-    log = (place / "log").open("wb")
+    log = (folder / "log").open("wb")
     code = "from ray.scripts.scripts import main; main()"
     head = subprocess.Popen(
-        [sys.executable, "-c", code, *shlex.split(words), "--temp-dir", own],
+        [sys.executable, "-c", code, *shlex.split(words), "--temp-dir", sockets],
         stdout=log, stderr=log, env=os.environ | {"PYTHONPATH": str(SRC), "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
-    until(lambda: b"Ray runtime started" in (place / "log").read_bytes())
+    wait_until(lambda: b"Ray runtime started" in (folder / "log").read_bytes())
     yield f"127.0.0.1:{port}", head.pid
-    family = descendants(head.pid)
+    processes = descendants(head.pid)
     head.terminate()
     head.wait(30)
-    until(lambda: not any(map(alive, family)), 30)
+    wait_until(lambda: not any(map(alive, processes)), 30)
     log.close()
-    shutil.rmtree(own, ignore_errors=True)
+    shutil.rmtree(sockets, ignore_errors=True)
 
 
 def descendants(pid):
@@ -130,20 +132,20 @@ def descendants(pid):
 def test_a_ray_task_whose_worker_is_killed_continues_from_its_checkpoint(ray_cluster, tmp_path):
     address, head = ray_cluster
     words = [*WORDS, "rounds=60", "--seeds", "2"]
-    sweep = begun("sweep", *words, "--out", tmp_path / "s", "--ray", address)
-    folder = until(lambda: next((path for path in (tmp_path / "s").glob("*") if rounds(path) > 5), None))
+    sweep = start_command("sweep", *words, "--out", tmp_path / "s", "--ray", address)
+    folder = wait_until(lambda: next((path for path in (tmp_path / "s").glob("*") if recorded_rounds(path) > 5), None))
     lock = (folder / LOCK).stat().st_ino
-    holders = [pid for pid in descendants(head) if lock in open_files(pid)]
-    assert len(holders) == 1
-    os.kill(holders[0], signal.SIGKILL)
+    workers = [pid for pid in descendants(head) if lock in open_files(pid)]
+    assert len(workers) == 1
+    os.kill(workers[0], signal.SIGKILL)
     out, errors = sweep.communicate(timeout=240)
     assert (sweep.returncode, errors) == (0, "")
     experiments = expand_plan(parse_plan(WORDS) | {"rounds": 60, "seeds": 2})
-    assert len(re.findall(r"^\d/4  .*60 rounds", out, re.MULTILINE)) == 4, "Ray says beside it that a worker died"
+    assert len(re.findall(r"^\d/4  .*60 rounds", out, re.MULTILINE)) == 4, "Ray also prints that a worker died"
     for experiment in experiments:
         found = load(tmp_path / "s" / experiment.name)
-        assert numbers(found) == numbers(sa.run(experiment))
-        assert (len(found.environments) == 2) == (found.folder == folder), "only the killed one began again"
+        assert recorded_metrics(found) == recorded_metrics(sa.run(experiment))
+        assert (len(found.environments) == 2) == (found.folder == folder), "only the killed experiment was restarted"
     assert load(folder).environments[1]["first_round"] > 0, "from its checkpoint"
 
 

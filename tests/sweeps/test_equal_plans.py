@@ -10,12 +10,12 @@ from stableair.sweeps.plans import expand_plan, read_plan
 BOM = b"\xef\xbb\xbf"
 
 
-def test_two_texts_of_the_same_experiment_are_one_experiment():
+def test_two_spellings_of_an_experiment_are_one_experiment():
     (one,) = expand_plan({"receiver": ["mac(C=1)", "mac(C=1, gain=none)"]})
-    assert one.receiver == "mac(C=1)", "the first text is kept"
+    assert one.receiver == "mac(C=1)", "the first spelling is kept"
 
 
-def test_a_comparison_of_one_receiver_written_twice_names_the_reason():
+def test_a_comparison_of_two_spellings_of_a_receiver_is_refused():
     with pytest.raises(InputError) as error:
         comparison_plan({"receiver": ["mac(C=1)", "mac(C=1, gain=none)"]})
     assert error.value.code == "not-paired"

@@ -1,4 +1,4 @@
-"""A hanging sbatch ends the submission with one line."""
+"""The submission fails with one line if sbatch hangs."""
 
 import os
 import time
@@ -42,7 +42,7 @@ def test_submission_ends_and_sbatch_is_killed(tiny, tmp_path, hanging, jobs):
         sa.submit([tiny], tmp_path / "s", jobs=jobs)
     assert (error.value.code, error.value.fields) == ("slurm-timeout", {"seconds": 1})
     assert time.monotonic() - start < 30
-    while state(hanging.read_text().strip()) not in ("", "Z"):  # dead, perhaps not yet reaped
+    while state(hanging.read_text().strip()) not in ("", "Z"):  # exited, but its parent may not have waited for it
         assert time.monotonic() - start < 30
         time.sleep(0.1)
 

@@ -29,7 +29,7 @@ def submit(plan, folder):
 
 @pytest.mark.parametrize("call", [sa.sweep, sa.compare, submit])
 def test_a_plan_is_refused_as_a_whole(plan, call, tmp_path, monkeypatch):
-    monkeypatch.setattr(clusters, "require", lambda *_, **__: None)  # submitit need not be installed
+    monkeypatch.setattr(clusters, "require", lambda *_, **__: None)  # without submitit
     if call is sa.compare:
         plan |= {"receiver": ["mac(C=1)", "none()"]}
     error = refused("noise-not-on-sum", call, plan, tmp_path / "s")
@@ -48,7 +48,7 @@ def test_a_plan_is_refused_as_a_whole(plan, call, tmp_path, monkeypatch):
         ("unused-setting", {"channel": ["flat(noise_on=sum)", "digital()"]}),
     ],
 )  # fmt: skip
-def test_settings_that_no_client_can_meet(plan, code, settings, tmp_path):
+def test_plans_with_impossible_settings_are_refused(plan, code, settings, tmp_path):
     refused(code, sa.sweep, plan | settings, tmp_path / "s")
     assert not (tmp_path / "s").exists()
 
@@ -60,10 +60,10 @@ def test_the_smallest_possible_plan_passes(plan):
 
 
 def test_seeds_with_the_same_channel_are_checked_once(plan, monkeypatch):
-    made = []
-    monkeypatch.setattr("stableair.builder.assembly.assemble", lambda *_: made.append(1))
+    assembled = []
+    monkeypatch.setattr("stableair.builder.assembly.assemble", lambda *_: assembled.append(1))
     check_channels(expand_plan(plan | {"seeds": 5, "lr": [0.1, 0.2]}))
-    assert len(made) == len(CHANNELS)
+    assert len(assembled) == len(CHANNELS)
 
 
 def test_a_search_checks_the_channels_of_all_combinations_of_values(tiny, tmp_path):

@@ -8,7 +8,7 @@ from torch import nn
 import stableair as sa
 from helpers.callbacks import Hooks
 from helpers.errors import refused
-from helpers.runs import numbers
+from helpers.runs import recorded_metrics
 
 RNG = np.random.default_rng(0)
 TABLE = sa.Dataset.from_arrays(RNG.normal(0, 1, (60, 4)), np.arange(60) % 3)
@@ -31,10 +31,12 @@ def halving(w, g):
 OBJECTS = {"data": TABLE, "model": net}
 
 
-def test_objects_of_a_sweep_are_those_of_each_run(tmp_path):
+def test_every_run_of_a_sweep_uses_its_objects(tmp_path):
     objects = OBJECTS | {"receiver": bounded, "server": halving}
     runs = sa.sweep(SETTINGS | {"seeds": 2}, tmp_path, **objects)
-    assert [numbers(run) for run in runs] == [numbers(sa.run(EXPERIMENT.with_(seed=k), **objects)) for k in (0, 1)]
+    assert [recorded_metrics(run) for run in runs] == [
+        recorded_metrics(sa.run(EXPERIMENT.with_(seed=k), **objects)) for k in (0, 1)
+    ]
     trained = runs[0].module()
     assert torch.equal(nn.utils.parameters_to_vector(trained.parameters()), runs[0].state.model.w)
 
@@ -50,7 +52,7 @@ def test_objects_of_a_sweep_are_those_of_each_run(tmp_path):
 def test_a_plan_may_contain_objects(plan, tmp_path):
     runs = sa.sweep(plan, tmp_path)
     expected = [sa.run(EXPERIMENT, receiver=receiver, **OBJECTS) for receiver in ("mac(C=2)", bounded)]
-    assert [numbers(run) for run in runs] == list(map(numbers, expected))
+    assert [recorded_metrics(run) for run in runs] == list(map(recorded_metrics, expected))
 
 
 def test_a_sweep_with_the_same_objects_is_not_computed_again(tmp_path):

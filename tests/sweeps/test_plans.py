@@ -39,7 +39,7 @@ def test_repeated_experiments_of_a_plan_are_run_once():
     assert error.value.code == "planned-twice"
 
 
-def test_command_line_words_are_a_plan_with_commas_outside_of_brackets(tmp_path):
+def test_words_of_the_command_line_are_split_at_commas_outside_of_brackets(tmp_path):
     (tmp_path / "plan.toml").write_text("clients = 9\nnoise.tau = [0.1, 0.2]\n")
     words = [str(tmp_path / "plan.toml"), "receiver=mac(C=1, gain=True),chain", "noise.tau=0.3", "rounds=5", "seeds=2"]
     assert parse_plan(words) == {
@@ -75,7 +75,7 @@ def test_command_line_words_are_a_plan_with_commas_outside_of_brackets(tmp_path)
         ("no.toml", ("unreadable-file", None)),
     ],
 )
-def test_a_wrong_plan_is_one_line_and_nothing_is_made(plan, expected, tmp_path):
+def test_a_wrong_plan_is_refused_in_one_line_and_writes_nothing(plan, expected, tmp_path):
     with pytest.raises(sa.InputError) as error:
         sa.sweep(plan, tmp_path / "s")
     assert (error.value.code, error.value.fields.get("name")) == expected
@@ -92,7 +92,7 @@ def test_an_invalid_toml_plan_is_refused(text, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "expected"),
     [
         (["recever=none()"], "did you mean 'receiver'"),
         (["digit"], "neither a preset, the file of a plan nor key=value"),
@@ -106,15 +106,15 @@ def test_an_invalid_toml_plan_is_refused(text, tmp_path):
         (["--slurm-option", "time=5", "lr=0.1"], "needs --slurm"),
     ],
 )
-def test_a_wrong_command_is_one_line_and_nothing_is_made(words, said, command, tmp_path):
+def test_a_wrong_command_is_refused_in_one_line_and_writes_nothing(words, expected, command, tmp_path):
     code, out, errors = command("sweep", *words, "--out", "s")
     assert (code, out, errors.count("\n")) == (2, "", 1), errors
     assert errors.startswith("error: ")
-    assert said in errors
+    assert expected in errors
     assert not list(tmp_path.iterdir())
 
 
-def test_an_argument_belongs_to_the_components_that_take_it():
+def test_an_argument_applies_to_the_components_that_have_it():
     words = ["receiver=mac,gnc,none", "receiver.C=1,2", "receiver.max_norm=9", "noise.tau=0.1,0.5", "rounds=1"]
     receivers = [one.receiver for one in expand_plan(parse_plan(words)) if "tau=0.5" in one.noise]
     assert receivers == ["mac(C=1)", "mac(C=2)", "gnc(max_norm=9)", "none()"]

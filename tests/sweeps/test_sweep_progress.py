@@ -25,7 +25,7 @@ def test_progress_is_read_from_the_folders(tmp_path):
     assert found[1].row["test/accuracy"] == load(tmp_path / experiments[1].name)["test/accuracy"][-1]
     with open(tmp_path / experiments[1].name / "rounds.jsonl", "ab") as file:
         file.write(b'{"round": 2, "test/acc')
-    assert progress.refresh()[1].rounds == 2, "a line that is being written is none yet"
+    assert progress.refresh()[1].rounds == 2, "an incomplete line is not a round"
 
 
 def test_the_table_has_a_row_for_each_setting_and_running_ones_first(tmp_path):

@@ -13,8 +13,8 @@ import torch
 
 import stableair as sa
 from helpers.callbacks import Hooks
-from helpers.runs import numbers
-from helpers.sweeps import PLAN, SETTINGS, SRC, WORDS, alive, begun, children, rounds, until
+from helpers.runs import recorded_metrics
+from helpers.sweeps import PLAN, SETTINGS, SRC, WORDS, alive, children, recorded_rounds, start_command, wait_until
 from stableair.cli.sweeps import ADVICE
 from stableair.errors import NonFiniteUpload
 from stableair.experiment import Experiment
@@ -27,7 +27,7 @@ from stableair.sweeps.workers import Job
 
 
 @pytest.mark.parametrize("parallel", [1, 2])
-def test_a_sweep_is_the_plain_runs_bit_for_bit(parallel, tmp_path):
+def test_the_runs_of_a_sweep_equal_single_runs_bit_for_bit(parallel, tmp_path):
     ended = []
     runs = sa.sweep(
         PLAN, tmp_path / "s", parallel=parallel, callbacks=[Hooks(end=lambda one, _: ended.append(one.name))]
@@ -36,64 +36,68 @@ def test_a_sweep_is_the_plain_runs_bit_for_bit(parallel, tmp_path):
     for run, experiment in zip(runs, expand_plan(PLAN), strict=True):
         plain = sa.run(experiment)
         assert run.experiment == experiment
-        assert numbers(run) == numbers(plain)
+        assert recorded_metrics(run) == recorded_metrics(plain)
         assert torch.equal(run.state.model.w, plain.state.model.w)
 
 
 @pytest.mark.slow
-def test_three_sweeps_share_the_work_and_what_a_killed_one_left_is_taken_over(tmp_path):
+def test_three_sweeps_share_the_work_and_resume_the_experiment_of_a_killed_one(tmp_path):
     """Three processes on one folder. The one that has the first experiment is killed in the middle of it."""
     words = ["sweep", *WORDS, "rounds=12", "--seeds", "2", "--out", tmp_path / "s"]
     experiments = expand_plan(parse_plan(WORDS) | {"rounds": 12, "seeds": 2})
     first, *rest = (tmp_path / "s" / one.name for one in experiments)
-    victim = begun(*words)
-    until(lambda: rounds(first) > 3)
-    victim.send_signal(signal.SIGSTOP)  # it keeps its lock, and goes no further
-    left_at = rounds(first)
-    others = [begun(*words) for _ in range(2)]
-    until(lambda: sum(rounds(folder) > 0 for folder in rest) >= 2)
-    assert rounds(first) == left_at < 12, "nobody else touches what is locked"
+    victim = start_command(*words)
+    wait_until(lambda: recorded_rounds(first) > 3)
+    victim.send_signal(signal.SIGSTOP)  # it keeps its lock and does not continue
+    left_at = recorded_rounds(first)
+    others = [start_command(*words) for _ in range(2)]
+    wait_until(lambda: sum(recorded_rounds(folder) > 0 for folder in rest) >= 2)
+    assert recorded_rounds(first) == left_at < 12, "no other process writes to a locked folder"
     victim.kill()
     victim.communicate()
     for other in others:
         out, errors = other.communicate(timeout=120)
         assert (other.returncode, errors) == (0, "")
-        assert len(re.findall(r"^\d/4  ", out, re.MULTILINE)) == len(experiments), "each sees all of them finished"
+        assert len(re.findall(r"^\d/4  ", out, re.MULTILINE)) == len(experiments), (
+            "each reports all experiments as finished"
+        )
     for experiment in experiments:
         found, plain = load(tmp_path / "s" / experiment.name), sa.run(experiment)
-        assert numbers(found) == numbers(plain)
+        assert recorded_metrics(found) == recorded_metrics(plain)
         assert torch.equal(found.state.model.w, plain.state.model.w)
     started = [[at["first_round"] for at in load(folder).environments] for folder in (first, *rest)]
-    assert len(started[0]) == 2, "the killed one's was resumed"
+    assert len(started[0]) == 2, "the experiment of the killed process was resumed"
     assert 0 < started[0][1] <= left_at + 1
-    assert started[1:] == [[0]] * len(rest), "and nothing else was computed twice"
+    assert started[1:] == [[0]] * len(rest), "no other experiment was computed twice"
     assert not list(tmp_path.rglob(LOCK))
 
 
 @pytest.mark.slow
-def test_helpers_end_with_the_process_that_started_them(tmp_path):
-    parent = begun("sweep", *WORDS, "rounds=100000", "--parallel", 2, "--out", tmp_path / "s")
-    until(lambda: len(list((tmp_path / "s").rglob(LOCK))) == 2 if (tmp_path / "s").exists() else False)
-    (helper,) = children(parent.pid)
+def test_worker_processes_exit_with_their_parent(tmp_path):
+    parent = start_command("sweep", *WORDS, "rounds=100000", "--parallel", 2, "--out", tmp_path / "s")
+    wait_until(lambda: len(list((tmp_path / "s").rglob(LOCK))) == 2 if (tmp_path / "s").exists() else False)
+    (worker,) = children(parent.pid)
     parent.kill()
     parent.communicate()
-    until(lambda: not alive(helper))
-    assert [len(load(path)) > 0 for path in (tmp_path / "s").iterdir() if rounds(path)], "what they did can be read"
+    wait_until(lambda: not alive(worker))
+    assert [len(load(path)) > 0 for path in (tmp_path / "s").iterdir() if recorded_rounds(path)], (
+        "their rounds can be read"
+    )
 
 
 @pytest.mark.slow
 def test_a_stopped_command_prints_how_to_continue_and_leaves_no_process(tmp_path):
-    parent = begun("sweep", *WORDS, "rounds=100000", "--parallel", 2, "--out", tmp_path / "s")
-    until(lambda: sum(rounds(path) > 1 for path in (tmp_path / "s").glob("*")) == 2)
-    (helper,) = children(parent.pid)
+    parent = start_command("sweep", *WORDS, "rounds=100000", "--parallel", 2, "--out", tmp_path / "s")
+    wait_until(lambda: sum(recorded_rounds(path) > 1 for path in (tmp_path / "s").glob("*")) == 2)
+    (worker,) = children(parent.pid)
     parent.send_signal(signal.SIGTERM)
     _, errors = parent.communicate(timeout=60)
     assert (parent.returncode, errors) == (143, f"stopped; {ADVICE}\n")
-    assert not alive(helper)
+    assert not alive(worker)
     assert not list(tmp_path.rglob(LOCK))
 
 
-def test_a_locked_experiment_is_waited_for_and_the_others_come_first(tmp_path, monkeypatch):
+def test_a_locked_experiment_is_computed_after_the_others(tmp_path, monkeypatch):
     experiments = expand_plan(PLAN)
     lock = locked(tmp_path / experiments[0].name)
     lock.__enter__()
@@ -164,7 +168,7 @@ def test_without_locks_there_is_one_process(tmp_path, monkeypatch, caplog):
     assert "disk without file locks" in caplog.text
 
 
-def test_torchrun_and_helpers_are_not_mixed(tmp_path, monkeypatch):
+def test_worker_processes_are_refused_under_torchrun(tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(sa.InputError) as error:
         sa.sweep(PLAN, tmp_path / "s", parallel=2)
@@ -194,35 +198,35 @@ def test_a_job_contains_everything_that_another_process_needs(tmp_path, registri
     job = json.dumps(Job.create([experiment], tmp_path / "s"))
     code = "import json, sys; from stableair.sweeps.workers import Job; Job(*json.loads(sys.argv[1]))()"
     subprocess.run([sys.executable, "-c", code, job], check=True, env=os.environ | {"PYTHONPATH": str(SRC)})
-    assert numbers(load(tmp_path / "s" / experiment.name)) == numbers(sa.run(experiment))
+    assert recorded_metrics(load(tmp_path / "s" / experiment.name)) == recorded_metrics(sa.run(experiment))
 
 
 def without_engine(out):
-    """What a command prints, but for how it computes the runs that another process leaves to it."""
+    """The output of a command without the lines about engines, which depend on the experiments it computes."""
     return [line for line in out.splitlines() if not line.startswith("engine ")]
 
 
 @pytest.mark.slow
-def test_a_search_that_is_started_twice_is_shared_and_finds_the_same(tmp_path):
+def test_two_processes_share_a_search_and_have_the_same_result(tmp_path):
     words = ["search", *WORDS[:-1], "rounds=8", "receiver.C=0.001:10:log", "--trials", 4, "--seeds", 2]
-    both = [begun(*words, "--out", tmp_path / "s") for _ in range(2)]
-    said = [process.communicate(timeout=120) for process in both]
-    assert [process.returncode for process in both] == [0, 0], said
-    assert without_engine(said[0][0]) == without_engine(said[1][0])
+    both = [start_command(*words, "--out", tmp_path / "s") for _ in range(2)]
+    outputs = [process.communicate(timeout=120) for process in both]
+    assert [process.returncode for process in both] == [0, 0], outputs
+    assert without_engine(outputs[0][0]) == without_engine(outputs[1][0])
     found = sa.search(
         Experiment(**SETTINGS, rounds=8), {"receiver.C": "0.001:10:log"}, tmp_path / "t", trials=4, seeds=2
     )
-    there = json.loads((tmp_path / "s" / "search.json").read_text())["trials"]
-    assert there == [trial._asdict() for trial in found.trials]
-    begun_once = [len(load(path.parent).environments) for path in (tmp_path / "s").rglob("experiment.json")]
-    assert begun_once == [1] * 8, "no round is computed twice"
+    recorded = json.loads((tmp_path / "s" / "search.json").read_text())["trials"]
+    assert recorded == [trial._asdict() for trial in found.trials]
+    starts = [len(load(path.parent).environments) for path in (tmp_path / "s").rglob("experiment.json")]
+    assert starts == [1] * 8, "no round is computed twice"
 
 
 @pytest.mark.slow
-def test_a_figure_that_is_made_twice_at_once_is_shared(tmp_path):
+def test_two_processes_share_the_runs_of_a_figure(tmp_path):
     words = ["figure", "fig4c", "--smoke", "--seeds", 2, "model=logistic()", "--out", tmp_path / "s"]
-    both = [begun(*words) for _ in range(2)]
-    said = [process.communicate(timeout=120) for process in both]
-    assert [process.returncode for process in both] == [0, 0], said
-    assert sorted(without_engine(said[0][0])) == sorted(without_engine(said[1][0])), "in the order in which they ended"
+    both = [start_command(*words) for _ in range(2)]
+    outputs = [process.communicate(timeout=120) for process in both]
+    assert [process.returncode for process in both] == [0, 0], outputs
+    assert sorted(without_engine(outputs[0][0])) == sorted(without_engine(outputs[1][0])), "in any order"
     assert [len(load(path.parent).environments) for path in (tmp_path / "s").rglob("experiment.json")] == [1] * 8

@@ -1,4 +1,4 @@
-"""The optimisers of the local training, against torch.optim, and what holds for each of them."""
+"""The optimisers of the local training: comparison with torch.optim, and common properties."""
 
 import pickle
 from dataclasses import replace
@@ -19,7 +19,7 @@ from stableair.training.reference import Reference
 from stableair.vector import state
 
 LR = 0.05
-TORCHS = {
+TORCH_OPTIMISERS = {
     "sgd()": lambda p: torch.optim.SGD(p, LR),
     "sgd(momentum=0.9)": lambda p: torch.optim.SGD(p, LR, momentum=0.9),
     "sgd(weight_decay=0.1)": lambda p: torch.optim.SGD(p, LR, weight_decay=0.1),
@@ -39,7 +39,7 @@ def gradients(steps, d=20):
     return torch.randn(steps, d, generator=torch.Generator().manual_seed(1))
 
 
-def path(rule, received, start=None):
+def trajectory(rule, received, start=None):
     """The parameters after each step: (steps, d)."""
     rule = as_local_rule(rule)
     w = torch.linspace(-1, 1, received.shape[1]) if start is None else start
@@ -50,8 +50,8 @@ def path(rule, received, start=None):
     return torch.stack(seen)
 
 
-def torchs_path(optimiser, received, change=lambda w: None):
-    """The same by one of torch's optimisers; `change` acts on the parameter and its gradient before each step."""
+def torch_trajectory(optimiser, received, change=lambda w: None):
+    """The same for an optimiser of torch; `change` acts on the parameter and its gradient before each step."""
     w = nn.Parameter(torch.linspace(-1, 1, received.shape[1]))
     step, seen = optimiser([w]), []
     for g in received:
@@ -62,20 +62,22 @@ def torchs_path(optimiser, received, change=lambda w: None):
     return torch.stack(seen)
 
 
-@pytest.mark.parametrize("spec", TORCHS)
-def test_each_step_is_torchs(spec):
+@pytest.mark.parametrize("spec", TORCH_OPTIMISERS)
+def test_each_step_equals_that_of_torch(spec):
     received = gradients(8)
-    torch.testing.assert_close(path(local.one(spec)(), received), torchs_path(TORCHS[spec], received))
+    torch.testing.assert_close(
+        trajectory(local.one(spec)(), received), torch_trajectory(TORCH_OPTIMISERS[spec], received)
+    )
 
 
 def test_clipping_is_clip_grad_norm():
-    received = gradients(8) * torch.tensor([1e-3, 10])[torch.arange(8) % 2][:, None]  # every other one is clipped
-    expected = torchs_path(
+    received = gradients(8) * torch.tensor([1e-3, 10])[torch.arange(8) % 2][:, None]  # every second gradient is clipped
+    expected = torch_trajectory(
         lambda p: torch.optim.SGD(p, LR, momentum=0.9, weight_decay=0.1),
         received,
         lambda w: nn.utils.clip_grad_norm_([w], 0.5),
     )
-    torch.testing.assert_close(path(sgd(momentum=0.9, weight_decay=0.1, clip=0.5), received), expected)
+    torch.testing.assert_close(trajectory(sgd(momentum=0.9, weight_decay=0.1, clip=0.5), received), expected)
 
 
 def test_fedprox_is_sgd_on_the_loss_with_its_proximal_term():
@@ -85,19 +87,19 @@ def test_fedprox_is_sgd_on_the_loss_with_its_proximal_term():
         loss = w @ w.grad + 0.3 / 2 * (w - start).square().sum()
         w.grad = torch.autograd.grad(loss, w)[0]
 
-    expected = torchs_path(lambda p: torch.optim.SGD(p, LR, momentum=0.9), received, with_proximal_term)
-    torch.testing.assert_close(path(fedprox(mu=0.3, momentum=0.9), received), expected)
+    expected = torch_trajectory(lambda p: torch.optim.SGD(p, LR, momentum=0.9), received, with_proximal_term)
+    torch.testing.assert_close(trajectory(fedprox(mu=0.3, momentum=0.9), received), expected)
 
 
-def test_fedprox_clips_the_gradient_of_the_loss_alone():
+def test_fedprox_clips_the_gradient_of_the_loss_only():
     w, start = torch.full((4,), 100.0), torch.zeros(4)
     rule = fedprox(mu=1, clip=0.5)
     new, _ = rule.step(w, torch.zeros(4), rule.init(start), LR)
     torch.testing.assert_close(new, (1 - LR) * w)
 
 
-def test_arguments_that_change_nothing_are_plain_sgd():
-    """The engines have faster programs for it."""
+def test_arguments_without_effect_give_plain_sgd():
+    """The engines have faster programs for plain SGD."""
     assert sgd() == fedprox(mu=0) == PLAIN_SGD
     assert PLAIN_SGD not in (sgd(momentum=0.1), sgd(weight_decay=0.1), sgd(clip=1), fedprox(mu=0.1), adam(), adamw())
 
@@ -120,15 +122,15 @@ def test_every_rule_steps_against_the_gradient_and_not_in_place(spec):
 def test_an_entrywise_rule_is_the_same_on_a_part_of_the_vector(spec):
     rule, received = local.one(spec)(), gradients(5)
     start = torch.linspace(-1, 1, 20)
-    part = path(rule, received[:, 7:12], start[7:12])
-    assert torch.allclose(part, path(rule, received, start)[:, 7:12], rtol=1e-6) == rule.entrywise
+    part = trajectory(rule, received[:, 7:12], start[7:12])
+    assert torch.allclose(part, trajectory(rule, received, start)[:, 7:12], rtol=1e-6) == rule.entrywise
 
 
 @pytest.mark.parametrize("spec", EXAMPLES["local"])
 def test_every_rule_is_the_same_in_another_process(spec):
     rule, received = local.one(spec)(), gradients(3)
     other = pickle.loads(pickle.dumps(rule))
-    assert torch.equal(path(other, received), path(rule, received))
+    assert torch.equal(trajectory(other, received), trajectory(rule, received))
     assert (other == PLAIN_SGD) == (rule == PLAIN_SGD)
 
 
@@ -149,10 +151,10 @@ def update(trainer, k=0):
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
-@pytest.mark.parametrize("spec", TORCHS)
-def test_a_client_trains_as_torchs_loop_does(spec, smoothing):
+@pytest.mark.parametrize("spec", TORCH_OPTIMISERS)
+def test_a_client_trains_like_a_loop_of_torch(spec, smoothing):
     trainer, module = client(network(), local.one(spec)(), label_smoothing=smoothing), network()
-    optimiser, data = TORCHS[spec](module.parameters()), trainer.work.data.train
+    optimiser, data = TORCH_OPTIMISERS[spec](module.parameters()), trainer.work.data.train
     loss = nn.CrossEntropyLoss(label_smoothing=smoothing)
     for batch in trainer.work.batches(trainer.work.orders(0, [0])[0]):
         optimiser.zero_grad()
@@ -162,7 +164,7 @@ def test_a_client_trains_as_torchs_loop_does(spec, smoothing):
 
 
 @pytest.mark.parametrize("spec", EXAMPLES["local"])
-def test_the_memory_starts_anew_in_every_round_at_every_client(spec):
+def test_the_memory_is_reset_in_every_round(spec):
     trainer = client(network(), local.one(spec)())
     first = update(trainer)
     update(trainer, k=1)
@@ -170,12 +172,12 @@ def test_the_memory_starts_anew_in_every_round_at_every_client(spec):
 
 
 @pytest.mark.parametrize("spec", EXAMPLES["local"])
-def test_parameters_that_are_not_trained_stay_as_they_are(spec):
+def test_frozen_parameters_do_not_change(spec):
     module = network()
     module[1].weight.requires_grad_(False)
-    moved = update(client(module, local.one(spec)()))
-    assert not moved[:24].any()
-    assert moved[24:].any()
+    difference = update(client(module, local.one(spec)()))
+    assert not difference[:24].any()
+    assert difference[24:].any()
 
 
 def test_the_payload_is_the_difference_divided_by_the_rate():
@@ -184,7 +186,7 @@ def test_the_payload_is_the_difference_divided_by_the_rate():
 
 
 def test_a_memory_may_refer_to_the_arguments():
-    """The trainer reuses the memory of parameters and gradients."""
+    """The trainer reuses the storage of parameters and gradients."""
 
     def step(w, g, memory, lr):
         before, earlier = memory
@@ -242,11 +244,11 @@ def test_a_custom_local_rule_is_a_function_a_local_rule_or_a_class(tiny, registr
     assert refused("wrong-type", as_local_rule, 3).setting == "local"
 
 
-def test_adamw_decays_whatever_the_gradient_is():
-    """What sets it apart from Adam: the decay is not divided by the size of the gradient."""
+def test_the_decay_of_adamw_does_not_depend_on_the_gradient():
+    """In contrast to Adam, the decay is not divided by the size of the gradient."""
     w, big = torch.ones(2), torch.full((2,), 1e6)
-    for rule, kept in ((adamw(weight_decay=1), 1 - LR - LR), (adam(weight_decay=1), 1 - LR)):
-        torch.testing.assert_close(rule.step(w, big, rule.init(w), LR)[0], torch.full((2,), kept))
+    for rule, expected in ((adamw(weight_decay=1), 1 - LR - LR), (adam(weight_decay=1), 1 - LR)):
+        torch.testing.assert_close(rule.step(w, big, rule.init(w), LR)[0], torch.full((2,), expected))
 
 
 @pytest.mark.parametrize("payload", ["gradient", "delta"])

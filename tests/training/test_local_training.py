@@ -49,7 +49,7 @@ def test_a_client_does_plain_sgd(payload, scale):
         torch.testing.assert_close(loss[n], torch.stack(losses).detach().mean())
 
 
-def test_the_start_is_untouched_and_the_chunk_changes_nothing():
+def test_training_keeps_the_start_model_and_does_not_depend_on_the_chunk():
     module = network()
     start = state(module)
     before = start.w.clone()
@@ -78,7 +78,7 @@ def test_norm_buffers_are_sent_with_the_update():
     assert stats.shape == (2, 12)
     assert update.shape == (2, len(start.w))
     assert not torch.equal(stats[0], stats[1])
-    assert start.stats.tolist() == [0.0] * 6 + [1.0] * 6, "the server's own are untouched"
+    assert start.stats.tolist() == [0.0] * 6 + [1.0] * 6, "the buffers of the server do not change"
 
 
 def test_training_mode_and_threads_are_set_and_restored():
@@ -88,12 +88,12 @@ def test_training_mode_and_threads_are_set_and_restored():
     start = state(module)
     train = trainer(module, parts=[PARTS[2]], epochs=1, batch_size=5, lr=0.1, payload="delta", seed=0, chunk=1)
     _, _, stats, _ = uploads(train, start)
-    assert not torch.equal(stats[0], start.stats), "batch norm saw the batches"
+    assert not torch.equal(stats[0], start.stats), "batch norm was in training mode"
     assert torch.get_num_threads() == before
 
 
-def test_counters_of_batch_norm_start_anew_with_every_client():
-    module = network(nn.BatchNorm1d(6, momentum=None))  # its running mean depends on how many batches it has seen
+def test_counters_of_batch_norm_are_reset_for_every_client():
+    module = network(nn.BatchNorm1d(6, momentum=None))  # its running mean depends on the number of batches
     start = state(module)
     train = trainer(module, parts=[PARTS[2]], epochs=1, batch_size=5, lr=0.1, payload="delta", seed=0, chunk=1)
     assert torch.equal(uploads(train, start)[2], uploads(train, start)[2])
@@ -106,25 +106,25 @@ def test_a_model_that_cannot_train_names_round_and_client():
     assert (error.value.code, error.value.fields) == ("client-cannot-train", {"round": 7, "client": 1})
 
 
-class Shaky(nn.Module):
+class FunctionalDropout(nn.Module):
     def forward(self, x):
         return F.dropout(x, 0.5, self.training)
 
 
-@pytest.mark.parametrize("layer", [nn.Dropout(0.5), Shaky()])
-def test_dropout_depends_on_round_and_client_alone(layer):
+@pytest.mark.parametrize("layer", [nn.Dropout(0.5), FunctionalDropout()])
+def test_dropout_depends_on_round_and_client_only(layer):
     module = network(layer)
     start = state(module)
     first = uploads(trainer(module), start, 2)
-    torch.rand(17)  # somebody else draws
+    torch.rand(17)  # another draw from the generator of torch
     before = torch.get_rng_state()
     again = uploads(trainer(module), start, 2)
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
-    assert torch.equal(torch.get_rng_state(), before), "training leaves torch's own generator alone"
-    assert not torch.equal(first[1], uploads(trainer(network()), start, 2)[1]), "dropout is at work"
+    assert torch.equal(torch.get_rng_state(), before), "training does not change the generator of torch"
+    assert not torch.equal(first[1], uploads(trainer(network()), start, 2)[1]), "dropout has an effect"
 
 
-def test_moves_are_drawn_evenly_and_anew_for_every_batch():
+def test_moves_are_uniform_and_independent_between_batches():
     data = synthetic(samples=400, classes=3, shape=(1, 4, 4))
     train = LocalTraining(nn.Identity(), data, [torch.arange(400)], 5, 10, 0.1, "gradient", 1, augment="crop_flip")
     moves = train.moves(0, [0])[0].flatten(0, 1)
@@ -133,7 +133,7 @@ def test_moves_are_drawn_evenly_and_anew_for_every_batch():
         assert column.unique().tolist() == list(values)
         expected = len(moves) / len(values)
         assert column.add(4 if len(values) > 2 else 0).bincount().sub(expected).abs().max() < 5 * expected**0.5
-    assert moves.double().T.corrcoef().sub(torch.eye(3)).abs().max() < 0.1, "each by itself"
+    assert moves.double().T.corrcoef().sub(torch.eye(3)).abs().max() < 0.1, "the components are independent"
     assert not torch.equal(moves[:400], moves[400:800])
     assert not torch.equal(moves, train.moves(1, [0])[0].flatten(0, 1))
     assert LocalTraining(nn.Identity(), data, [torch.arange(400)], 1, 200, 0.1, "delta", 1).moves(0, [0]) is None

@@ -1,10 +1,10 @@
 """Small models of many kinds, for inputs (m, 1, 4, 4) and 3 classes: name -> function that makes the module."""
 
-from helpers.zoo import impure, pure  # noqa: F401 (they fill the tables)
+from helpers.zoo import impure, pure  # noqa: F401 (their functions are entered into the tables)
 from helpers.zoo.parts import IMPURE, PURE
 
 ZOO = PURE | IMPURE
-NOT_REPEATABLE = {  # their state in Python is in no checkpoint, and each rank has its own
+NOT_REPEATABLE = {  # their Python state is not in checkpoints and differs between ranks
     "counter_in_a_closure",
     "counter_in_a_dict",
     "counter_in_a_submodule",

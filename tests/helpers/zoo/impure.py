@@ -1,4 +1,4 @@
-"""Models that draw, count or have hooks on gradients; only the reference trains them as their code says."""
+"""Models with random draws, Python state or gradient hooks, which only the reference trains correctly."""
 
 import random
 from collections import deque

@@ -1,4 +1,4 @@
-"""Parts that the models of the zoo share, and the tables of models."""
+"""Shared parts of the models of the zoo, and the tables of models."""
 
 import torch
 from torch import nn
@@ -17,7 +17,7 @@ def impure(make):
 
 
 class Model(nn.Module):
-    """A body and a forward function (model, features (m, 16)) -> logits."""
+    """A model with a forward function: (model, features (m, 16)) -> logits."""
 
     def __init__(self, forward, **parts):
         super().__init__()
@@ -74,6 +74,3 @@ class SelfAttention(nn.Module):
 
     def forward(self, x):
         return self.attention(x, x, x, need_weights=False)[0]
-
-
-# Layers of torch

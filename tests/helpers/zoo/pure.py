@@ -1,4 +1,4 @@
-"""Models that are functions of parameters, buffers and inputs; a fast engine may train them."""
+"""Models that are functions of parameters, buffers and inputs, which a fast engine may train."""
 
 import torch
 from torch import nn
@@ -369,6 +369,3 @@ def hook_on_the_whole():
     model = mlp(nn.ReLU())
     model.register_forward_hook(lambda layer, inputs, output: output + 0.001 * output.square())
     return model
-
-
-# Random draws
