@@ -60,9 +60,10 @@ def test_a_run_of_a_toml_file_with_a_plug_in(command, small, tmp_path):
     )
     (tmp_path / "e.toml").write_text('receiver = "twice()"\nrounds = 1\n')
     code, _, errors = command(
-        "run", "e.toml", *[w for w in small if w[:5] not in ("recei", "round")], "--plugin", "mine.py"
+        "run", "e.toml", *[w for w in small if w[:5] not in ("recei", "round")], "--plugin", "mine.py", "-o", "a"
     )
     assert (code, errors) == (0, "")
+    assert sa.load(tmp_path / "a").settings["receiver"] == "twice()"
 
 
 def test_a_diverged_run_exits_0_and_prints_that_it_diverged(command, small):

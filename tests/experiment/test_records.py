@@ -85,6 +85,11 @@ def test_the_id_depends_on_every_setting_except_execution_settings(key):
     assert (changed.id() == Experiment().id()) == (key in ("rounds", "device", "engine", "precision", "chunk"))
 
 
+def test_the_id_depends_on_the_power_rule():
+    base = Experiment(channel="flat(noise_on=sum)")
+    assert base.with_(power="limit(P=1)").id() not in (base.id(), base.with_(power="limit(P=2)").id())
+
+
 def test_one_experiment_written_differently_has_one_id():
     base = Experiment().id()
     assert Experiment(fading="rayleigh()", noise="sas(1.5, 0.1)", receiver="mac(1.0)", data="digits()").id() == base

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import stableair as sa
+from helpers.runs import recorded_metrics
 from stableair.data import hub
 from stableair.errors import StableairError
 from stableair.experiment import Experiment
@@ -97,7 +98,8 @@ def test_a_damaged_search_is_refused_or_repeated(tmp_path):
 
 @pytest.mark.parametrize("ending", ["safetensors", "json"])
 def test_a_damaged_data_file_is_refused_or_logged(tmp_path, ending, monkeypatch, data_folder):
-    rng, refused = random.Random(ending), 0
+    experiment = TINY.with_(data="femnist", model="logistic()", rounds=1)
+    rng, refused, whole = random.Random(ending), 0, recorded_metrics(sa.run(experiment))
     for i in range(TRIES):
         folder = tmp_path / str(i)
         folder.mkdir()
@@ -109,7 +111,7 @@ def test_a_damaged_data_file_is_refused_or_logged(tmp_path, ending, monkeypatch,
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                sa.run(TINY.with_(data="femnist", model="logistic()", rounds=1))
+                assert recorded_metrics(sa.run(experiment)) == whole
         except sa.InputError as error:
             assert "\n" not in str(error)
             refused += 1

@@ -4,16 +4,15 @@ import multiprocessing
 import os
 import random
 import signal
-from pathlib import Path
 
 import pytest
 import torch
 
 import stableair as sa
 from helpers.runs import recorded_metrics
+from helpers.sweeps import recorded_rounds, wait_until
 from stableair.errors import StableairError
 from stableair.experiment import Experiment
-from stableair.results.checksums import EXPERIMENT
 from stableair.results.reading import load
 
 pytestmark = pytest.mark.slow  # errors and attacks of users; each test prints the number of its attempts
@@ -94,6 +93,7 @@ def test_a_search_killed_at_any_moment_finds_the_same(tmp_path):
         for _ in range(2):
             killed += killed_after(rng.uniform(0.1, 1.5), "search", base, spaces, folder)
         assert sa.search(base, spaces, folder, trials=4).trials == whole.trials
+    assert killed
     print(f"\nsearches: {killed} kills, 3 found the same")
 
 
@@ -109,6 +109,7 @@ def test_an_output_whose_writer_is_killed_is_the_old_or_the_new_file(what, tmp_p
         assert content[:8] == good[:8]
         assert content[-8:] == good[-8:], "the file is complete"
         assert abs(len(content) - len(good)) < 200, "the file contains the time"
+    assert killed
     print(f"\n{what}: {killed} kills, the file was always complete")
 
 
@@ -128,6 +129,9 @@ def test_two_runs_never_share_a_folder(tmp_path):
 
 
 def test_a_process_that_was_killed_leaves_no_lock(tmp_path):
-    assert killed_after(0.5, "start", TINY.with_(rounds=100_000), tmp_path / "a")
-    folder = Path(tmp_path / "a")
-    assert not (folder / EXPERIMENT).exists() or len(sa.run(TINY, folder, resume=True)) >= 12
+    folder = tmp_path / "a"
+    process = start_process(600, "start", TINY.with_(rounds=100_000), folder)
+    wait_until(lambda: recorded_rounds(folder))
+    process.kill()
+    process.join()
+    assert len(sa.run(TINY, folder, resume=True)) >= 12

@@ -15,16 +15,19 @@ from stableair.runner import run
 @pytest.mark.parametrize(
     ("name", "content"),
     [
+        (EXPERIMENT, None),
         (EXPERIMENT, b"{"),
         (EXPERIMENT, b'{"cliets": 3}'),
         (EXPERIMENT, b"[1]"),
         (ROUNDS, b""),
         (ROUNDS, b'{"round": 0}\n{"round": 7}\n'),
         (ROUNDS, b"nonsense\n"),
+        (ENVIRONMENT, None),
         (ENVIRONMENT, b"{"),
     ],
 )
 def test_a_corrupted_file_is_named_and_not_changed(tiny, tmp_path, name, content):
+    """Without content, the file is truncated to half of its length."""
     folder = run(tiny, tmp_path / "a").folder
     whole = (folder / name).read_bytes()
     (folder / name).write_bytes(whole[: len(whole) // 2] if content is None else content)
