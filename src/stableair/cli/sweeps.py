@@ -36,8 +36,8 @@ from stableair.validation import pluralize
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from stableair.comparisons import Comparison
     from stableair.experiment import Experiment
+    from stableair.results.comparison import Comparison
     from stableair.sweeps.workers import ExperimentProgress, SweepProgress
 
 ADVICE = "every complete round is recorded; the same command continues from there"
@@ -209,7 +209,7 @@ def print_comparison(comparison: "Comparison", table: Path | None, labels: list[
 
 def parse_labels(words: list[str], comparison: "Comparison") -> dict[str, str]:
     """Return the texts of --label by name. Names may contain `=`, so a word is compared with the known names."""
-    from stableair.comparisons import by_spelling
+    from stableair.results.comparison import by_spelling
 
     names = [*comparison.lines, *(line.receiver for lines in comparison.lines.values() for line in lines)]
     labels = {}
