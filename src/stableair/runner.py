@@ -149,12 +149,8 @@ def _run(
             closing(recorded(rounds, lock, metadata, previous, checkpoint_every)) as recording,
             _advise_on_chunk(engine),
         ):
-            observed = control.observed(recording, lock, previous)
-
-            def stops(rows: list[Row]) -> bool:
-                return control.may_stop and ranks.broadcast_from_main(lambda: control.stops(rows))
-
-            rows, final = _collect(observed, experiment, previous, observer, stops)
+            observed = control.observed(recording, lock, previous, ranks.broadcast_from_main)
+            rows, final = _collect(observed, experiment, previous, observer)
         rows = ranks.broadcast_from_main(lambda: rows)  # only the main process has evaluated
         ranks.log_traffic(len(rows) - previous.rounds)
     return Run(experiment.to_record(), rows, folder, final, rule=None if folder else control.rule)
@@ -198,21 +194,14 @@ def _metadata(experiment: Experiment, sim: Simulation, engine: Engine) -> RunMet
 
 
 def _collect(
-    recording: Iterator[Round], experiment: Experiment, previous: ResumePoint, observer: Callback,
-    stops: Callable[[list[Row]], bool],
-) -> tuple[list[Row], State | None]:  # fmt: skip
-    """Run the rounds until the last one or until `stops`.
-
-    Returns:
-        The rows of the whole run, and its last finite state.
-    """
+    rounds: Iterator[Round], experiment: Experiment, previous: ResumePoint, observer: Callback
+) -> tuple[list[Row], State | None]:
+    """Run the rounds, and return the rows of the whole run and its last finite state."""
     rows, final = previous.rows[: previous.rounds], previous.checkpoint.state if previous.checkpoint else None
-    for _, state, row in recording:
+    for _, state, row in rounds:
         rows.append(row)
         final = final if row.get("diverged") else state
         observer.round(experiment, row)
-        if stops(rows):
-            break
     return rows, final
 
 
