@@ -99,7 +99,8 @@ def run(
     control = RunControl.create(options, experiment.evaluate, folder)
     with observing(callbacks, options, folder) as observer:
         try:
-            with passed_objects(objects) as available, _advise_on_interrupt(None if resume else folder):
+            again = "" if resume else "the same call with resume=True"
+            with passed_objects(objects) as available, advise_on_interrupt(folder, again):
                 result = _run(experiment, folder, resume, checkpoint_every, plugin_changed, control, observer)
             result = replace(result, objects=available)
         except RunBusyError:
@@ -206,13 +207,18 @@ def _collect(
 
 
 @contextmanager
-def _advise_on_interrupt(folder: Path | None) -> Iterator[None]:
-    """Add a note to the traceback of Ctrl-C: how to continue the run in a folder."""
+def advise_on_interrupt(folder: Path | None, again: str = "the same call") -> Iterator[None]:
+    """Add a note to the traceback of Ctrl-C: how to continue.
+
+    Args:
+        folder: The folder of the rounds; None for rounds in memory, without a note.
+        again: The call that continues; "" for no note.
+    """
     try:
         yield
     except KeyboardInterrupt as interrupt:
-        if folder:
-            interrupt.add_note(f"{folder} holds every complete round; the same call with resume=True continues")
+        if folder and again:
+            interrupt.add_note(f"{folder} holds every complete round; {again} continues from there")
         raise
 
 

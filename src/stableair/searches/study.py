@@ -25,7 +25,7 @@ from stableair.results.options import RunControl, RunOptions, observing
 from stableair.results.plugins import lock_and_record_kept, may_reuse
 from stableair.results.reading import read_run
 from stableair.results.run import Run
-from stableair.runner import out_of_memory_as_error
+from stableair.runner import advise_on_interrupt, out_of_memory_as_error
 from stableair.searches.result import Result, Trial
 from stableair.searches.spaces import OneOf, Space, parse_spaces
 from stableair.spec import passed_objects
@@ -118,7 +118,11 @@ def search(
     header |= {key: str(one) for key, one in parsed.items()} | control.record()
     if choices := _choices(list(parsed.values())):
         trials = min(trials, len(choices))  # further trials would repeat some
-    with passed_objects(objects), observing(callbacks, options, folder, trials * seeds) as observer:
+    with (
+        passed_objects(objects),
+        advise_on_interrupt(folder),
+        observing(callbacks, options, folder, trials * seeds) as observer,
+    ):
         _prepare_folder(folder, header, base, parsed)
         study = _study(base, parsed, trials)
         call = _Call(folder, plugin_changed, options, observer)

@@ -29,6 +29,7 @@ from stableair.results.callbacks import Callback
 from stableair.results.grouping import Sweep
 from stableair.results.lock import check_writable, has_locks
 from stableair.results.options import RunControl, RunOptions, observing
+from stableair.runner import advise_on_interrupt
 from stableair.spec import passed_objects
 from stableair.sweeps.clusters import run_on_ray
 from stableair.sweeps.plans import Plan, check_no_objects, expand_plan, replace_objects, with_objects
@@ -113,7 +114,11 @@ def sweep(
         _check_ray(ray, parallel)
     with passed_objects({**in_plan, **objects}):
         check_channels(experiments)
-    with passed_objects({**in_plan, **objects}), observing(callbacks, options, folder, len(experiments)) as observer:
+    with (
+        passed_objects({**in_plan, **objects}),
+        advise_on_interrupt(folder),
+        observing(callbacks, options, folder, len(experiments)) as observer,
+    ):
         if ray is None:
             outcomes = _run_here(experiments, folder, parallel, plugin_changed, options, observer)
         else:
