@@ -63,14 +63,13 @@ def compare(
         budget: The budget. None: the smallest total of the compared runs. With a budget and without `stop`, the runs of
             a plan stop when they have used the budget.
         parallel: Number of processes on this machine.
-        plugin_changed: What to do with recorded rounds of a plug-in that has changed since: "refuse" raises an error,
-            "keep" uses them and records both versions, "recompute" restarts such runs.
+        plugin_changed: As for `run`.
         callbacks: Observers of the runs of a plan.
         data: A data set for all experiments of a plan, as for `sweep`.
         model: A network for all experiments.
         receiver: A receiver for all experiments.
         server: A server for all experiments.
-        **options: `stop`, `patience`, `monitor`, `keep_best`, `profile`, `track`, `progress`: see `RunOptions`.
+        **options: As for `run`, see `RunOptions`.
 
     Returns:
         The accuracies, paired differences, 95 % confidence intervals and p-values.

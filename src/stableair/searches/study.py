@@ -80,15 +80,14 @@ def search(
         folder: Folder of the runs and of search.json. Default: a subfolder of runs with the name of the experiment.
         trials: Number of trials, each with one combination of values.
         seeds: Number of seeds per trial: base.seed, base.seed + 1, ...
-        plugin_changed: What to do with recorded rounds of a plug-in that has changed since: "refuse" raises an error,
-            "keep" uses them and records both versions, "recompute" restarts such runs.
+        plugin_changed: As for `run`.
         callbacks: Observers of the runs of all trials. For a trial that was stopped early, `end` gets the rounds
             that were computed.
         data: A data set for all trials in place of the one in `base`, as for `run`.
         model: A network for all trials.
         receiver: A receiver for all trials.
         server: A server for all trials.
-        **options: `stop`, `patience`, `monitor`, `keep_best`, `profile`, `track`, `progress`: see `RunOptions`.
+        **options: As for `run`, see `RunOptions`.
 
     Returns:
         All trials, and the experiment with the best values.

@@ -73,8 +73,7 @@ def sweep(
             cluster must share the folder.
         cpus: CPUs of each Ray task.
         gpus: GPUs of each Ray task; 0.5 lets two tasks share a GPU.
-        plugin_changed: What to do with recorded rounds of a plug-in that has changed since: "refuse" raises an error,
-            "keep" uses them and records both versions, "recompute" restarts such runs.
+        plugin_changed: As for `run`.
         callbacks: Observers. `start` and `round` are called for the experiments that this process computes, `end` for
             all experiments.
         data: A data set for all experiments, as for `run`. Python objects exist in this process only: with them,
@@ -82,7 +81,7 @@ def sweep(
         model: A network for all experiments.
         receiver: A receiver for all experiments.
         server: A server for all experiments.
-        **options: `stop`, `patience`, `monitor`, `keep_best`, `profile`, `track`, `progress`: see `RunOptions`.
+        **options: As for `run`, see `RunOptions`.
 
     Returns:
         The runs in the order of the plan, without their models. `load` reads a run with its model.
