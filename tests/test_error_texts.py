@@ -63,7 +63,7 @@ TEXTS = {
     "range without upper limit": (lambda: noise.one("sas(tau=-1)")(), "noise sas(tau=-1): tau must be at least 0 and"),
     "power rule": (
         lambda: builder.build(sa.Experiment(power="limit(P=1)")),
-        "the power rule Limit needs the interference on the sum of the payloads: got noise_on=mean; set noise_on=sum, ",
+        "power limit(P=1): the power rule needs the interference on the sum of the payloads: got noise_on=mean; set ",
     ),
     "missing arguments": (
         lambda: sa.Experiment(data="csv(sep=';')"),

@@ -143,7 +143,8 @@ def _is_finite(memory: Memory, infinity: bool = False) -> bool:
     """Whether no number or tensor of a tree is NaN, and no tensor infinite unless `infinity` is true."""
     for leaf in leaves(memory):
         if isinstance(leaf, Tensor):
-            if leaf.isnan().any() or not (infinity or leaf.isfinite().all()):
+            wrong = leaf.isnan() if infinity else leaf.isfinite().logical_not()
+            if wrong.any():
                 return False
         elif isinstance(leaf, float) and math.isnan(leaf):
             return False

@@ -99,7 +99,8 @@ def run(
     control = RunControl.create(options, experiment.evaluate, folder)
     with observing(callbacks, options, folder) as observer:
         try:
-            with passed_objects(objects) as available, _advise_on_interrupt(None if resume else folder):
+            again = "" if resume else "the same call with resume=True"
+            with passed_objects(objects) as available, advise_on_interrupt(folder, again):
                 result = _run(experiment, folder, resume, checkpoint_every, plugin_changed, control, observer)
             result = replace(result, objects=available)
         except RunBusyError:
@@ -149,12 +150,8 @@ def _run(
             closing(recorded(rounds, lock, metadata, previous, checkpoint_every)) as recording,
             _advise_on_chunk(engine),
         ):
-            observed = control.observed(recording, lock, previous)
-
-            def stops(rows: list[Row]) -> bool:
-                return control.may_stop and ranks.broadcast_from_main(lambda: control.stops(rows))
-
-            rows, final = _collect(observed, experiment, previous, observer, stops)
+            observed = control.observed(recording, lock, previous, ranks.broadcast_from_main)
+            rows, final = _collect(observed, experiment, previous, observer)
         rows = ranks.broadcast_from_main(lambda: rows)  # only the main process has evaluated
         ranks.log_traffic(len(rows) - previous.rounds)
     return Run(experiment.to_record(), rows, folder, final, rule=None if folder else control.rule)
@@ -198,32 +195,30 @@ def _metadata(experiment: Experiment, sim: Simulation, engine: Engine) -> RunMet
 
 
 def _collect(
-    recording: Iterator[Round], experiment: Experiment, previous: ResumePoint, observer: Callback,
-    stops: Callable[[list[Row]], bool],
-) -> tuple[list[Row], State | None]:  # fmt: skip
-    """Run the rounds until the last one or until `stops`.
-
-    Returns:
-        The rows of the whole run, and its last finite state.
-    """
+    rounds: Iterator[Round], experiment: Experiment, previous: ResumePoint, observer: Callback
+) -> tuple[list[Row], State | None]:
+    """Run the rounds, and return the rows of the whole run and its last finite state."""
     rows, final = previous.rows[: previous.rounds], previous.checkpoint.state if previous.checkpoint else None
-    for _, state, row in recording:
+    for _, state, row in rounds:
         rows.append(row)
         final = final if row.get("diverged") else state
         observer.round(experiment, row)
-        if stops(rows):
-            break
     return rows, final
 
 
 @contextmanager
-def _advise_on_interrupt(folder: Path | None) -> Iterator[None]:
-    """Add a note to the traceback of Ctrl-C: how to continue the run in a folder."""
+def advise_on_interrupt(folder: Path | None, again: str = "the same call") -> Iterator[None]:
+    """Add a note to the traceback of Ctrl-C: how to continue.
+
+    Args:
+        folder: The folder of the rounds; None for rounds in memory, without a note.
+        again: The call that continues; "" for no note.
+    """
     try:
         yield
     except KeyboardInterrupt as interrupt:
-        if folder:
-            interrupt.add_note(f"{folder} holds every complete round; the same call with resume=True continues")
+        if folder and again:
+            interrupt.add_note(f"{folder} holds every complete round; {again} continues from there")
         raise
 
 

@@ -40,7 +40,7 @@ from stableair.cli.advice import FLAGS
         (["run", "receiver=mac | gnc"], "; write mac(C=VALUE)"),
         (["run", "data=csv"], "; add data.path=VALUE data.label=VALUE"),
         (["run", "fading=block(of='nakagami')"], "; write nakagami(m=VALUE)"),
-        (["run", "power=limit(P=1)"], "the power rule Limit needs the interference on the sum"),
+        (["run", "power=limit(P=1)"], "power limit(P=1): the power rule needs the interference on the sum"),
         (["run", "power=limit(P=1)"], "; set channel.noise_on=sum"),
         (["list", "recevers"], "did you mean 'receivers'"),
         (["data", "check", "cifar11"], "did you mean 'cifar10'"),

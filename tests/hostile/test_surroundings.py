@@ -4,11 +4,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
 import stableair as sa
+from helpers.sweeps import children, wait_until
 
 pytestmark = pytest.mark.slow  # errors and attacks of users; each test prints the number of its attempts
 
@@ -107,22 +109,24 @@ def test_repeated_ctrl_c_exits_with_one_line(times, tmp_path):
     assert times > 2 or "continue" in errors
 
 
-def test_ctrl_c_while_worker_processes_start_exits_with_one_line(tmp_path):
-    """The workers need seconds to import; the process group receives Ctrl-C at two moments."""
+def loads_torch(process):
+    """Whether a child of this process has loaded torch."""
+    with suppress(OSError):  # the child has exited
+        return any("libtorch" in Path(f"/proc/{child}/maps").read_text() for child in children(process.pid))
+
+
+@pytest.mark.parametrize("moment", [lambda process: True, loads_torch], ids=["announced", "importing"])
+def test_ctrl_c_while_worker_processes_start_exits_with_one_line(moment, tmp_path):
+    """The workers need seconds to import; the process group receives Ctrl-C."""
     big = ["data=synthetic(samples=60, shape=(1, 8, 8))", "model=mlp(width=2000, depth=2)", "engine=fast"]
-    tried = 0
-    for pause in (0.0, 1.0):
-        words = "run", *big, "clients=5", "rounds=100000", "device=cpu", "--out", str(tmp_path / str(tried))
-        with start(*words) as process:
-            assert b"processes" in process.stdout.readline()
-            time.sleep(pause)
-            os.killpg(process.pid, signal.SIGINT)
-            errors = process.stderr.read().decode()
-        assert process.returncode == 130
-        assert errors.startswith("stopped; ")
-        assert errors.count("\n") == 1
-        tried += 1
-    print(f"\n{tried} times, no traceback")
+    with start("run", *big, "clients=5", "rounds=100000", "device=cpu", "--out", str(tmp_path / "a")) as process:
+        assert b"processes" in process.stdout.readline()
+        wait_until(lambda: moment(process))
+        os.killpg(process.pid, signal.SIGINT)
+        errors = process.stderr.read().decode()
+    assert process.returncode == 130
+    assert errors.startswith("stopped; ")
+    assert errors.count("\n") == 1
 
 
 SLOW = {
@@ -133,15 +137,28 @@ SLOW = {
 }
 
 
+def handles(process, number):
+    """Whether a process has installed a handler of a signal."""
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    return int(status.partition("SigCgt:")[2].split()[0], 16) >> (number - 1) & 1
+
+
+def seconds_of_work(process):
+    """The CPU time of a process."""
+    user, system = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
 @pytest.mark.parametrize("name", SLOW)
 def test_sigterm_exits_with_code_143(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    ready = "import sys, stableair.paper.theorem, stableair.bench, stableair.searches, optuna; "
-    with start(*SLOW[name], first=ready + "print('ready', file=sys.stderr, flush=True); ") as process:
-        assert process.stderr.readline() == b"ready\n"
-        time.sleep(0.5)
+    ready = "import stableair.paper.theorem, stableair.bench, stableair.searches, optuna; "
+    with start(*SLOW[name], first=ready) as process:
+        wait_until(lambda: handles(process, signal.SIGTERM))
+        before = seconds_of_work(process)
+        wait_until(lambda: seconds_of_work(process) > before + 0.3)
         process.send_signal(signal.SIGTERM)
         errors = process.stderr.read().decode()
-        assert process.wait() in (143, -signal.SIGTERM), (process.returncode, errors)
+    assert process.returncode == 143, errors
     assert "Traceback" not in errors
     assert errors.count("\n") <= 1

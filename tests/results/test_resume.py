@@ -212,6 +212,26 @@ def test_the_traceback_of_ctrl_c_names_the_folder_and_how_to_continue(tiny, tmp_
     assert all(str(path) in note and "resume=True" in note for note in advice)
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda e, folder, hooks: sa.sweep([e, e.with_(seed=1)], folder, callbacks=hooks),
+        lambda e, folder, hooks: sa.search(e, {"receiver.C": "1,2"}, folder, callbacks=hooks),
+        lambda e, folder, hooks: sa.compare([e, e.with_(receiver="none()")], folder, callbacks=hooks),
+    ],
+    ids=["sweep", "search", "compare"],
+)
+def test_the_traceback_of_ctrl_c_in_many_runs_says_that_the_same_call_continues(call, tiny, tmp_path):
+    def interrupt(_):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) as stop:
+        call(tiny, tmp_path, [Hooks(round=interrupt)])
+    (note,) = stop.value.__notes__
+    assert note == f"{tmp_path} holds every complete round; the same call continues from there"
+    call(tiny, tmp_path, [])
+
+
 @pytest.mark.parametrize("after", range(12))
 def test_a_crash_at_any_write_can_be_resumed(tiny, tmp_path, monkeypatch, after):
     """The process is killed at the n-th write, append or rename of a run."""

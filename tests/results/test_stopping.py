@@ -1,9 +1,12 @@
 """Early stopping: a function of the recorded rounds; stopped runs are finished, and continue without the rule."""
 
 import json
+import operator
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 import stableair as sa
@@ -11,8 +14,8 @@ from helpers.callbacks import Hooks
 from helpers.errors import refused
 from helpers.runs import Stop, same, stop_after
 from stableair.results.metrics import metric_names
-from stableair.results.resources import RESOURCES
-from stableair.results.stopping import StoppingRule, stopping_rule
+from stableair.results.resources import RESOURCES, totals
+from stableair.results.stopping import Progress, StoppingRule, is_better, parse_condition, stopping_rule
 from stableair.sweeps.workers import SweepProgress
 
 
@@ -42,6 +45,53 @@ def test_patience_counts_rounds_without_a_better_value(values, met):
     assert StoppingRule(patience=2, monitor="test/accuracy").is_met(rows(*values)) is met
     losses = [None if value is None else -value for value in values]
     assert StoppingRule(patience=2, monitor="test/loss").is_met(rows(*losses, metric="test/loss")) is met
+
+
+def stops_by_scan(rule, rows):
+    """The stopping rule as one scan over all rounds of a run."""
+    metric, comparison, target = parse_condition(rule.stop)
+    values = totals(rows, metric) if metric in RESOURCES else [row[metric] for row in rows]
+    if any(value is not None and getattr(operator, COMPARISONS[comparison])(value, target) for value in values):
+        return True
+    best = 0
+    for k, row in enumerate(rows):
+        if is_better(rule.monitor, row[rule.monitor], rows[best][rule.monitor]):
+            best = k
+        elif k - best >= rule.patience > 0:
+            return True
+    return False
+
+
+COMPARISONS = {">": "gt", ">=": "ge", "<": "lt", "<=": "le"}
+ACCURACIES = st.lists(st.none() | st.sampled_from([0.1, 0.2, 0.3, 0.4]), min_size=1, max_size=12)
+
+
+@given(
+    ACCURACIES, st.sampled_from(["test/accuracy", "test/loss"]), st.integers(0, 4), st.sampled_from([*COMPARISONS]),
+    st.sampled_from([("monitored", 0.35), ("symbols", 5), ("energy_max", 0.35)]), st.integers(0, 12),
+)  # fmt: skip
+def test_advancing_by_rounds_is_a_scan_over_all_rounds(values, monitor, patience, comparison, target, at_once):
+    recorded = [
+        row | {"channel/uses": 10 * (row[monitor] or 0), "channel/energy_total_max": row[monitor] or 0}
+        for row in rows(*values, metric=monitor)
+    ]
+    name, number = (monitor, target[1]) if target[0] == "monitored" else target
+    rule = StoppingRule(f"{name} {comparison} {number}", patience, monitor)
+    progress = rule.advance(Progress(), recorded[:at_once])
+    assert progress.met is (at_once > 0 and stops_by_scan(rule, recorded[:at_once]))
+    for n in range(at_once + 1, len(recorded) + 1):
+        progress = rule.advance(progress, recorded[:n])
+        assert progress.met is stops_by_scan(rule, recorded[:n])
+
+
+@pytest.mark.parametrize("stop", ["", "test/accuracy > 2", "symbols > 1e9"])
+def test_a_new_round_reads_no_earlier_round(stop):
+    """Otherwise the time of a round would grow with the number of rounds."""
+    first, last = ({"test/accuracy": a, "channel/uses": 5.0} for a in (0.5, 0.4))
+    rule = StoppingRule(stop, 3, "test/accuracy")
+    unreadable = [None] * 999
+    progress = rule.advance(Progress(), [first])._replace(rounds=1000)
+    assert rule.advance(progress, [first, *unreadable, last]).stale == 1
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,12 @@ def assemble(calls: Mapping[str, Call], pilots: int, norms: Layout, divisor: flo
     parts |= {name: calls[name]() for name in PARTS if name in uses and name not in parts}
     if "pilots" in uses:
         parts["pilots"] = pilots
-    channel: Channel = call()(**parts, norms=norms, divisor=divisor)
+    try:
+        channel: Channel = call()(**parts, norms=norms, divisor=divisor)
+    except InputError as error:
+        if error.code != "noise-not-on-sum":
+            raise
+        raise error.with_message(f"power {calls['power']}: {error}") from None  # the channel does not know the spec
     if not all(callable(getattr(channel, method, None)) for method in ("draw", "superpose")):
         actual = type(channel).__name__
         text = f"channel {call} must return an object with the methods draw and superpose: got {actual}"

@@ -234,16 +234,15 @@ def scaled_energies(energies: Mapping[int, float], scale: float) -> dict[int, fl
 
 
 def fit_power(power: PowerRule, fading: Fading, noise_on: str, channel: str) -> PowerRule:
-    """Return the power rule for this fading. The names of the rule and of the channel appear in the error message.
+    """Return the power rule for this fading. The name of the channel appears in the error message.
 
     Raises:
         InputError: The rule needs the interference on the sum ("noise-not-on-sum"), or does not support this fading.
     """
     if power.needs_noise_on_sum and noise_on != "sum":
-        rule = type(power).__name__
-        text = f"the power rule {rule} needs the interference on the sum of the payloads: got noise_on={noise_on}"
+        text = f"the power rule needs the interference on the sum of the payloads: got noise_on={noise_on}"
         advice = f"set noise_on=sum, such as channel='{channel}(noise_on=sum)'"
-        raise InputError(text, code="noise-not-on-sum", hint="noise_on", advice=advice, power=rule)
+        raise InputError(text, code="noise-not-on-sum", hint="noise_on", advice=advice)
     return power.for_fading(fading)
 
 

@@ -68,6 +68,11 @@ def out_option(help: str) -> Any:
     return typer.Option("--out", "-o", parser=_path, metavar="PATH", help=help)
 
 
+def seeds_option(help: str) -> Any:
+    """Return the option --seeds."""
+    return typer.Option(min=1, max=1000, help=help)
+
+
 def _path(text: str | Path) -> Path:
     if not str(text).strip() or "\0" in str(text):
         raise typer.BadParameter("the path must not be empty")

@@ -19,6 +19,7 @@ from stableair.cli.options import (
     out_option,
     plot_style,
     plugin_change,
+    seeds_option,
     use_data_folder,
 )
 from stableair.cli.stopping import advise_on_stop
@@ -49,7 +50,7 @@ def figure(
         bool, typer.Option("--smoke", help="Make a small version on the embedded digits, in half a minute.")
     ] = False,
     rounds: Annotated[int | None, typer.Option(min=1, help="Communication rounds.")] = None,
-    seeds: Annotated[int, typer.Option(min=1, max=1000, help="Number of seeds; two or more give a band.")] = 1,
+    seeds: Annotated[int, seeds_option("Number of seeds; two or more give a band.")] = 1,
     trials: Annotated[int | None, typer.Option(min=1, help="Trials of each threshold search.")] = None,
     search_rounds: Annotated[int | None, typer.Option(min=1, help="Rounds of each trial.")] = None,
     c: Annotated[float | None, typer.Option("--C", help="MAC's threshold, instead of a search.")] = None,

@@ -27,6 +27,7 @@ from stableair.cli.options import (
     out_option,
     plugin_change,
     run_options,
+    seeds_option,
     use_data_folder,
 )
 from stableair.cli.stopping import advise_on_stop
@@ -51,7 +52,7 @@ def run(
         ),
     ] = None,
     out: Annotated[Path | None, out_option("Run folder (default: runs/NAME).")] = None,
-    seeds: Annotated[int, typer.Option(min=1, max=1000, help="Number of runs, with the seeds seed, seed+1, ...")] = 1,
+    seeds: Annotated[int, seeds_option("Number of runs, with the seeds seed, seed+1, ...")] = 1,
     resume: Annotated[bool, typer.Option("--resume", help="Continue after the last complete round.")] = False,
     device: Device = None,
     engine: Annotated[str | None, typer.Option(help="Engine: auto, reference or fast.")] = None,
@@ -141,7 +142,7 @@ def search(
         ),
     ],
     trials: Annotated[int, typer.Option(min=1, help="Number of trials.")] = 12,
-    seeds: Annotated[int, typer.Option(min=1, max=1000, help="Number of seeds per trial.")] = 1,
+    seeds: Annotated[int, seeds_option("Number of seeds per trial.")] = 1,
     out: Annotated[Path | None, out_option("Folder of the search (default: runs/search-NAME).")] = None,
     stop: Stop = "",
     patience: Patience = 0,

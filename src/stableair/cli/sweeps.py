@@ -27,6 +27,7 @@ from stableair.cli.options import (
     out_option,
     plugin_change,
     run_options,
+    seeds_option,
     use_data_folder,
 )
 from stableair.cli.stopping import advise_on_stop
@@ -36,8 +37,8 @@ from stableair.validation import pluralize
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from stableair.comparisons import Comparison
     from stableair.experiment import Experiment
+    from stableair.results.comparison import Comparison
     from stableair.sweeps.workers import ExperimentProgress, SweepProgress
 
 ADVICE = "every complete round is recorded; the same command continues from there"
@@ -61,9 +62,7 @@ def sweep(
         ),
     ],
     out: Annotated[Path, out_option("Folder of the run folders.")] = Path("runs"),
-    seeds: Annotated[
-        int | None, typer.Option(min=1, max=1000, help="Number of seeds per experiment: seed, seed+1, ...")
-    ] = None,
+    seeds: Annotated[int | None, seeds_option("Number of seeds per experiment: seed, seed+1, ...")] = None,
     parallel: Parallel = 1,
     slurm: Annotated[bool, typer.Option("--slurm", help="Submit an array of --parallel SLURM jobs instead.")] = False,
     slurm_option: SlurmOption = None,
@@ -130,9 +129,7 @@ def compare(
         ),
     ],
     out: Annotated[Path, out_option("Folder of the run folders.")] = Path("runs/compare"),
-    seeds: Annotated[
-        int | None, typer.Option(min=1, max=1000, help="Number of seeds, shared by all experiments (default: 5).")
-    ] = None,
+    seeds: Annotated[int | None, seeds_option("Number of seeds, shared by all experiments (default: 5).")] = None,
     equal: Annotated[
         str | None,
         typer.Option(
@@ -209,7 +206,7 @@ def print_comparison(comparison: "Comparison", table: Path | None, labels: list[
 
 def parse_labels(words: list[str], comparison: "Comparison") -> dict[str, str]:
     """Return the texts of --label by name. Names may contain `=`, so a word is compared with the known names."""
-    from stableair.comparisons import by_spelling
+    from stableair.results.comparison import by_spelling
 
     names = [*comparison.lines, *(line.receiver for lines in comparison.lines.values() for line in lines)]
     labels = {}

@@ -60,8 +60,7 @@ def figure(
         metric: With `published`: metric to draw instead of the figure's, such as "test/accuracy_clients".
         style: Style of the picture, as for `sa.plot`.
         force: Whether to replace files that were not written by stableair.
-        plugin_changed: What to do with recorded rounds of a plug-in that has changed since: "refuse" raises an error,
-            "keep" uses them and records both versions, "recompute" restarts such runs.
+        plugin_changed: As for `run`.
         callbacks: Observers of the runs.
 
     Returns:
@@ -143,7 +142,7 @@ def compute(
         plan: The plan of the figure.
         folder: Folder of the runs and searches.
         callbacks: Observers of the runs.
-        plugin_changed: As for `figure`.
+        plugin_changed: As for `run`.
 
     Returns:
         The runs of every curve by label, and how the thresholds were chosen, for the caption.

@@ -18,29 +18,46 @@ AMBIGUOUS = "none", "none()", "auto", "tensor", "layer"  # values of several set
 class Sweep(list[Run]):
     """A list of runs, such as the runs of a sweep in the order of its plan.
 
-    Notebooks display the list as a table with one row per setting.
+    Notebooks display the list as a table with one row per configuration: the runs that differ only in the seed.
 
     >>> import stableair as sa
     >>> experiment = sa.Experiment(data="synthetic(samples=60)", clients=3, rounds=2)
     >>> sa.Sweep([sa.run(experiment), sa.run(experiment.with_(seed=1))])
-    Sweep(2 runs, 1 setting)
+    Sweep(2 runs, 1 configuration; best accuracy: mac(C=1) 0.9167)
     """
 
     def __repr__(self) -> str:
-        diverged = sum(run.diverged is not None for run in self)
-        ended = f", {diverged} diverged" if diverged else ""
-        return f"Sweep({pluralize(len(self), 'run')}, {pluralize(len(group(self)), 'setting')}{ended})"
+        groups = group(self)
+        means = {name: statistics.fmean(scores) for name, runs in groups.items() if (scores := _settled(runs))}
+        best = max(means, key=means.__getitem__, default="")
+        return f"Sweep({self._counts(groups)}{f'; best accuracy: {best} {means[best]:.4f}' if best else ''})"
 
     def _repr_html_(self) -> str:
-        rows = []
-        for name, runs in group(self).items():
-            metric = f"{runs[0].settings['evaluate']}/accuracy"
-            settled = [run.settled(metric) for run in runs if run.rounds]
-            mean = f"{statistics.fmean(settled):.4f}" if settled else ""
-            line = sparkline([row.get(metric) for row in runs[0].rounds])
-            rows.append((name, len(runs), len(runs[0]), mean, line))
+        groups, rows = group(self), []
+        for name, runs in groups.items():
+            scores, lengths = _settled(runs), sorted({len(run) for run in runs})
+            rounds = f"{lengths[0]} to {lengths[-1]}" if len(lengths) > 1 else lengths[0]
+            std = f" ± {statistics.stdev(scores):.4f}" if len(scores) > 1 else ""
+            mean = f"{statistics.fmean(scores):.4f}{std}" if scores else ""
+            line = sparkline([row.get(_accuracy(runs[0])) for row in runs[0].rounds])
+            rows.append((name, len(runs), rounds, mean, line))
         head = ("", "seeds", "rounds", f"accuracy, last {LAST} rounds", "first seed")
-        return html_table(rows, head, repr(self))
+        return html_table(rows, head, self._counts(groups))
+
+    def _counts(self, groups: dict[str, list[Run]]) -> str:
+        diverged = sum(run.diverged is not None for run in self)
+        ended = f", {diverged} diverged" if diverged else ""
+        return f"{pluralize(len(self), 'run')}, {pluralize(len(groups), 'configuration')}{ended}"
+
+
+def _accuracy(run: Run) -> str:
+    """The metric of the accuracy on the data of the evaluation."""
+    return f"{run.settings['evaluate']}/accuracy"
+
+
+def _settled(runs: list[Run]) -> list[float]:
+    """Return the mean accuracy over the last rounds of each run that has recorded one."""
+    return [run.settled(_accuracy(run)) for run in runs if any(_accuracy(run) in row for row in run.rounds)]
 
 
 def group(runs: list[Run]) -> dict[str, list[Run]]:

@@ -1,6 +1,6 @@
 """Options that observe or stop runs. They are not part of an experiment and do not change its id."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Self, TypedDict, get_type_hints
@@ -14,7 +14,7 @@ from stableair.results.lock import LockedFolder
 from stableair.results.metrics import Row
 from stableair.results.progress import ProgressBar, is_interactive
 from stableair.results.resume import ResumePoint
-from stableair.results.stopping import StoppingRule, stopping_rule
+from stableair.results.stopping import StoppingRule, stop_early, stopping_rule
 from stableair.results.trackers import TRACKERS, tracker
 from stableair.validation import choice, short_repr, suggest
 
@@ -136,10 +136,25 @@ class RunControl(NamedTuple):
         metric = self.best_metric(folder, previous)
         return {BEST_METRIC: metric} if metric else {}
 
-    def observed(self, rounds: Iterator[Round], folder: LockedFolder | None, previous: ResumePoint) -> Iterator[Round]:
-        """Return the rounds; keep the best one on the way if there is a `best_metric`."""
+    def observed(
+        self,
+        rounds: Iterator[Round],
+        folder: LockedFolder | None,
+        previous: ResumePoint,
+        on_main: Callable[[Callable[[], Any]], Any],
+    ) -> Iterator[Round]:
+        """Return the rounds up to the last one; keep the best one on the way if there is a `best_metric`.
+
+        Args:
+            rounds: The recorded rounds.
+            folder: The run folder; None on processes that do not write.
+            previous: The resume point of the run.
+            on_main: As for `stop_early`.
+        """
         metric = self.best_metric(folder, previous)
-        return keep_best(rounds, folder, metric, previous) if metric else rounds
+        rounds = keep_best(rounds, folder, metric, previous) if metric else rounds
+        done = previous.rows[: previous.rounds]
+        return stop_early(rounds, self.rule, done, on_main) if self.may_stop else rounds
 
 
 def tracker_names(options: RunOptions) -> list[str]:

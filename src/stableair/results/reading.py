@@ -36,7 +36,7 @@ def load(folder: str | Path) -> Run | Sweep:
     >>> with TemporaryDirectory() as folder:
     ...     run = sa.run(experiment, f"{folder}/mac")
     ...     print(len(sa.load(f"{folder}/mac")), sa.load(folder))
-    2 Sweep(1 run, 1 setting)
+    2 Sweep(1 run, 1 configuration; best accuracy: mac(C=1) 0.9167)
     """
     folder = as_path("folder", folder)
     if (folder / EXPERIMENT).exists():

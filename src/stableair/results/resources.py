@@ -50,10 +50,15 @@ def is_recorded(rows: Sequence[dict[str, Any]], name: str) -> bool:
     return bool(rows) and all(row.get(metric) is not None or bool(row.get("diverged")) for row in rows)
 
 
-def totals(rows: Sequence[dict[str, Any]], name: str) -> list[float]:
+def totals(rows: Sequence[dict[str, Any]], name: str, before: float = 0.0) -> list[float]:
     """Return the total of a resource after each round: (rounds,).
 
     The round in which a run diverged has no resources and adds 0.
+
+    Args:
+        rows: The rounds.
+        name: The resource.
+        before: The total before these rounds.
 
     >>> totals([{"channel/uses": 50.0}, {"channel/uses": 70.0}], "symbols")
     [50.0, 120.0]
@@ -65,7 +70,7 @@ def totals(rows: Sequence[dict[str, Any]], name: str) -> list[float]:
         text = f"an earlier version did not record {name} in every round; compute the run again"
         raise InputError(text, code="resource-not-recorded", resource=name)
     metric, add = RESOURCES[name].metric, RESOURCES[name].add
-    return list(accumulate((row.get(metric) or 0.0 for row in rows), add))
+    return list(accumulate((row.get(metric) or 0.0 for row in rows), add, initial=before))[1:]
 
 
 def rounds_within(totals: Sequence[float], budget: float) -> int:

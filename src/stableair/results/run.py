@@ -25,7 +25,7 @@ from stableair.results.resources import (
 from stableair.results.run_files import read_labels
 from stableair.results.stopping import StoppingRule
 from stableair.spec import PassedObject, passed_objects, without_digests
-from stableair.validation import integer, pluralize, positive, short_repr, typed
+from stableair.validation import integer, positive, short_repr, typed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -84,7 +84,8 @@ class Run:
         return len(self.rounds)
 
     def __repr__(self) -> str:
-        return f"Run({', '.join(str(value) for _, value in self._summary())})"
+        words = {"seed": "seed {}", "rounds": "{} round" if self.settings["rounds"] == 1 else "{} rounds"}
+        return f"Run({', '.join(words.get(name, '{}').format(value) for name, value in self._summary())})"
 
     def _repr_html_(self) -> str:
         metric = f"{self.settings['evaluate']}/accuracy"
@@ -95,7 +96,8 @@ class Run:
         """Return the main settings and results as pairs (name, text)."""
         settings, metric = self.settings, f"{self.settings['evaluate']}/accuracy"
         rows = [(name, without_digests(settings[name])) for name in ("data", "noise", "receiver")]
-        rows += [("seed", f"seed {settings['seed']}"), ("rounds", pluralize(len(self), "round"))]
+        expected = f" of {settings['rounds']}" if len(self) < settings["rounds"] else ""
+        rows += [("seed", str(settings["seed"])), ("rounds", f"{len(self)}{expected}")]
         accuracy = [row[metric] for row in self.rounds if row.get(metric) is not None]
         if self.diverged is not None:
             rows.append(("result", f"diverged at round {self.diverged + 1}"))

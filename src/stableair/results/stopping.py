@@ -2,16 +2,30 @@
 
 import operator
 import re
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stableair.errors import InputError
 from stableair.results.metrics import Row, check_name, unknown_metric
 from stableair.results.resources import RESOURCES, totals
 from stableair.validation import integer, short_repr
 
+if TYPE_CHECKING:
+    from stableair.contracts import Round
+
 _COMPARISONS = {">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le}
 _CONDITION = re.compile(r"\s*([^\s<>=]+)\s*(>=|<=|>|<)\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*")
+
+
+class Progress(NamedTuple):
+    """What a stopping rule knows of a run after some rounds."""
+
+    rounds: int = 0  # number of rounds
+    met: bool = False  # whether the run stops after these rounds, or should have stopped earlier
+    total: float = 0.0  # total of the resource in `stop`
+    best: float | None = None  # best value of `monitor`
+    stale: int = -1  # number of rounds since the best one; the first round is the best so far, even without a value
 
 
 class StoppingRule(NamedTuple):
@@ -34,32 +48,58 @@ class StoppingRule(NamedTuple):
         Raises:
             InputError: A metric (`unknown-metric`) or a resource (`resource-not-recorded`) was not recorded.
         """
-        if not rows:
-            return False
-        return self._reaches_target(rows) or self._is_stuck(rows)
+        return self.advance(Progress(), rows).met
 
-    def _reaches_target(self, rows: Sequence[Row]) -> bool:
-        if not self.stop:
-            return False
-        metric, comparison, target = parse_condition(self.stop)
-        if metric not in RESOURCES:
-            check_recorded(metric, rows)
-        values: Sequence[float | None] = (
-            totals(rows, metric) if metric in RESOURCES else [row.get(metric) for row in rows]
-        )
-        return any(value is not None and _COMPARISONS[comparison](value, target) for value in values)
+    def advance(self, progress: Progress, rows: Sequence[Row]) -> Progress:
+        """Return the progress after all rounds of a run; only the new rounds are read.
 
-    def _is_stuck(self, rows: Sequence[Row]) -> bool:
-        if not self.patience:
-            return False
-        check_recorded(self.monitor, rows)
-        best = -1
-        for k, row in enumerate(rows):
-            if best < 0 or is_better(self.monitor, row.get(self.monitor), rows[best].get(self.monitor)):
-                best = k
-            elif k - best >= self.patience:
-                return True
-        return False
+        Args:
+            progress: The progress after the first rounds.
+            rows: All rounds, from the first one.
+
+        Raises:
+            InputError: As for `is_met`.
+        """
+        new = rows[progress.rounds :]
+        if not new:
+            return progress
+        met, total, best, stale = progress.met, progress.total, progress.best, progress.stale
+        if self.stop:
+            metric, comparison, target = parse_condition(self.stop)
+            values: Sequence[float | None]
+            if metric in RESOURCES:
+                values = sums = totals(new, metric, before=total)
+                total = sums[-1]
+            else:
+                check_recorded(metric, rows)
+                values = [row.get(metric) for row in new]
+            met = met or any(value is not None and _COMPARISONS[comparison](value, target) for value in values)
+        if self.patience and not met:
+            check_recorded(self.monitor, rows)
+            for value in (row.get(self.monitor) for row in new):
+                best, stale = (value, 0) if is_better(self.monitor, value, best) else (best, stale + 1)
+                met = met or stale >= self.patience
+        return Progress(len(rows), met, total, best, stale)
+
+
+def stop_early(
+    rounds: "Iterable[Round]", rule: StoppingRule, done: Sequence[Row], on_main: Callable[[Callable[[], Any]], Any]
+) -> "Iterator[Round]":
+    """Yield the rounds up to the first one that meets the rule.
+
+    Args:
+        rounds: The recorded rounds.
+        rule: The rule.
+        done: The rounds of the run before them.
+        on_main: Calls a function on the main process, which has evaluated, and returns the result on every process.
+    """
+    rows, progress = list(done), rule.advance(Progress(), done)
+    for each in rounds:
+        yield each
+        rows.append(each.metrics)
+        progress = on_main(partial(rule.advance, progress, rows))
+        if progress.met:
+            return
 
 
 def stopping_rule(stop: str, patience: int, monitor: str, split: str) -> StoppingRule:

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stableair.experiment import Experiment
+from stableair.markup import html_table
 from stableair.searches.spaces import Range, Space
 from stableair.validation import pluralize
 
@@ -21,6 +22,11 @@ class Trial(NamedTuple):
     stopped: bool = False  # whether the trial was stopped before its last round because of a low score
     failed: str = ""  # the error that stopped the trial; empty: no error
 
+    @property
+    def complete(self) -> bool:
+        """Whether the trial was neither stopped early nor failed."""
+        return not self.stopped and not self.failed
+
     def __str__(self) -> str:
         values = "  ".join(f"{key}={value}" for key, value in self.values.items())
         if self.failed:
@@ -31,6 +37,8 @@ class Trial(NamedTuple):
 
 class Result(NamedTuple):
     """The trials of a search, the best experiment and a plot.
+
+    Notebooks display the trials as a table.
 
     >>> from tempfile import TemporaryDirectory
     >>> import stableair as sa
@@ -51,7 +59,7 @@ class Result(NamedTuple):
     @property
     def winner(self) -> Trial:
         """The complete trial with the highest score."""
-        return max((t for t in self.trials if not t.stopped and not t.failed), key=lambda trial: trial.score)
+        return max((trial for trial in self.trials if trial.complete), key=lambda trial: trial.score)
 
     @property
     def at_boundary(self) -> list[str]:
@@ -65,6 +73,20 @@ class Result(NamedTuple):
     def best(self) -> Experiment:
         """The experiment with the best values; a run of it is evaluated on the test split."""
         return self.base.with_(**self.winner.values)
+
+    def __repr__(self) -> str:
+        if not any(trial.complete for trial in self.trials):
+            return f"Result({pluralize(len(self.trials), 'trial')})"
+        values = ", ".join(f"{key}={value}" for key, value in self.winner.values.items())
+        best = f"best: {values} with validation accuracy {self.winner.score:.4f}"
+        return f"Result({pluralize(len(self.trials), 'trial')}; {best})"
+
+    def _repr_html_(self) -> str:
+        rows = [
+            [*trial.values.values(), trial.rounds, "" if trial.failed else f"{trial.score:.4f}", _remark(trial)]
+            for trial in self.trials
+        ]
+        return html_table(rows, [*self.spaces, "rounds", "validation accuracy", ""], repr(self))
 
     def plot(self, out: str | Path | None = None, *, force: bool = False) -> "Figure":
         """Draw the score of every trial over each searched setting.
@@ -87,6 +109,11 @@ class Result(NamedTuple):
         if out is not None:
             save(figure, out, force)
         return figure
+
+
+def _remark(trial: Trial) -> str:
+    """Why a trial is incomplete; empty for a complete trial."""
+    return f"failed: {trial.failed}" if trial.failed else "stopped early" if trial.stopped else ""
 
 
 def draw(result: Result) -> "Figure":

@@ -25,7 +25,7 @@ from stableair.results.options import RunControl, RunOptions, observing
 from stableair.results.plugins import lock_and_record_kept, may_reuse
 from stableair.results.reading import read_run
 from stableair.results.run import Run
-from stableair.runner import out_of_memory_as_error
+from stableair.runner import advise_on_interrupt, out_of_memory_as_error
 from stableair.searches.result import Result, Trial
 from stableair.searches.spaces import OneOf, Space, parse_spaces
 from stableair.spec import passed_objects
@@ -80,15 +80,14 @@ def search(
         folder: Folder of the runs and of search.json. Default: a subfolder of runs with the name of the experiment.
         trials: Number of trials, each with one combination of values.
         seeds: Number of seeds per trial: base.seed, base.seed + 1, ...
-        plugin_changed: What to do with recorded rounds of a plug-in that has changed since: "refuse" raises an error,
-            "keep" uses them and records both versions, "recompute" restarts such runs.
+        plugin_changed: As for `run`.
         callbacks: Observers of the runs of all trials. For a trial that was stopped early, `end` gets the rounds
             that were computed.
         data: A data set for all trials in place of the one in `base`, as for `run`.
         model: A network for all trials.
         receiver: A receiver for all trials.
         server: A server for all trials.
-        **options: `stop`, `patience`, `monitor`, `keep_best`, `profile`, `track`, `progress`: see `RunOptions`.
+        **options: As for `run`, see `RunOptions`.
 
     Returns:
         All trials, and the experiment with the best values.
@@ -118,7 +117,11 @@ def search(
     header |= {key: str(one) for key, one in parsed.items()} | control.record()
     if choices := _choices(list(parsed.values())):
         trials = min(trials, len(choices))  # further trials would repeat some
-    with passed_objects(objects), observing(callbacks, options, folder, trials * seeds) as observer:
+    with (
+        passed_objects(objects),
+        advise_on_interrupt(folder),
+        observing(callbacks, options, folder, trials * seeds) as observer,
+    ):
         _prepare_folder(folder, header, base, parsed)
         study = _study(base, parsed, trials)
         call = _Call(folder, plugin_changed, options, observer)

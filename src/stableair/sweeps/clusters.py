@@ -63,8 +63,7 @@ def submit(
         jobs: Number of jobs.
         options: Options of SLURM, such as `{"partition": "gpu", "time": 120, "gpus_per_node": 1}`. The time limit is in
             minutes; default: 60.
-        plugin_changed: What to do with recorded rounds of a plug-in that has changed since: "refuse" raises an error,
-            "keep" uses them and records both versions, "recompute" restarts such runs.
+        plugin_changed: As for `run`.
         **run_options: `stop`, `patience`, `monitor`, `keep_best`, `profile`, `track`: see `RunOptions`.
 
     Returns:
@@ -143,7 +142,7 @@ def run_on_ray(
         address: HOST:PORT of the head of the cluster, or "auto" on a machine of the cluster.
         cpus: CPUs of each task.
         gpus: GPUs of each task; may be a fraction.
-        plugin_changed: As for `sweep`.
+        plugin_changed: As for `run`.
         options: As for `sweep`.
         observer: `end` is called for each experiment.
 

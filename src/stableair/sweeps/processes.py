@@ -29,6 +29,7 @@ from stableair.results.callbacks import Callback
 from stableair.results.grouping import Sweep
 from stableair.results.lock import check_writable, has_locks
 from stableair.results.options import RunControl, RunOptions, observing
+from stableair.runner import advise_on_interrupt
 from stableair.spec import passed_objects
 from stableair.sweeps.clusters import run_on_ray
 from stableair.sweeps.plans import Plan, check_no_objects, expand_plan, replace_objects, with_objects
@@ -72,8 +73,7 @@ def sweep(
             cluster must share the folder.
         cpus: CPUs of each Ray task.
         gpus: GPUs of each Ray task; 0.5 lets two tasks share a GPU.
-        plugin_changed: What to do with recorded rounds of a plug-in that has changed since: "refuse" raises an error,
-            "keep" uses them and records both versions, "recompute" restarts such runs.
+        plugin_changed: As for `run`.
         callbacks: Observers. `start` and `round` are called for the experiments that this process computes, `end` for
             all experiments.
         data: A data set for all experiments, as for `run`. Python objects exist in this process only: with them,
@@ -81,7 +81,7 @@ def sweep(
         model: A network for all experiments.
         receiver: A receiver for all experiments.
         server: A server for all experiments.
-        **options: `stop`, `patience`, `monitor`, `keep_best`, `profile`, `track`, `progress`: see `RunOptions`.
+        **options: As for `run`, see `RunOptions`.
 
     Returns:
         The runs in the order of the plan, without their models. `load` reads a run with its model.
@@ -113,7 +113,11 @@ def sweep(
         _check_ray(ray, parallel)
     with passed_objects({**in_plan, **objects}):
         check_channels(experiments)
-    with passed_objects({**in_plan, **objects}), observing(callbacks, options, folder, len(experiments)) as observer:
+    with (
+        passed_objects({**in_plan, **objects}),
+        advise_on_interrupt(folder),
+        observing(callbacks, options, folder, len(experiments)) as observer,
+    ):
         if ray is None:
             outcomes = _run_here(experiments, folder, parallel, plugin_changed, options, observer)
         else:

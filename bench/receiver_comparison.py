@@ -1,7 +1,7 @@
 """Search the parameter of MAC and of similar receivers over three channels, and write the plan of a comparison.
 
-    python bench/neighbours.py [--out runs/neighbours-search] > bench/neighbours.toml
-    stableair compare bench/neighbours.toml --out runs/neighbours
+    python bench/receiver_comparison.py [--out runs/receiver-search] > bench/receiver-comparison.toml
+    stableair compare bench/receiver-comparison.toml --out runs/receivers
 
 Every rule has the same budget: six values, 15 rounds each, with seed 10 on a validation split. The comparison then runs
 30 rounds on the test split with the seeds 0 to 4.
@@ -32,7 +32,7 @@ def searched(rule: str, noise: str, folder: Path) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--out", type=Path, default=Path("runs/neighbours-search"), help="folder of the searches")
+    parser.add_argument("--out", type=Path, default=Path("runs/receiver-search"), help="folder of the searches")
     options = parser.parse_args()
     lines = [f'{key} = "{value}"' if isinstance(value, str) else f"{key} = {value}" for key, value in COMMON.items()]
     for noise in CHANNELS:
