@@ -15,8 +15,10 @@ from flwr.serverapp.strategy import (
 import stableair as sa
 import stableair.flower.strategy
 from helpers.flower import NODES, Nodes, averaging, bits, nodes_with_our_app, reply, run_over_the_air, samples
-from stableair.errors import CorruptRunError, InputError
+from stableair.errors import InputError
 from stableair.flower import OverTheAir
+from stableair.results.grouping import group
+from stableair.results.reading import find
 
 
 @pytest.mark.parametrize("kind", [FedAvg, FedAdam, FedAvgM])
@@ -57,9 +59,26 @@ def test_another_run_in_the_folder_is_refused(tmp_path):
         run_over_the_air(folder=tmp_path, noise="none()")
     assert (error.value.code, error.value.fields["settings"]) == ("other-experiment", ["noise"])
     strategy = OverTheAir(averaging(), folder=tmp_path, lr=0.1, receiver="mac(C=0.5)")
-    with pytest.raises(CorruptRunError) as error:
+    with pytest.raises(InputError) as error:
         strategy.start(Nodes(reply), ArrayRecord({"w": Array(np.ones(3, np.float32))}))
-    assert error.value.code == "corrupt-run"
+    assert error.value.code == "other-network"
+
+
+def test_runs_with_other_strategies_and_networks_are_other_runs(tmp_path):
+    run_over_the_air(folder=tmp_path / "average")
+    run_over_the_air(folder=tmp_path / "again")
+    for eta in (0.01, 0.1):
+        run_over_the_air(folder=tmp_path / f"adam{eta}", strategy=averaging(FedAdam, eta=eta))
+    strategy = OverTheAir(averaging(), folder=tmp_path / "network", lr=0.1, receiver="mac(C=0.5)")
+    strategy.start(Nodes(reply), ArrayRecord({"w": Array(np.ones(3, np.float32))}), 2)
+    runs, left_out = find([tmp_path])
+    assert len(runs) == 4
+    assert len(left_out) == 1, "the second run of FedAvg is a copy of the first"
+    labels = group(runs)
+    assert len(labels) == 4
+    assert sum("eta=0.01" in label for label in labels) == 1
+    assert sum("3 parameters" in label for label in labels) == 1
+    assert {"strategy", "network"} <= set(sa.table(runs).columns)
 
 
 def test_the_evaluation_is_recorded(tmp_path):

@@ -1,5 +1,6 @@
 """Conversion between Flower's named arrays and the two flat vectors of a `ModelState`."""
 
+import hashlib
 from collections.abc import Iterable
 
 import numpy as np
@@ -30,6 +31,17 @@ def layouts(arrays: ArrayRecord) -> tuple[Layout, Layout]:
     weights = [name for name in shapes if name not in norms]
     layout, buffers = (make_layout((name, tuple(shapes[name])) for name in names) for names in (weights, norms))
     return layout, buffers
+
+
+def describe_network(layout: Layout, norms: Layout) -> str:
+    """Return the number of parameters, and a digest of the names and shapes of all arrays: `2740 parameters (1a2b3c4)`.
+
+    Args:
+        layout: Layout of the parameters.
+        norms: Layout of the norm buffers.
+    """
+    digest = hashlib.sha256(repr([(each.names, each.shapes) for each in (layout, norms)]).encode()).hexdigest()[:7]
+    return f"{layout.offsets[-1]} parameters ({digest})"
 
 
 def flat(arrays: ArrayRecord, layout: Layout, dtype: torch.dtype = torch.float32) -> Tensor:

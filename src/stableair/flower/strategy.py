@@ -26,7 +26,7 @@ from stableair.builder import build, receiving_side
 from stableair.contracts import Metrics
 from stableair.errors import InputError
 from stableair.experiment import Experiment
-from stableair.flower.arrays import flat, layouts, to_array_record, with_vectors
+from stableair.flower.arrays import describe_network, flat, layouts, to_array_record, with_vectors
 from stableair.flower.client_metrics import aggregate_metrics, common_metrics, evaluation_replies
 from stableair.flower.client_numbers import ClientNumbers, recorded_owners
 from stableair.flower.replies import DroppedNode, ReplyFormat, metric_record, one_line
@@ -202,15 +202,17 @@ class OverTheAir(Strategy):
         )
 
     def _metadata(self, e: Experiment, sim: Simulation, resume: ResumePoint) -> RunMetadata:
-        """Collect the run's metadata; refuse a folder whose run used another strategy or other data files."""
-        strategy = describe_strategy(self.strategy)
-        before = resume.environment.get("strategy", strategy)
-        if before != strategy:
-            text = f"{self.folder} holds a run of {before}, not of {strategy}; use another folder"
-            raise InputError(text, code="other-strategy", recorded=before, strategy=strategy)
+        """Collect the run's metadata; refuse a folder whose run used another strategy, network or data files."""
+        nodes = {"strategy": describe_strategy(self.strategy)}
+        if e.data == REMOTE:
+            nodes["network"] = describe_network(self.expected.layout, self.expected.norms)
+        for name, actual in nodes.items():
+            if (recorded := resume.environment.get(name, actual)) != actual:
+                text = f"{self.folder} holds a run of {recorded}, not of {actual}; use another folder"
+                raise InputError(text, code=f"other-{name}", recorded=recorded, actual=actual)
         check_same_data(resume, sim.files, self.folder)
         engine = {"engine": "reference", "precision": "fp32", "chunk": 1, "why": "Flower's nodes train"}
-        versions = {"data": sim.files, "flwr": flwr.__version__, "strategy": strategy}
+        versions = {"data": sim.files, "flwr": flwr.__version__} | nodes
         labels = None if sim.labels is None else sim.labels.tolist()
         return RunMetadata(e, environment(sim.start.model.w.device) | versions | engine, labels)
 

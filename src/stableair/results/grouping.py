@@ -7,7 +7,7 @@ from typing import Any
 
 from stableair.experiment import EXECUTION, IDEAL, TYPES
 from stableair.markup import html_table, sparkline
-from stableair.results.run import LAST, Run
+from stableair.results.run import LAST, NODES, Run
 from stableair.spec import with_short_digests, without_digests
 from stableair.validation import pluralize
 
@@ -73,7 +73,7 @@ def group(runs: list[Run]) -> dict[str, list[Run]]:
     groups: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:
         groups.setdefault(run.identity[1:], []).append(run)
-    settings = [members[0].settings for members in groups.values()]
+    settings = [members[0].settings | members[0].nodes for members in groups.values()]
     ideal, noisy = ([s for s in settings if _is_ideal(s) == which] for which in (True, False))
     label_settings = {True: _ideal_label_settings(ideal, noisy), False: _differing(noisy)}
     specs = [_label(one, label_settings[_is_ideal(one)]) for one in settings]
@@ -100,7 +100,9 @@ def _label(settings: dict[str, Any], keys: list[str]) -> str:
         words = [channel or "ideal", *([power] if power else [])]
     several = len(words) + len(keys) > 1
     for key in keys:
-        unambiguous = isinstance(value := settings[key], str) and not (several and value in AMBIGUOUS)
+        if key in NODES and key not in settings:
+            continue
+        unambiguous = isinstance(value := settings.get(key), str) and not (several and value in AMBIGUOUS)
         words.append(value if unambiguous else f"{key}={value}")
     return ", ".join(words) or settings["receiver"]
 
@@ -112,7 +114,7 @@ def _is_ideal(settings: dict[str, Any]) -> bool:
 
 def _differing(runs: list[dict[str, Any]]) -> list[str]:
     """Return the names of the settings that differ between runs, except execution settings and the seed."""
-    return [key for key in TYPES if key not in (*EXECUTION, "seed") and len(_values(runs, key)) > 1]
+    return [key for key in (*TYPES, *NODES) if key not in (*EXECUTION, "seed") and len(_values(runs, key)) > 1]
 
 
 def _ideal_label_settings(ideal: list[dict[str, Any]], noisy: list[dict[str, Any]]) -> list[str]:
@@ -122,7 +124,7 @@ def _ideal_label_settings(ideal: list[dict[str, Any]], noisy: list[dict[str, Any
     """
     among, between = _differing(ideal), _differing(ideal + noisy) if ideal and noisy else []
     disjoint = [key for key in between if not _values(ideal, key) & _values(noisy, key)]
-    return [key for key in TYPES if key in (*among, *disjoint) and key not in IDEAL | PLAIN]
+    return [key for key in (*TYPES, *NODES) if key in (*among, *disjoint) and key not in IDEAL | PLAIN]
 
 
 def _values(runs: list[dict[str, Any]], key: str) -> set[Any]:
