@@ -1,12 +1,17 @@
 """Federated learning over the air under heavy-tailed interference. `import stableair as sa`."""
 
 import ast
+import os
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 __version__ = "0.3.0.dev0"
+
+# Threads of torch that spin while they wait make a busy machine several times slower. OpenMP reads this variable when
+# torch is imported, so it has no effect in a program that has imported torch before.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 @cache

@@ -25,6 +25,7 @@ from stableair.contracts import (
     Train,
 )
 from stableair.errors import InputError
+from stableair.global_generators import warning_of_draws
 from stableair.isolation import isolated_steps
 from stableair.memory import check_memory, check_structure, map_tensors, unchanged, unchanged_uploads
 from stableair.schedules import Schedule, full_rate
@@ -95,7 +96,7 @@ def simulate(sim: Simulation, state: State, rounds: int, start: int = 0) -> Iter
     for k in range(start, rounds):
         model, receiver, server, average, memories, energies = state
         clients = sim.participants(k)
-        with unchanged("channel", clients):
+        with unchanged("channel", clients), warning_of_draws("channel", device, k):
             draw = sim.channel.draw(sim.n, clients, len(model.w), sim.seed, k, device)  # h_{n,k}, xi_k
         with unchanged("channel", draw, clients), unchanged("local training", model, setting="model"):
             uploads = unchanged_uploads("channel", sim.train(model, k, clients))
@@ -104,7 +105,8 @@ def simulate(sim: Simulation, state: State, rounds: int, start: int = 0) -> Iter
         g = None
         if received.senders:
             g, receiver, seen = receive(sim.receiver, received, receiver, k, sim.layout)  # MAC, Eqs. (5)-(8)
-            w, server, step = serve(sim.server, model.w, sim.server_share(k) * g, server)  # Eq. (4)
+            with warning_of_draws("server", device, k):
+                w, server, step = serve(sim.server, model.w, sim.server_share(k) * g, server)  # Eq. (4)
             model, metrics = ModelState(w, received.stats), seen | step
             log_divergence(k, received.g, g, w)
         else:
@@ -132,7 +134,7 @@ def receive(rule: Rule, received: Received, memory: Memory, k: int, blocks: Layo
         The repaired sum (d,), the new memory, and the `receiver/...` metrics.
     """
     reception = Reception(received.g, blocks, received.pilot, k)
-    with unchanged("receiver", reception, memory):
+    with unchanged("receiver", reception, memory), warning_of_draws("receiver", received.g.device, k):
         g, new_memory, metrics = _checked_triple("receiver", rule.apply(reception, map_tensors(lambda t: t, memory)))
     g = check_shape("receiver", g, len(received.g)).to(received.g.dtype)
     new_memory = check_structure("receiver", check_memory("receiver", new_memory), memory)

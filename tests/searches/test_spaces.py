@@ -124,3 +124,14 @@ def test_a_list_without_values_is_refused():
     with pytest.raises(InputError) as error:
         parse_spaces(sa.Experiment(), {"receiver.C": OneOf(())})
     assert error.value.code == "empty-space"
+
+
+@pytest.mark.parametrize("values", [[0.1, 1, 10], (0.1, 1, 10)])
+def test_a_list_of_values_is_a_search_space(values):
+    assert parse_spaces(sa.Experiment(), {"receiver.C": values}) == {"receiver.C": OneOf((0.1, 1, 10))}
+
+
+def test_an_empty_list_is_refused():
+    with pytest.raises(InputError) as error:
+        parse_spaces(sa.Experiment(), {"receiver.C": []})
+    assert error.value.code == "empty-space"

@@ -55,7 +55,6 @@ DEBUG = "STABLEAIR_DEBUG"
 
 def main() -> NoReturn:
     """Run the command. User errors print one line to standard error and exit with code 2."""
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning threads slow each other down on a busy machine
     signals = install_signal_handlers()
     warnings.showwarning = lambda *_, **__: None  # hide warnings of other libraries; stableair logs its own
     install_note_printer()

@@ -9,12 +9,10 @@ probability 0.9, or from the hundredth call on, often has no effect in the few s
 import inspect
 import io
 import pickle
-import random
 from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -22,6 +20,7 @@ from stableair.engine.equivalence import Trial
 from stableair.engine.privates import forward_hook_functions, gradient_hook
 from stableair.engine.stacked import Unsupported
 from stableair.errors import first_line
+from stableair.global_generators import generator_states
 from stableair.training.local_training import LocalTraining
 from stableair.training.reference import restored_generators
 
@@ -123,18 +122,6 @@ def _close(a: Tensor | None, b: Tensor | None) -> bool:
     if a is None or b is None:
         return a is b
     return torch.allclose(a, b, rtol=SAME_OUTPUT, atol=SAME_OUTPUT, equal_nan=True)
-
-
-def generator_states(device: torch.device) -> Snapshot:
-    """Return the states of the global generators of torch, Python and numpy."""
-    states: Snapshot = {
-        "torch's generator": _bytes(torch.get_rng_state()),
-        "Python's random": random.getstate(),
-        "numpy.random": pickle.dumps(np.random.get_state()),
-    }
-    if device.type == "cuda":
-        states["torch's generator of the GPU"] = _bytes(torch.cuda.get_rng_state(device))
-    return states
 
 
 def python_state(module: nn.Module) -> Snapshot:

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from stableair.errors import InputError
@@ -129,10 +129,11 @@ def space(key: str, text: str) -> Space | None:
     return None
 
 
-def parse_spaces(base: Experiment, spaces: Mapping[str, Space | str]) -> dict[str, Space]:
+def parse_spaces(base: Experiment, spaces: Mapping[str, Space | str | Sequence[Any]]) -> dict[str, Space]:
     """Return the space of each searched setting.
 
-    A range gets the option int if the setting or argument allows only whole numbers.
+    A list or tuple of values is a `OneOf`. A range gets the option int if the setting or argument allows only whole
+    numbers.
 
     Raises:
         InputError: A space is invalid (`invalid-range`, `one-value`, `empty-space`), its setting cannot be searched
@@ -147,7 +148,9 @@ def parse_spaces(base: Experiment, spaces: Mapping[str, Space | str]) -> dict[st
     return parsed
 
 
-def _as_space(base: Experiment, key: str, value: Space | str) -> Space:
+def _as_space(base: Experiment, key: str, value: Space | str | Sequence[Any]) -> Space:
+    if isinstance(value, list) or type(value) is tuple:
+        value = OneOf(tuple(value))
     if not isinstance(key, str) or not isinstance(value, str | Range | OneOf):
         text = f"{short_repr(key)} must be a range or a list of values: got {short_repr(value)}"
         raise InputError(text, code="wrong-type", name=key, value=value)

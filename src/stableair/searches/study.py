@@ -54,7 +54,7 @@ class _Call(NamedTuple):
 @typed
 def search(
     base: Experiment,
-    spaces: Mapping[str, Space | str],
+    spaces: Mapping[str, Space | str | Sequence[Any]],
     folder: str | Path | None = None,
     *,
     trials: int = 12,
@@ -76,7 +76,7 @@ def search(
 
     Args:
         base: The experiment. A trial runs for `base.rounds` rounds.
-        spaces: The space of each searched setting, such as `{"receiver.C": "0.01:10:log", "local_epochs": "1,2,5"}`.
+        spaces: The space of each searched setting, such as `{"receiver.C": "0.01:10:log", "local_epochs": [1, 2, 5]}`.
         folder: Folder of the runs and of search.json. Default: a subfolder of runs with the name of the experiment.
         trials: Number of trials, each with one combination of values.
         seeds: Number of seeds per trial: base.seed, base.seed + 1, ...
