@@ -209,7 +209,8 @@ class OverTheAir(Strategy):
         for name, actual in nodes.items():
             if (recorded := resume.environment.get(name, actual)) != actual:
                 text = f"{self.folder} holds a run of {recorded}, not of {actual}; use another folder"
-                raise InputError(text, code=f"other-{name}", recorded=recorded, actual=actual)
+                code = "other-strategy" if name == "strategy" else "other-network"
+                raise InputError(text, code=code, recorded=recorded, actual=actual)
         check_same_data(resume, sim.files, self.folder)
         engine = {"engine": "reference", "precision": "fp32", "chunk": 1, "why": "Flower's nodes train"}
         versions = {"data": sim.files, "flwr": flwr.__version__} | nodes
