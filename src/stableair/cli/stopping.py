@@ -21,6 +21,8 @@ class Terminated(KeyboardInterrupt):
 def install_signal_handlers() -> list[int]:
     """Stop the command cleanly at the first Ctrl-C or SIGTERM, and immediately at the third.
 
+    While torch is imported, the first signal stops the command immediately: C code can lose the exception, or abort.
+
     Returns:
         The list of received signals; each new signal is appended.
     """
@@ -28,7 +30,7 @@ def install_signal_handlers() -> list[int]:
 
     def stop(number: int, _: object) -> None:
         received.append(number)
-        if len(received) >= FORCED:
+        if len(received) >= FORCED or _imports_torch():
             os._exit(128 + number)
         if len(received) == 1:
             raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
@@ -37,6 +39,12 @@ def install_signal_handlers() -> list[int]:
         if signal.getsignal(number) != signal.SIG_IGN:  # keep ignoring what nohup ignores
             signal.signal(number, stop)
     return received
+
+
+def _imports_torch() -> bool:
+    """Whether torch is being imported."""
+    spec = getattr(sys.modules.get("torch"), "__spec__", None)
+    return getattr(spec, "_initializing", False)  # set by the import system until the module is complete
 
 
 def exit_code(stop: BaseException) -> int:
