@@ -20,11 +20,16 @@ class Dataset(contracts.Dataset):
     `from_arrays`, `from_torch`, `from_csv` and `from_npz` create data sets, for the argument `data` of `sa.run`.
 
     >>> data = Dataset.from_arrays([[0.0], [1.0], [2.0], [3.0]], [0, 1, 0, 1], test=0.5)
-    >>> len(data.train.y), len(data.test.y), data.classes
-    (2, 2, 2)
+    >>> data
+    Dataset(2 training and 2 test samples of shape (1,), 2 classes, model mlp(200))
     """
 
     __slots__ = ()
+
+    def __repr__(self) -> str:
+        sizes = f"{len(self.train.y):,} training and {len(self.test.y):,} test samples"
+        model = f"model {self.model}" if self.model else "no default model"
+        return f"Dataset({sizes} of shape {tuple(self.train.x.shape[1:])}, {self.classes} classes, {model})"
 
     @classmethod
     def from_arrays(
