@@ -283,3 +283,10 @@ def test_the_snr_of_a_block_without_signal_or_noise_is_none(tiny, caplog):
     silent = run(tiny.with_(participation="bernoulli(1e-9)", snr_blocks="layer", rounds=1)).rounds[0]
     assert "no client was received" in caplog.text
     assert [value for name, value in silent.items() if name.startswith("channel/snr_db")] == [None] * 3
+
+
+@pytest.mark.parametrize(("lr", "warns"), [(0.03, False), (30.0, True)])
+def test_a_first_step_that_is_much_larger_than_the_weights_logs_a_warning(lr, warns, tiny, caplog):
+    experiment = tiny.with_(server=f"sgd(lr={lr})", receiver="mac(C=0.1)", rounds=3)
+    sa.run(experiment)
+    assert caplog.text.count("can destroy the model") == warns

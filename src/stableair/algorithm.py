@@ -28,12 +28,14 @@ from stableair.errors import InputError
 from stableair.global_generators import warning_of_draws
 from stableair.isolation import isolated_steps
 from stableair.memory import check_memory, check_structure, map_tensors, unchanged, unchanged_uploads
+from stableair.receivers.median import median
 from stableair.schedules import Schedule, full_rate
 from stableair.validation import short_repr, typed
 from stableair.vector import NOTHING, Layout, ModelState, check_shape, powers
 
 log = logging.getLogger("stableair")
 
+LARGE_STEP = 4.0  # ratio of the median change to the median size of a weight, above which a warning is logged
 CLIPPED = "receiver/clipped"  # recorded as clip/fraction, in place of the share of entries that the receiver changed
 
 
@@ -107,8 +109,9 @@ def simulate(sim: Simulation, state: State, rounds: int, start: int = 0) -> Iter
             g, receiver, seen = receive(sim.receiver, received, receiver, k, sim.layout)  # MAC, Eqs. (5)-(8)
             with warning_of_draws("server", device, k):
                 w, server, step = serve(sim.server, model.w, sim.server_share(k) * g, server)  # Eq. (4)
-            model, metrics = ModelState(w, received.stats), seen | step
             log_divergence(k, received.g, g, w)
+            log_large_step(k, model.w, w)
+            model, metrics = ModelState(w, received.stats), seen | step
         else:
             log.warning("round %d: no client was received; the model stays unchanged", k)
         averaged = None
@@ -178,6 +181,23 @@ def log_divergence(k: int, received: Tensor, g: Tensor, w: Tensor) -> None:
         log.warning("round %d: the server returned NaN or infinity, although the receiver's output is finite", k)
     else:
         log.warning("round %d: the receiver returned NaN or infinity, although the received sum is finite", k)
+
+
+def log_large_step(k: int, before: Tensor, w: Tensor) -> None:
+    """Log a first step that changes a typical weight by a multiple of its size: it can destroy the model.
+
+    Args:
+        k: Zero-based index of the round.
+        before: The model before the step, (d,).
+        w: The model after the step, (d,).
+    """
+    if k:
+        return
+    size, change = (median(t.abs()).item() for t in (before, w - before))
+    if size > 0 and change > LARGE_STEP * size:
+        text = "round 0: the server's step changes the median weight by %.2g, which is %.1f times its size and can "
+        text += "destroy the model; a smaller learning rate of the server shortens the step"
+        log.warning(text, change, change / size)
 
 
 def _checked_triple(kind: str, result: object) -> tuple[Tensor, Memory, Metrics]:
