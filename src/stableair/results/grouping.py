@@ -8,6 +8,7 @@ from typing import Any
 from stableair.experiment import EXECUTION, IDEAL, TYPES
 from stableair.markup import html_table, sparkline
 from stableair.results.run import LAST, Run
+from stableair.results.short_specs import short_settings
 from stableair.spec import with_short_digests, without_digests
 from stableair.validation import pluralize
 
@@ -67,13 +68,13 @@ def group(runs: list[Run]) -> dict[str, list[Run]]:
         runs: The runs.
 
     Returns:
-        The runs of each group by its label. The labels show the settings that differ between the groups, and do not
-        depend on the order of the runs.
+        The runs of each group by its label. The labels show the settings that differ between the groups, without
+        arguments that have their default in all groups. They do not depend on the order of the runs.
     """
     groups: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:
         groups.setdefault(run.identity[1:], []).append(run)
-    settings = [members[0].settings for members in groups.values()]
+    settings = short_settings([members[0] for members in groups.values()])
     ideal, noisy = ([s for s in settings if _is_ideal(s) == which] for which in (True, False))
     label_settings = {True: _ideal_label_settings(ideal, noisy), False: _differing(noisy)}
     specs = [_label(one, label_settings[_is_ideal(one)]) for one in settings]
