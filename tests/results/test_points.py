@@ -104,6 +104,20 @@ def test_texts_are_on_an_axis_of_texts_without_a_line_between_them():
     assert axes.lines[0].get_linestyle() == "None"
 
 
+def test_lines_on_an_axis_of_texts_are_beside_each_other():
+    """Points and error bars at the same position would hide each other."""
+    noises = ["markov(p=0.2)", "sas(tau=0.5)", "sas(tau=0.7)"]
+    axes = sa.plot(
+        [run for noise in noises for run in receivers("mac(C=2)", "none()", noise=noise)], x="receiver"
+    ).axes[0]
+    assert names(axes) == ["markov (2 seeds)", "sas(tau=0.5) (2 seeds)", "sas(tau=0.7) (2 seeds)"]
+    points = np.array([line.get_xdata() for line in axes.lines if line.get_marker() == "o"])
+    bars = np.array([[segment[0, 0] for segment in each[2][0].get_segments()] for each in axes.containers])
+    np.testing.assert_allclose(points.mean(axis=0), [0, 1])
+    assert (np.diff(points, axis=0) >= 0.1 - 1e-9).all()
+    np.testing.assert_allclose(points, bars)
+
+
 LONG = "markov(good='sas(alpha=1.8, tau=0.2)', bad='student_t(df=3, scale=2)', p=0.2, q=0.4)"
 OTHER = "markov(good='sas(alpha=1.7, tau=0.2)', bad='sas(alpha=1.2, tau=2)', p=0.3, q=0.5)"
 
