@@ -48,8 +48,16 @@ def test_other_files_in_a_run_folder_are_allowed(run_folder):
     (run_folder / "curves.png").unlink()
 
 
-def test_the_same_names_elsewhere_are_allowed(run_folder, tmp_path):
-    assert sa.report([run_folder], tmp_path / "rounds.jsonl").exists()
+def test_the_same_names_elsewhere_are_allowed(tmp_path):
+    assert check_output(tmp_path / "rounds.jsonl") == tmp_path / "rounds.jsonl"
+
+
+@pytest.mark.parametrize("name", ["r.pdf", "r.png", "r"])
+def test_a_report_is_an_html_file(run_folder, tmp_path, name):
+    with pytest.raises(InputError, match=r"must be \.html or \.htm$") as error:
+        sa.report([run_folder], tmp_path / name)
+    assert error.value.code == "unknown-format"
+    assert sa.report([run_folder], tmp_path / "r.HTM").exists()
 
 
 @pytest.mark.parametrize("ending", ["png", "pdf", "svg", "eps", "ps"])

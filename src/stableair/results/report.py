@@ -47,6 +47,7 @@ DASHES = dict(zip(map(str, LINES), ("solid", "dash", "dashdot", "dot", "longdash
 MANY_PAIRS = 40  # with more pairs, the page shows the closest pairs, and all pairs on demand
 CLOSEST = 20  # rows of a table of closest pairs
 MISSING = "–"
+ENDINGS = ".html", ".htm"
 
 Figure = dict[str, Any]  # a plotly figure as JSON: "data", "layout", and "narrow", the layout on a narrow screen
 
@@ -75,8 +76,8 @@ def report(
         The path of the page.
 
     Raises:
-        InputError: No run can be read (`no-run`), no run has a complete round (`no-rounds`), or `out` cannot be written
-            (`cannot-write`).
+        InputError: No run can be read (`no-run`), no run has a complete round (`no-rounds`), `out` does not end in
+            .html (`unknown-format`), or `out` cannot be written (`cannot-write`).
 
     >>> from tempfile import TemporaryDirectory
     >>> import stableair as sa
@@ -137,9 +138,14 @@ def check_page(path: str | Path, force: bool = False) -> Path:
     """Check that a page can be written to a path, and return the path.
 
     Raises:
-        InputError: The file may not be written, as for `check_output`.
+        InputError: The file may not be written, as for `check_output`, or its extension is not .html
+            (`unknown-format`).
     """
-    return check_output(as_path("the page", path), force)
+    path = check_output(as_path("the page", path), force)
+    if path.suffix.lower() not in ENDINGS:
+        text = f"cannot write {path}: a report is an HTML page, so its extension must be {' or '.join(ENDINGS)}"
+        raise InputError(text, code="unknown-format", path=path, allowed=list(ENDINGS))
+    return path
 
 
 def write(text: str, path: str | Path, force: bool = False) -> Path:
