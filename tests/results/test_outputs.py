@@ -149,6 +149,19 @@ def test_formats_without_metadata_are_written(run_folder, tmp_path):
         assert plot.save(figure, tmp_path / f"a.{ending}").stat().st_size > 500
 
 
+@pytest.mark.parametrize("name", ["x.html", "below/x.html"])
+def test_a_folder_that_is_a_file_or_may_not_be_changed_is_refused(tmp_path, monkeypatch, name):
+    (tmp_path / "file").write_text("")
+    for folder, problem in (("file", "is not a folder"), ("denied", "no permission to write in ")):
+        if folder == "denied":  # root may write everywhere
+            (tmp_path / folder).mkdir()
+            monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path / "denied" or not mode & os.W_OK)
+        with pytest.raises(InputError, match=problem) as error:
+            check_output(tmp_path / folder / name)
+        assert (error.value.code, str(tmp_path / folder) in str(error.value)) == ("cannot-write", True)
+    assert check_output(tmp_path / "new" / name), "missing folders are created"
+
+
 def test_the_current_folder_is_refused_as_output_file():
     with pytest.raises(InputError) as error:
         check_output(Path())
