@@ -116,6 +116,7 @@ def page(runs: list[Run], left_out: Sequence[str] = ()) -> str:
         generator=GENERATOR,
         accuracy=METRIC_LABELS[metric],
         last=LAST,
+        settled=_settled_rounds(groups),
         min_seeds=MIN_SEEDS,
         significance=SIGNIFICANCE,
         results=_results(groups, metric),
@@ -207,11 +208,18 @@ def _without_metric(runs: list[Run], metric: str) -> list[str]:
 def _results(groups: Groups, metric: str) -> Table:
     """Return the table of results, with one row per method, sorted by the mean of the last rounds."""
     head = [
-        "", "seeds", "rounds", "final", "best", f"mean of the last {LAST} rounds", "fluctuation", "diverged",
-        "SNR, dB", "linear SNR, dB",
+        "", "seeds", "rounds", "final", "best", f"mean of the last {_settled_rounds(groups)}", "fluctuation",
+        "diverged", "SNR, dB", "linear SNR, dB",
     ]  # fmt: skip
     names = sorted(groups, key=lambda name: -_mean_settled(groups[name], metric))
     return Table(head, [_result_row(name, groups[name], metric) for name in names])
+
+
+def _settled_rounds(groups: Groups) -> str:
+    """Return the number of last rounds over which `Run.settled` averages, such as "10 rounds" or "4 to 10 rounds"."""
+    numbers = {run.settled_rounds for runs in groups.values() for run in runs}
+    fewest = f"{min(numbers)} to " if len(numbers) > 1 else ""
+    return fewest + pluralize(max(numbers), "round")
 
 
 def _result_row(name: str, runs: list[Run], metric: str) -> list[Any]:
