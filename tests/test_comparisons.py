@@ -77,7 +77,7 @@ def test_fewer_than_five_seeds_get_no_marks_and_a_line_with_the_reason():
 def test_holm_is_over_the_pairs_of_a_channel():
     one, two = many(6)[0], many(6, noise="gaussian(std=1)")[0]
     separate, both = comparison(one), comparison([*one, *two])
-    assert list(both.lines) == list(both.pairs) == ["gaussian(std=1)", "none()"]
+    assert list(both.lines) == list(both.pairs) == ["none()", "gaussian(std=1)"]
     assert both.pairs["none()"] == separate.pairs["none()"], "another channel has no effect"
     more = [
         made(run["test/accuracy"][0], receiver="sign(step=1)", noise="none()", seed=i) for i, run in enumerate(one[:6])
@@ -107,6 +107,13 @@ def test_the_table_has_symbols_seconds_and_divergence():
     text = str(comparison([*runs, *ended]))
     assert "0.00 ± 0.00, 2 diverged" in text
     assert "the accuracy of a run that diverged is 0" in text
+
+
+def test_channels_keep_the_order_of_the_plan(tmp_path):
+    noises = ["sas(tau=10)", "gaussian(std=1)", "sas(tau=2)"]
+    plan = TINY | {"receiver": ["mac(C=1)", "none()"], "noise": noises, "rounds": 1}
+    assert list(sa.compare(plan, tmp_path / "c", seeds=1).lines) == noises
+    assert list(comparison(tmp_path / "c").lines) == sorted(noises), "the order of folders has no meaning"
 
 
 def test_finished_runs_of_a_comparison_are_not_computed_again(tmp_path, monkeypatch):

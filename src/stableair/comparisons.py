@@ -156,14 +156,16 @@ def comparison(
     are unfinished are left out. Runs on validation data are left out if there are runs on the test data.
 
     Args:
-        runs: Runs, run folders, or folders that contain run folders.
+        runs: Runs, run folders, or folders that contain run folders. The channels of runs keep their order; channels
+            of folders are sorted by name.
         equal: Resource of which every run gets the same budget, as for `compare`.
         budget: The budget, as for `compare`.
 
     Raises:
         InputError: No run has a complete round, the runs cannot be paired, or they cannot have the same budget.
     """
-    readable, left_out = runs_from(runs)
+    sources = [runs] if isinstance(runs, Run | str | Path) else list(runs)
+    readable, left_out = runs_from(sources)
     log_left_out(left_out)
     split, started = on_one_split([run for run in readable if run.rounds])
     if not started:
@@ -171,7 +173,10 @@ def comparison(
     complete, common = at_equal(started, equal, budget) if equal else (_of_equal_length(started), None)
     metric = f"{split}/accuracy"
     lines, pairs = {}, {}
-    for channel, groups in sorted(_by_channel(complete, one_table=bool(equal)).items()):
+    channels = _by_channel(complete, one_table=bool(equal))
+    if not all(isinstance(source, Run) for source in sources):  # the order of run folders has no meaning
+        channels = dict(sorted(channels.items()))
+    for channel, groups in channels.items():
         unsorted = [Line(name, each, [run.settled(metric) for run in each]) for name, each in groups.items()]
         lines[channel] = sorted(unsorted, key=lambda line: (-line.accuracy, line.receiver))
         pairs[channel] = compare_groups(groups, metric, equal_rounds=not equal)

@@ -126,6 +126,14 @@ def test_compare_writes_its_table(command, runs):
     assert (code, out, errors.count("\n")) == (2, "", 1)
 
 
+def test_compare_refuses_a_table_before_its_runs(command, small, tmp_path):
+    (tmp_path / "file").write_text("")
+    words = with_changes(small, "receiver=none(),clip(C=1)")
+    code, _, errors = command("compare", *words, "--table", "file/a.tex")
+    assert (code, errors) == (2, f"error: cannot write file/a.tex: {tmp_path / 'file'} is not a folder\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"], "nothing was computed"
+
+
 def test_compare_labels_the_receivers_of_its_table(command, runs):
     names = [line.receiver for line in next(iter(sa.compare(runs).lines.values()))]
     labels = {names[0]: "MAC, $C = 1$", names[1]: "other"}

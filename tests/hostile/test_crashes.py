@@ -152,7 +152,7 @@ def test_a_full_file_system_is_reported(tmp_path, monkeypatch):
             sa.run(TINY.with_(rounds=500, model="mlp(width=400)"), small / "longer")
         for write in (
             lambda: sa.plot(small / "run", out=small / "a.png"),
-            lambda: sa.report(small / "run", small / "a"),
+            lambda: sa.report(small / "run", small / "a.html"),
         ):
             with pytest.raises(sa.InputError, match=f"cannot write {small}/a.*No space left on device"):
                 write()

@@ -54,6 +54,35 @@ def test_latex_has_a_row_per_receiver_and_the_best_in_bold():
     assert "\n".join(lines).count("textbf") == 2
 
 
+def test_latex_marks_receivers_that_are_significantly_worse_if_there_are_enough_seeds():
+    offsets = (0.01, -0.02, 0.03, 0.0, -0.01)
+    levels = {"mac(C=1)": (0.8, 0.0), "clip(C=1)": (0.77, 0.05), "none()": (0.5, 0.01)}
+    runs = [
+        made(level + offset + own * (-1) ** seed, receiver=receiver, seed=seed)
+        for receiver, (level, own) in levels.items()
+        for seed, offset in enumerate(offsets)
+    ]
+    comment, *lines = comparison(runs).to_latex().splitlines()
+    marks = {line.partition(" &")[0]: line.partition("$^")[2] for line in lines[4:7]}
+    assert marks == {"mac(C=1)": "", "clip(C=1)": "", "none()": "{*}$ \\\\"}
+    assert comment.endswith(
+        "; * significantly worse than the best (p below 0.05, paired t-test with Holm's correction over the 3 pairs of "
+        "a channel)"
+    )
+    few = comparison([run for run in runs if run.settings["seed"] < 4]).to_latex()
+    assert "*" not in few, "no test with four seeds"
+
+
+def test_latex_does_not_mark_a_receiver_that_is_better_on_the_common_seeds():
+    """mac has the best mean, since it has one more seed than clip."""
+    better = [made(0.6 + seed / 1000, receiver="clip(C=1)", seed=seed) for seed in range(5)]
+    runs = [made(0.5 + seed**2 / 1000, receiver="mac(C=1)", seed=seed) for seed in range(5)]
+    found = comparison([*better, *runs, *(made(0.99, receiver="mac(C=1)", seed=seed) for seed in range(5, 20))])
+    (pair,) = next(iter(found.pairs.values()))
+    assert (next(iter(found.lines.values()))[0].receiver, pair.better, pair.mark) == ("mac(C=1)", "clip(C=1)", "*")
+    assert "$^{*}$" not in found.to_latex()
+
+
 def test_a_receiver_without_a_run_on_a_channel_has_a_dash():
     found = comparison(
         [run for run in RUNS if run.settings["receiver"] != "clip(C=1)" or run.settings["noise"] == "none()"]

@@ -40,8 +40,9 @@ def test_only_the_plain_flat_channel_is_ideal():
     free = {"fading": "unit", "noise": "none()", "receiver": "none()"}
     krum = "digital(quantize='qsgd(s=4, coding=plain)', aggregate='krum(f=2, keep=1)')"
     runs = [made([1], **free), made([1], **free, channel=krum), made([1], **free, power="limit(P=1)"), made([1])]
-    assert list(group(runs)) == ["ideal", krum, "ideal, limit(P=1)", "mac(C=1)"]
-    assert list(group(runs[1:2])) == [krum]
+    short = "digital(quantize='qsgd(s=4)', aggregate='krum(f=2)')"  # without the arguments that have their default
+    assert list(group(runs)) == ["ideal", short, "ideal, limit(P=1)", "mac(C=1)"]
+    assert list(group(runs[1:2])) == [short]
 
 
 def test_ambiguous_values_are_labelled_with_their_setting():
@@ -49,8 +50,28 @@ def test_ambiguous_values_are_labelled_with_their_setting():
     assert list(group([*runs[:1], made([1])])) == ["none()", "mac(C=1)"], "one setting alone needs no name"
     assert list(group(runs)) == [
         "augment=none, power=none(), receiver=none()",
-        "augment=none, limit(P=1), mac(C=1)",
-        "crop_flip, power=none(), mac(C=1)",
+        "augment=none, power=limit(P=1), receiver=mac(C=1)",
+        "augment=crop_flip, power=none(), receiver=mac(C=1)",
+    ], "a setting has its name in all labels or in none"
+    ideal = {"fading": "unit()", "noise": "none()", "receiver": "none()"}
+    grid = [made([1], noise=f"sas(tau={tau})", receiver=each) for tau in (0.1, 0.5) for each in ("mac(C=1)", "none()")]
+    assert list(group([made([1], **ideal), *grid])) == [
+        "ideal",
+        *(f"sas(tau={tau}), {each}" for tau in (0.1, 0.5) for each in ("mac(C=1)", "none()")),
+    ], "only the receiver can be none() in these labels"
+
+
+def test_a_power_rule_of_all_runs_is_in_no_label():
+    """As in the sweep of docs/link-budget.md."""
+    noisy = {"channel": "flat(noise_on=sum)", "power": "limit(P=1)"}
+    digital = {"fading": "unit()", "noise": "none()", "receiver": "none()", "power": "limit(P=1)"}
+    runs = [made([1], **noisy), made([1], **noisy | {"receiver": "none()"}),
+            *(made([1], **digital, channel=f"digital(quantize='qsgd(s={s})', rate=2)") for s in (1, 3))]  # fmt: skip
+    expected = ["mac(C=1)", "none()", *(f"digital(quantize='qsgd(s={s})', rate=2)" for s in (1, 3))]
+    assert list(group(runs)) == expected
+    unlimited = made([1], **digital | {"power": "none()"}, channel="digital(rate=3)")
+    assert [name for name in group([*runs, unlimited]) if "limit" in name] == [
+        f"{each}, limit(P=1)" for each in expected[2:]
     ]
 
 

@@ -48,8 +48,16 @@ def test_other_files_in_a_run_folder_are_allowed(run_folder):
     (run_folder / "curves.png").unlink()
 
 
-def test_the_same_names_elsewhere_are_allowed(run_folder, tmp_path):
-    assert sa.report([run_folder], tmp_path / "rounds.jsonl").exists()
+def test_the_same_names_elsewhere_are_allowed(tmp_path):
+    assert check_output(tmp_path / "rounds.jsonl") == tmp_path / "rounds.jsonl"
+
+
+@pytest.mark.parametrize("name", ["r.pdf", "r.png", "r"])
+def test_a_report_is_an_html_file(run_folder, tmp_path, name):
+    with pytest.raises(InputError, match=r"must be \.html or \.htm$") as error:
+        sa.report([run_folder], tmp_path / name)
+    assert error.value.code == "unknown-format"
+    assert sa.report([run_folder], tmp_path / "r.HTM").exists()
 
 
 @pytest.mark.parametrize("ending", ["png", "pdf", "svg", "eps", "ps"])
@@ -139,6 +147,19 @@ def test_formats_without_metadata_are_written(run_folder, tmp_path):
     figure = sa.plot([run_folder])
     for ending in ("jpg", "tif", "webp", "svgz"):
         assert plot.save(figure, tmp_path / f"a.{ending}").stat().st_size > 500
+
+
+@pytest.mark.parametrize("name", ["x.html", "below/x.html"])
+def test_a_folder_that_is_a_file_or_may_not_be_changed_is_refused(tmp_path, monkeypatch, name):
+    (tmp_path / "file").write_text("")
+    for folder, problem in (("file", "is not a folder"), ("denied", "no permission to write in ")):
+        if folder == "denied":  # root may write everywhere
+            (tmp_path / folder).mkdir()
+            monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path / "denied" or not mode & os.W_OK)
+        with pytest.raises(InputError, match=problem) as error:
+            check_output(tmp_path / folder / name)
+        assert (error.value.code, str(tmp_path / folder) in str(error.value)) == ("cannot-write", True)
+    assert check_output(tmp_path / "new" / name), "missing folders are created"
 
 
 def test_the_current_folder_is_refused_as_output_file():

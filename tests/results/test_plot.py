@@ -8,10 +8,9 @@ import stableair as sa
 from stableair.results import plot
 from stableair.results.curves import curves
 from stableair.results.grouping import group
-from stableair.results.legends import LEGEND_WIDTH
 from stableair.results.reading import find
 from stableair.results.run import Run
-from stableair.results.styles import LINES
+from stableair.results.styles import LINES, drawing_style
 
 
 def made(accuracy, **settings):
@@ -120,13 +119,38 @@ def test_a_large_loss_makes_the_axis_logarithmic_and_many_lines_put_the_legend_b
     assert len(figure.legends[0].get_texts()) == 8
 
 
-def test_long_names_put_the_legend_below_in_wrapped_lines():
+@pytest.mark.parametrize(("style", "width"), [("screen", 6.4), ("paper", 3.5)])
+def test_long_names_put_the_legend_below_in_lines_as_wide_as_the_figure(style, width):
     name = ", ".join(f"setting{i}=value{i}" for i in range(12))
-    figure = curves({"short": [made([0.1, 0.2])], name: [made([0.2, 0.3], clients=5)]})
+    with drawing_style(style):
+        figure = curves({"short": [made([0.1, 0.2])], name: [made([0.2, 0.3], clients=5)]})
+        usual = curves({"short": [made([0.1, 0.2])]})
     assert figure.axes[0].get_legend() is None
     _, long = (text.get_text() for text in figure.legends[0].get_texts())
     assert " ".join(long.split()) == name
-    assert max(map(len, long.splitlines())) <= LEGEND_WIDTH
-    figure.draw_without_rendering()
-    assert figure.legends[0].get_window_extent().y1 < figure.axes[0].get_window_extent().y0
-    assert figure.axes[0].get_window_extent().width > 0.8 * figure.bbox.width
+    for each in (figure, usual):
+        each.draw_without_rendering()
+    legend, axes = figure.legends[0].get_window_extent(), figure.axes[0].get_window_extent()
+    assert figure.get_figwidth() == width
+    assert 0 <= legend.x0 < legend.x1 <= figure.bbox.width, "it is not cut at the edges"
+    assert legend.width > 0.7 * figure.bbox.width, "it uses the width"
+    assert legend.y1 < axes.y0
+    assert axes.width > 0.8 * figure.bbox.width
+    usual_height = usual.axes[0].get_window_extent().height
+    assert axes.height > 0.9 * usual_height, "the figure is higher, not the axes smaller"
+
+
+def test_names_too_long_for_a_chosen_size_are_shortened_with_a_warning(caplog):
+    runs = [made([0.1, 0.2 + i / 10], noise=f"sas(tau={i})") for i in range(1, 8)]
+    long = [f"a name of many words that does not fit into one line, number {i}" for i in range(7)]
+    figure = sa.plot(runs, size=(3.5, 3), labels=long)
+    shown = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert all("…" in text and text.endswith(f"number {i}") for i, text in enumerate(shown))
+    assert caplog.text.count("labels are shortened") == 1
+    assert tuple(figure.get_size_inches()) == (3.5, 3)
+
+
+def test_a_legend_does_not_cover_a_line_between_two_points():
+    """The lines have points at the left and right edges only."""
+    crossing = {str(y): [made([y, 1 - y])] for y in np.linspace(0, 1, 6)}
+    assert curves(crossing).axes[0].get_legend() is None

@@ -33,7 +33,8 @@ def bars(axes):
 
 
 def names(axes):
-    return [text.get_text() for text in axes.get_legend().get_texts()]
+    legend = axes.get_legend() or axes.figure.legends[0]
+    return [text.get_text() for text in legend.get_texts()]
 
 
 def test_a_point_is_the_mean_over_the_seeds_at_its_value():
@@ -87,11 +88,70 @@ def test_several_lines_have_sequential_colours_if_they_are_ordered():
     assert len({line.get_linestyle() for line in lines}) == 3, "lines differ in grey"
 
 
+def receivers(*specs, **more):
+    """Two seeds of each receiver."""
+    return [made([0.5 + seed / 10], receiver=spec, seed=seed, **more) for spec in specs for seed in (0, 1)]
+
+
+def ticks(axes):
+    return dict(zip(axes.get_xticks(), (text.get_text() for text in axes.get_xticklabels()), strict=True))
+
+
 def test_texts_are_on_an_axis_of_texts_without_a_line_between_them():
-    runs = [made([0.5], receiver=spec, seed=seed) for spec in ("mac(C=2)", "none()") for seed in (0, 1)]
-    axes = sa.plot(runs, x="receiver").axes[0]
-    assert list(axes.lines[0].get_xdata()) == ["mac(C=2)", "none()"]
+    axes = sa.plot(receivers("mac(C=2)", "none()"), x="receiver").axes[0]
+    assert list(axes.lines[0].get_xdata()) == [0, 1]
+    assert ticks(axes) == {0: "mac(C=2)", 1: "none()"}
     assert axes.lines[0].get_linestyle() == "None"
+
+
+def test_lines_on_an_axis_of_texts_are_beside_each_other():
+    """Points and error bars at the same position would hide each other."""
+    noises = ["markov(p=0.2)", "sas(tau=0.5)", "sas(tau=0.7)"]
+    axes = sa.plot(
+        [run for noise in noises for run in receivers("mac(C=2)", "none()", noise=noise)], x="receiver"
+    ).axes[0]
+    assert names(axes) == ["markov (2 seeds)", "sas(tau=0.5) (2 seeds)", "sas(tau=0.7) (2 seeds)"]
+    points = np.array([line.get_xdata() for line in axes.lines if line.get_marker() == "o"])
+    bars = np.array([[segment[0, 0] for segment in each[2][0].get_segments()] for each in axes.containers])
+    np.testing.assert_allclose(points.mean(axis=0), [0, 1])
+    assert (np.diff(points, axis=0) >= 0.1 - 1e-9).all()
+    np.testing.assert_allclose(points, bars)
+
+
+LONG = "markov(good='sas(alpha=1.8, tau=0.2)', bad='student_t(df=3, scale=2)', p=0.2, q=0.4)"
+OTHER = "markov(good='sas(alpha=1.7, tau=0.2)', bad='sas(alpha=1.2, tau=2)', p=0.3, q=0.5)"
+
+
+@pytest.mark.parametrize("style", ["screen", "paper"])
+@pytest.mark.parametrize(
+    ("noises", "labels"),
+    [
+        (["sas(tau=0.5)", "none()"], ["sas(tau=0.5)", "none()"]),
+        (["markov(bad='sas(tau=2)', p=0.3)", "none()"], ["markov(bad='sas(tau=2)',\np=0.3)", "none()"]),
+        ([LONG, OTHER, "none()"], ["1", "2", "3"]),
+    ],
+    ids=["short", "two lines", "numbers"],
+)
+def test_texts_of_any_length_leave_the_axes_their_size(noises, labels, style):
+    usual = sa.plot(grid(1, 2), x="receiver.C", style=style)
+    figure = sa.plot([run for noise in noises for run in receivers("none()", noise=noise)], x="noise", style=style)
+    sizes = []
+    for each in (usual, figure):
+        each.draw_without_rendering()
+        sizes.append(np.array(each.axes[0].get_window_extent().size))
+    assert (sizes[1] > 0.75 * sizes[0]).all()
+    axes = figure.axes[0]
+    assert list(ticks(axes).values()) == labels
+    explained = " ".join(axes.get_xlabel().split())
+    assert explained == ("noise" if labels[0] != "1" else f"noise 1: {LONG} 2: {OTHER} 3: none()")
+    inside = axes.get_tightbbox()
+    assert 0 <= inside.x0 < inside.x1 <= figure.bbox.width
+    assert 0 <= inside.y0 < inside.y1 <= figure.bbox.height
+
+
+def test_texts_that_fit_only_rotated_are_rotated():
+    axes = sa.plot(receivers(*(f"quantile_clip(q=0.{i})" for i in range(1, 8))), x="receiver").axes[0]
+    assert [text.get_rotation() for text in axes.get_xticklabels()] == [25] * 7
 
 
 def test_a_run_that_diverged_has_accuracy_0_and_no_other_metric():

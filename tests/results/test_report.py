@@ -222,6 +222,16 @@ def test_validation_runs_are_reported_if_there_are_no_test_runs():
     assert "without test/accuracy" in Page(report.page([searched, made([0.5])])).text["Left out"]
 
 
+@pytest.mark.parametrize(
+    ("lengths", "rounds"), [([8], "4 rounds"), ([40, 30], "10 rounds"), ([40, 8], "4 to 10 rounds"), ([1], "1 round")]
+)
+def test_the_page_names_the_rounds_of_the_mean(lengths, rounds):
+    page = Page(report.page([made([0.5] * length, batch_size=5 + length) for length in lengths]))
+    assert f"mean of the last {rounds}" in page.tables["Results"][0][0]
+    assert f"the mean of the last {rounds}, with 0" in page.text["Results"]
+    assert len(lengths) < 2 or f"(mean of the last {rounds})" in page.text["Paired comparison"]
+
+
 def test_runs_without_rounds_are_refused_or_left_out():
     with pytest.raises(sa.InputError) as error:
         report.page([made([])])

@@ -12,6 +12,7 @@ from stableair.experiment import COMPONENT_SETTINGS, EXECUTION, TYPES, component
 from stableair.results.grouping import group
 from stableair.results.resources import RESOURCES
 from stableair.results.run import NODES, Run
+from stableair.results.short_specs import short_settings
 from stableair.spec import OBJECT, format_call, format_value
 from stableair.validation import suggest
 
@@ -88,13 +89,18 @@ class Lines(NamedTuple):
 def by_argument(runs: list[Run], name: str) -> Lines:
     """Group runs by the value of an argument, with one line per combination of the other arguments.
 
-    The seed does not separate lines. The value of a component setting is its whole spec, such as "mac(C=1)".
+    The seed does not separate lines. The value of a component setting is its spec, such as "mac(C=1)", without
+    arguments that have their default in all runs.
 
     Raises:
         InputError: The argument is unknown, or has the same value in all runs (`unknown-x`).
     """
     is_component = name in COMPONENT_SETTINGS
-    pairs = [(run, run.settings[name] if is_component else arguments(run).get(name)) for run in ordered(runs)]
+    runs = ordered(runs)
+    values = (
+        [each[name] for each in short_settings(runs)] if is_component else [arguments(run).get(name) for run in runs]
+    )
+    pairs = list(zip(runs, values, strict=True))
     totals = [resource for resource in RESOURCES if any(run.has(resource) for run in runs)]
     _check_differs(name, [value for _, value in pairs], ["round", *totals, *differing(runs)])
     numeric = any(is_number(value) for _, value in pairs)

@@ -6,7 +6,11 @@ from itertools import pairwise
 from statistics import fmean, pstdev
 from typing import TYPE_CHECKING, Any
 
+from matplotlib import rcParams
+
 from stableair.results.resources import RESOURCES
+from stableair.results.styles import may_grow, root_figure
+from stableair.results.wrapping import LINE, fit, font_size, text_width, wrap
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,7 +44,9 @@ ARGUMENT_LABELS = {
     "lr": "learning rate",
 }
 MAX_VALUE_TICKS = 8  # a logarithmic axis has a tick at every value, up to this number of values
-MAX_HORIZONTAL = 45  # total characters of horizontal tick labels; longer labels are rotated
+MAX_TICK_LINES = 3  # lines of a horizontal tick label
+MAX_ROTATED = 0.4  # width of a rotated tick label, as a share of the axes; wider labels are replaced by numbers
+MAX_SHARE = 0.5  # of the height of axes of fixed size; a higher list of numbered texts is shortened
 LOG_ENDS = 5  # an axis is logarithmic if the longest line ends at more than this multiple of the shortest
 LOG_RANGE = 10  # an axis may be logarithmic if the largest value is at least this multiple of the smallest
 
@@ -91,7 +97,7 @@ def end_far_apart(ends: Sequence[float]) -> bool:
 
 
 def label_argument(axes: "Axes", name: str, values: Sequence[float] | Sequence[str]) -> None:
-    """Set up a horizontal axis for an argument: strings, or numbers on a linear or logarithmic scale.
+    """Set up a horizontal axis for an argument: numbers on a linear or logarithmic scale, or strings at 0, 1, 2, ....
 
     Args:
         axes: The axes.
@@ -103,8 +109,8 @@ def label_argument(axes: "Axes", name: str, values: Sequence[float] | Sequence[s
     axes.set_xlabel(ARGUMENT_LABELS.get(name, name))
     numbers = [value for value in values if not isinstance(value, str)]
     if not numbers:
-        if sum(map(len, map(str, values))) > MAX_HORIZONTAL:
-            axes.set_xticks(range(len(values)), map(str, values), rotation=25, ha="right")
+        axes.set_xlim(-0.5, len(values) - 0.5)
+        _label_strings(axes, list(map(str, values)))
     elif is_logarithmic(numbers):
         axes.set_xscale("log")
         if len(numbers) <= MAX_VALUE_TICKS:
@@ -113,6 +119,31 @@ def label_argument(axes: "Axes", name: str, values: Sequence[float] | Sequence[s
             axes.xaxis.set_major_formatter("{x:g}")
     elif all(isinstance(value, int) for value in numbers):
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+
+
+def _label_strings(axes: "Axes", texts: list[str]) -> None:
+    """Label the positions 0, 1, 2, ... with texts.
+
+    The labels are horizontal, with line breaks, if they fit; else rotated. Long texts are replaced by numbers, which
+    the label of the axis explains.
+    """
+    figure, size = root_figure(axes), rcParams["xtick.labelsize"]
+    width = 72 * axes.get_window_extent().width / figure.dpi  # in points
+    ticks, between = range(len(texts)), width / len(texts) - font_size(size)
+    wrapped = [wrap(text, between, size, indent="", break_words=False) for text in texts]
+    if all(text_width(text, size) <= between and text.count("\n") < MAX_TICK_LINES for text in wrapped):
+        axes.set_xticks(ticks, wrapped)
+    elif max(text_width(text, size) for text in texts) <= MAX_ROTATED * width:
+        axes.set_xticks(ticks, texts, rotation=25, ha="right")
+    else:
+        size, grows = font_size(rcParams["axes.labelsize"]), may_grow(figure)
+        height = math.inf if grows else 72 * axes.get_window_extent().height / figure.dpi * MAX_SHARE
+        numbered = fit([f"{i}: {text}" for i, text in enumerate(texts, start=1)], width, height, size)
+        axes.set_xticks(ticks, [str(i + 1) for i in ticks])
+        axes.set_xlabel("\n".join([axes.get_xlabel(), *numbered]), multialignment="left")
+        if grows:
+            lines = sum(len(text.splitlines()) for text in numbered)
+            figure.set_figheight(figure.get_figheight() + size / 72 * LINE * lines)
 
 
 def is_logarithmic(values: Sequence[float]) -> bool:

@@ -120,9 +120,10 @@ class Comparison(NamedTuple):
     def to_latex(self, labels: Mapping[str, str] | None = None) -> str:
         """Return a table for the LaTeX package booktabs: a row per receiver, a column per channel.
 
-        A cell is the mean accuracy in per cent and its standard deviation over the seeds; the best cells are bold. A
-        dagger marks receivers with results of an earlier version of a plug-in. The first line is a comment with the
-        seeds and the rounds over which the accuracy is averaged.
+        A cell is the mean accuracy in per cent and its standard deviation over the seeds; the best cells are bold. With
+        enough seeds for a test, an asterisk marks the cells that are significantly worse than the best of their column.
+        A dagger marks receivers with results of an earlier version of a plug-in. The first line is a comment with the
+        seeds, the rounds over which the accuracy is averaged, and the test.
 
         Args:
             labels: Texts for receivers and channels, such as `{"mac(C=1)": "MAC, $C = 1$"}`, with formulas in $. `none`
@@ -141,7 +142,9 @@ class Comparison(NamedTuple):
         text = self._labelled(names, labels or {})
         text |= {name: rf"{text[name]} $\dagger$" for name in names if self._has_earlier_version(name)}
         cells = {
-            text[channel]: {text[line.receiver]: _latex_cell(line) for line in lines}
+            text[channel]: {
+                text[line.receiver]: _latex_cell(line) + self._mark_worse(channel, line.receiver) for line in lines
+            }
             for channel, lines in self.lines.items()
         }
         best = [
@@ -156,7 +159,23 @@ class Comparison(NamedTuple):
         for axis in (0, 1):
             style = style.format_index(escape="latex-math", axis=axis)
         table = style.apply(lambda _: np.where(best, "textbf:--rwrap;", ""), axis=None).to_latex(hrules=True)
-        return f"% {self._averages()}; the best of each column is bold\n{table}"
+        test = f"; * significantly worse than the best (p below {SIGNIFICANCE}, {self._test})" if self._test else ""
+        return f"% {self._averages()}; the best of each column is bold{test}\n{table}"
+
+    def _mark_worse(self, channel: str, receiver: str) -> str:
+        """Return an asterisk for a receiver that is significantly worse than the best one of its channel."""
+        pair = self.pair(channel, self.lines[channel][0].receiver, receiver)
+        return f"$^{{{pair.mark}}}$" if pair and pair.mark and pair.worse == receiver else ""
+
+    @property
+    def _test(self) -> str:
+        """Description of the test; "" if no pair has a p-value."""
+        pairs = [pair for of_channel in self.pairs.values() for pair in of_channel]
+        if all(pair.p is None for pair in pairs):
+            return ""
+        family = "of the table" if self.budget else "of a channel"
+        most = pluralize(max(map(len, self.pairs.values())), "pair")
+        return f"paired t-test with Holm's correction over the {most} {family}"
 
     def _averages(self) -> str:
         """The data, the averages and the seeds of the accuracies, in one line."""
@@ -245,7 +264,7 @@ class Comparison(NamedTuple):
     def _notes(self) -> list[str]:
         lines = [line for of_channel in self.lines.values() for line in of_channel]
         pairs = [pair for of_channel in self.pairs.values() for pair in of_channel]
-        split, most = lines[0].runs[0].settings["evaluate"], max(map(len, self.pairs.values()))
+        split = lines[0].runs[0].settings["evaluate"]
         notes = [
             f"accuracy: per cent on the {split} data, mean over the last {LAST} rounds of a run (over its second half "
             f"if it has fewer than {2 * LAST}), ± standard deviation over the seeds",
@@ -255,10 +274,8 @@ class Comparison(NamedTuple):
             notes.append("behind, interval and p: over the rounds that both runs of a pair have")
         if self.budget:
             notes.insert(0, f"Budget: {self.budget}. Each run is compared up to its last round within it")
-        if any(pair.p is not None for pair in pairs):
-            family = "of the table" if self.budget else "of a channel"
-            correction = f"Holm's correction over the {pluralize(most, 'pair')} {family}"
-            notes.append(f"p: paired t-test with {correction}; * below {SIGNIFICANCE}")
+        if self._test:
+            notes.append(f"p: {self._test}; * below {SIGNIFICANCE}")
         if any(pair.seeds < MIN_SEEDS for pair in pairs):
             notes.append(f"no p-value: it needs at least {MIN_SEEDS} seeds")
         if any(pair.p is None and pair.seeds >= MIN_SEEDS for pair in pairs):

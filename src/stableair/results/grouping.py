@@ -2,17 +2,18 @@
 
 import statistics
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from stableair.experiment import EXECUTION, IDEAL, TYPES
 from stableair.markup import html_table, sparkline
 from stableair.results.run import LAST, NODES, Run
+from stableair.results.short_specs import short_settings
 from stableair.spec import with_short_digests, without_digests
 from stableair.validation import pluralize
 
 PLAIN = {"channel": "flat()", "power": "none()"}  # an ideal run with these settings is labelled "ideal"
-AMBIGUOUS = "none", "none()", "auto", "tensor", "layer"  # values of several settings: labels add the setting's name
+AMBIGUOUS = "none", "auto", "tensor", "layer"  # values of several settings: labels add the setting's name
 
 
 class Sweep(list[Run]):
@@ -67,16 +68,22 @@ def group(runs: list[Run]) -> dict[str, list[Run]]:
         runs: The runs.
 
     Returns:
-        The runs of each group by its label. The labels show the settings that differ between the groups, and do not
-        depend on the order of the runs.
+        The runs of each group by its label. The labels show the settings that differ between the groups, without
+        arguments that have their default in all groups. They do not depend on the order of the runs.
     """
     groups: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:
         groups.setdefault(run.identity[1:], []).append(run)
-    settings = [members[0].settings | members[0].nodes for members in groups.values()]
+    members = [some[0] for some in groups.values()]
+    settings = [one | run.nodes for one, run in zip(short_settings(members), members, strict=True)]
     ideal, noisy = ([s for s in settings if _is_ideal(s) == which] for which in (True, False))
     label_settings = {True: _ideal_label_settings(ideal, noisy), False: _differing(noisy)}
-    specs = [_label(one, label_settings[_is_ideal(one)]) for one in settings]
+    shown: dict[str, set[Any]] = {}  # the values in the labels
+    for one in settings:
+        for key in label_settings[_is_ideal(one)]:
+            shown.setdefault(key, set()).add(one.get(key))
+    named, power_differs = _named(shown), len(_values(settings, "power")) > 1
+    specs = [_label(one, label_settings[_is_ideal(one)], named, power_differs) for one in settings]
     names = [without_digests(spec) for spec in specs]
     often = Counter(names)
     names = [with_short_digests(spec) if often[name] > 1 else name for spec, name in zip(specs, names, strict=True)]
@@ -89,21 +96,38 @@ def group(runs: list[Run]) -> dict[str, list[Run]]:
     return dict(zip(names, groups.values(), strict=True))
 
 
-def _label(settings: dict[str, Any], keys: list[str]) -> str:
+def _named(shown: dict[str, set[Any]]) -> list[str]:
+    """Return the settings that need their name in all labels, since a value could belong to several settings.
+
+    Args:
+        shown: The values of each setting in the labels.
+    """
+    without = [key for key, values in shown.items() if "none()" in values]
+    ambiguous = [key for key, values in shown.items() if values & {*AMBIGUOUS}]
+    return ambiguous + (without if len(without) > 1 else [])
+
+
+def _label(settings: dict[str, Any], keys: list[str], named: Collection[str], power_differs: bool) -> str:
     """Return the label of a group: the values of some settings.
 
     The label of an ideal run starts with "ideal", or with its channel if the channel is not flat.
+
+    Args:
+        settings: The settings of the group.
+        keys: The settings in the label.
+        named: The settings that are written with their name.
+        power_differs: Whether the power rule differs between the groups. Otherwise it is not in the label.
     """
     words = []
     if _is_ideal(settings):
         channel, power = (None if settings[key] == value else settings[key] for key, value in PLAIN.items())
-        words = [channel or "ideal", *([power] if power else [])]
+        words = [channel or "ideal", *([power] if power and power_differs else [])]
     several = len(words) + len(keys) > 1
     for key in keys:
-        if key in NODES and key not in settings:
+        if key not in settings:  # only runs of Flower have a strategy
             continue
-        unambiguous = isinstance(value := settings.get(key), str) and not (several and value in AMBIGUOUS)
-        words.append(value if unambiguous else f"{key}={value}")
+        bare = isinstance(settings[key], str) and not (several and key in named)
+        words.append(settings[key] if bare else f"{key}={settings[key]}")
     return ", ".join(words) or settings["receiver"]
 
 

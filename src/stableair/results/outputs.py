@@ -5,6 +5,7 @@ generator tag of a page, in a comment of a LaTeX table, or below a caption. A CS
 columns identify it. Files of stableair may be overwritten; overwriting any other file requires `force`.
 """
 
+import os
 import re
 from pathlib import Path
 
@@ -37,8 +38,9 @@ def check_output(path: Path, force: bool = False) -> Path:
 
     Raises:
         InputError: The path is a file of a run (`run-file`), an existing file that was not written by stableair
-            (`file-exists`), or a folder or device (`cannot-write`).
+            (`file-exists`), or a folder or device (`cannot-write`), or its folder cannot be written (`cannot-write`).
     """
+    _check_folder(path)
     if path.exists() and not path.is_file():
         text = f"cannot write {path}: it is {'a folder' if path.is_dir() else 'not a plain file'}"
         raise InputError(text, code="cannot-write", hint="folder", path=path)
@@ -47,6 +49,18 @@ def check_output(path: Path, force: bool = False) -> Path:
         text = f"{path} exists and was not written by stableair"
         raise InputError(text, code="file-exists", hint="force", advice="force=True replaces it", path=path)
     return path
+
+
+def _check_folder(path: Path) -> None:
+    """Refuse a file whose folder is a file or may not be changed; missing folders will be created."""
+    folder = next((one for one in path.absolute().parents if os.path.lexists(one)), path)
+    if not folder.is_dir():
+        problem = f"{folder} is not a folder"
+    elif not os.access(folder, os.W_OK | os.X_OK):
+        problem = f"no permission to write in {folder}"
+    else:
+        return
+    raise InputError(f"cannot write {path}: {problem}", code="cannot-write", path=path)
 
 
 def check_no_run_file(path: Path) -> None:

@@ -28,20 +28,32 @@ def draw_points(axes: Axes, lines: Lines, x: str, metric: str, text: Text, band:
     """
     members = {label: [run for runs in line.values() for run in runs] for label, line in lines.lines.items()}
     looks = line_looks(members | lines.references, x)
-    for label, line in lines.lines.items():
+    values = list(dict.fromkeys(value for line in lines.lines.values() for value in line))
+    numeric = is_number(values[0])
+    for label, line, shift in zip(lines.lines, lines.lines.values(), _shifts(len(lines.lines)), strict=True):
         mean, half_width = mean_points(line, metric, band)
         bars = half_width if max(map(len, line.values())) > 1 else None
-        look = looks[label] if is_number(next(iter(line))) else looks[label] | {"linestyle": "none"}
-        axes.plot(list(line), mean, "o", label=text(label, members[label]), **look)
-        axes.errorbar(list(line), mean, bars, fmt="none", ecolor=look["color"])
+        look = looks[label] if numeric else looks[label] | {"linestyle": "none"}
+        positions = list(line) if numeric else [values.index(value) + shift for value in line]
+        axes.plot(positions, mean, "o", label=text(label, members[label]), **look)
+        axes.errorbar(positions, mean, bars, fmt="none", ecolor=look["color"])
     for label, runs in lines.references.items():
         mean, half_width = (each.item() for each in mean_points({None: runs}, metric, band))
         colour = looks[label]["color"]
         axes.axhline(mean, label=text(label, runs), **looks[label] | {"linestyle": "--"})
         if len(runs) > 1:
             axes.axhspan(mean - half_width, mean + half_width, color=colour, alpha=0.12, linewidth=0)
-    values = list(dict.fromkeys(value for line in lines.lines.values() for value in line))
-    label_argument(axes, x, sorted(values) if is_number(values[0]) else values)
+    label_argument(axes, x, sorted(values) if numeric else values)
+
+
+def _shifts(lines: int) -> list[float]:
+    """Return the distance of the points of each line to their position on an axis of strings, so that all are visible.
+
+    >>> _shifts(1), _shifts(2), _shifts(3)
+    ([0.0], [-0.05, 0.05], [-0.1, 0.0, 0.1])
+    """
+    step = min(0.1, 0.6 / lines)
+    return [step * (i - (lines - 1) / 2) for i in range(lines)]
 
 
 def mean_points(line: dict[Any, list[Run]], metric: str, band: Band = "std") -> tuple[np.ndarray, np.ndarray]:

@@ -47,6 +47,7 @@ DASHES = dict(zip(map(str, LINES), ("solid", "dash", "dashdot", "dot", "longdash
 MANY_PAIRS = 40  # with more pairs, the page shows the closest pairs, and all pairs on demand
 CLOSEST = 20  # rows of a table of closest pairs
 MISSING = "–"
+ENDINGS = ".html", ".htm"
 
 Figure = dict[str, Any]  # a plotly figure as JSON: "data", "layout", and "narrow", the layout on a narrow screen
 
@@ -75,8 +76,8 @@ def report(
         The path of the page.
 
     Raises:
-        InputError: No run can be read (`no-run`), no run has a complete round (`no-rounds`), or `out` cannot be written
-            (`cannot-write`).
+        InputError: No run can be read (`no-run`), no run has a complete round (`no-rounds`), `out` does not end in
+            .html (`unknown-format`), or `out` cannot be written (`cannot-write`).
 
     >>> from tempfile import TemporaryDirectory
     >>> import stableair as sa
@@ -115,6 +116,7 @@ def page(runs: list[Run], left_out: Sequence[str] = ()) -> str:
         generator=GENERATOR,
         accuracy=METRIC_LABELS[metric],
         last=LAST,
+        settled=_settled_rounds(groups),
         min_seeds=MIN_SEEDS,
         significance=SIGNIFICANCE,
         results=_results(groups, metric),
@@ -137,9 +139,14 @@ def check_page(path: str | Path, force: bool = False) -> Path:
     """Check that a page can be written to a path, and return the path.
 
     Raises:
-        InputError: The file may not be written, as for `check_output`.
+        InputError: The file may not be written, as for `check_output`, or its extension is not .html
+            (`unknown-format`).
     """
-    return check_output(as_path("the page", path), force)
+    path = check_output(as_path("the page", path), force)
+    if path.suffix.lower() not in ENDINGS:
+        text = f"cannot write {path}: a report is an HTML page, so its extension must be {' or '.join(ENDINGS)}"
+        raise InputError(text, code="unknown-format", path=path, allowed=list(ENDINGS))
+    return path
 
 
 def write(text: str, path: str | Path, force: bool = False) -> Path:
@@ -201,11 +208,18 @@ def _without_metric(runs: list[Run], metric: str) -> list[str]:
 def _results(groups: Groups, metric: str) -> Table:
     """Return the table of results, with one row per method, sorted by the mean of the last rounds."""
     head = [
-        "", "seeds", "rounds", "final", "best", f"mean of the last {LAST} rounds", "fluctuation", "diverged",
-        "SNR, dB", "linear SNR, dB",
+        "", "seeds", "rounds", "final", "best", f"mean of the last {_settled_rounds(groups)}", "fluctuation",
+        "diverged", "SNR, dB", "linear SNR, dB",
     ]  # fmt: skip
     names = sorted(groups, key=lambda name: -_mean_settled(groups[name], metric))
     return Table(head, [_result_row(name, groups[name], metric) for name in names])
+
+
+def _settled_rounds(groups: Groups) -> str:
+    """Return the number of last rounds over which `Run.settled` averages, such as "10 rounds" or "4 to 10 rounds"."""
+    numbers = {run.settled_rounds for runs in groups.values() for run in runs}
+    fewest = f"{min(numbers)} to " if len(numbers) > 1 else ""
+    return fewest + pluralize(max(numbers), "round")
 
 
 def _result_row(name: str, runs: list[Run], metric: str) -> list[Any]:

@@ -75,6 +75,12 @@ def has_chosen_size() -> bool:
     return list(rcParams["figure.figsize"]) != list(rcParamsDefault["figure.figsize"])
 
 
+def may_grow(figure: Figure) -> bool:
+    """Return whether a figure may become higher for its texts: its size is that of a style, not chosen by the user."""
+    sizes = [style.get("figure.figsize", rcParamsDefault["figure.figsize"]) for style in STYLES.values()]
+    return len(figure.axes) == 1 and tuple(rcParams["figure.figsize"]) in map(tuple, sizes)
+
+
 def root_figure(axes: Axes) -> Figure:
     """Return the figure that contains some axes; for axes in a subfigure, the outermost figure."""
     figure = axes.figure.figure
