@@ -22,8 +22,8 @@ from stableair.experiment import (
     takes_argument,
 )
 from stableair.experiment.records import flatten, read_text
-from stableair.objects import OBJECT_SETTINGS, as_settings, is_object
-from stableair.spec import OBJECT, PassedObject, literal
+from stableair.objects import as_settings, is_object
+from stableair.spec import OBJECT, OBJECT_SETTINGS, PassedObject, literal
 from stableair.validation import choice, integer, short_repr, suggest
 
 Plan = Mapping[str, Any]
