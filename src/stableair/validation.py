@@ -29,10 +29,18 @@ T = TypeVar("T")
 def suggest(word: str, allowed: Iterable[str]) -> str:
     """Return a sentence for an error about an unknown word: the closest match, and all allowed words."""
     allowed = list(allowed)
+    return f"{closest_match(word, allowed)}allowed: {', '.join(allowed)}"
+
+
+def closest_match(word: str, allowed: Iterable[str]) -> str:
+    """Return the question for the closest allowed word; "" if no word is close.
+
+    >>> closest_match("mack", ["mac", "gnc"])
+    "did you mean 'mac'? "
+    """
     lowered = {a.lower(): a for a in allowed}
     close = get_close_matches(word.lower(), lowered, n=1)
-    hint = f"did you mean {lowered[close[0]]!r}? " if close else ""
-    return f"{hint}allowed: {', '.join(allowed)}"
+    return f"did you mean {lowered[close[0]]!r}? " if close else ""
 
 
 def choice(name: str, value: object, allowed: Iterable[str]) -> str:
