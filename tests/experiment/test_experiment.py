@@ -46,6 +46,7 @@ def test_an_experiment_is_immutable_and_hashable():
         ({"chunk": -1}, "out-of-range"),
         ({"seed": 0.5}, "wrong-type"),
         ({"seed": 10**30}, "out-of-range"),
+        ({"seed": -1}, "out-of-range"),
         *(({"lr": value}, "out-of-range") for value in (-1, math.nan, math.inf, 1e300)),
         ({"lr": "fast"}, "wrong-type"),
         *(({"average": value}, "out-of-range") for value in (1, -0.1, math.nan)),

@@ -34,7 +34,7 @@ class Allowed(NamedTuple):
 
 COUNT = Allowed("at least 1", lambda name, value: integer(name, value, 1, MAX_COUNT))
 COUNT_OR_ZERO = Allowed("at least 0", lambda name, value: integer(name, value, 0, MAX_COUNT))
-ANY_INTEGER = Allowed("any integer", integer)
+SEED = Allowed("at least 0", lambda name, value: integer(name, value, 0))
 RATE = Allowed("positive", lambda name, value: number(name, positive(name, value), *LR_RANGE))
 POSITIVE = Allowed("positive", positive)
 DECAY = Allowed("at least 0 and below 1", fraction)
@@ -93,7 +93,7 @@ class Experiment:
     model: str = _setting("auto", "Model; auto: the default model of the data set.")
     clients: int = _setting(50, "Number of clients N.", COUNT)
     rounds: int = _setting(100, "Number of communication rounds K.", COUNT)
-    seed: int = _setting(0, "Seed of all random streams.", ANY_INTEGER)
+    seed: int = _setting(0, "Seed of all random streams.", SEED)
     local_epochs: int = _setting(5, "Local epochs E per round.", COUNT)
     batch_size: int = _setting(10, "Samples per local batch.", COUNT)
     lr: float = _setting(0.03, "Learning rate eta of the clients.", RATE)
