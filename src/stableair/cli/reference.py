@@ -17,6 +17,7 @@ from stableair.validation import choice, closest_match, positive, type_name
 if TYPE_CHECKING:
     from stableair.paper.theorem import Check
 
+PICTURES = "limit", "inversion", "bursts", "field", "markov", "block", "ar", "waveform", "antennas", "digital"
 MAX_WIDTH = 70  # characters of a signature; after a longer signature, the description starts in the next line
 # The component setting or nested component of each KIND of `stableair list`.
 IRREGULAR = {"data": "data", "local": "local", "basis": "bases"}
@@ -198,14 +199,13 @@ def print_checks(checks: list["Check"]) -> None:
 
 
 def air(
-    name: Annotated[str, typer.Argument(help="Name of the picture, such as bursts.")],
+    name: Annotated[str, typer.Argument(help=f"{', '.join(PICTURES)}.")],
     out: Annotated[Path | None, out_option("Picture to write: .png, .pdf or .svg (default: NAME.png).")] = None,
     force: Force = False,
 ) -> None:
     """Draw an illustration of a channel component: power, interference, fading, signals.
 
-    NAME is one of limit, inversion, bursts, field, markov, block, ar, waveform,
-    antennas, and digital.
+    Example: `stableair air bursts`.
     """
     from stableair.paper import air_plots, signal_plots
     from stableair.results.plot import save
