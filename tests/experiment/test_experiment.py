@@ -225,7 +225,14 @@ def test_every_setting_has_a_description_and_its_type_is_checked():
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_are_experiments(name):
-    assert from_words([name]) == Experiment(**PRESETS[name])
+    assert sa.preset(name) == from_words([name]) == Experiment(**PRESETS[name])
+
+
+def test_an_unknown_preset_is_refused():
+    assert str(refused("unknown-value", sa.preset, "cifar")).startswith(
+        "preset 'cifar' is unknown; did you mean 'cifar1"
+    )
+    refused("unknown-value", sa.preset, ["cifar10"])
 
 
 def test_a_setting_that_is_given_twice_is_refused():
