@@ -79,7 +79,10 @@ def flat(inputs, outputs):
     [
         (flat(64, 7), r"must return a tensor of shape \(2, 10\), one logit per class: got \(2, 7\)"),
         (flat(64, 13), r"one logit per class: got \(2, 13\)"),
-        (flat(65, 10), r"cannot take inputs of shape \(2, 1, 8, 8\): RuntimeError: mat1 and mat2"),
+        (
+            flat(65, 10),
+            r"does not accept the data: inputs of shape \(2, 1, 8, 8\), two samples: RuntimeError: mat1 and mat2",
+        ),
         (flat(64, 10).requires_grad_(False), "no parameter with requires_grad=True"),
         (5, "must be a torch.nn.Module: got int"),
     ],

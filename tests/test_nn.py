@@ -260,6 +260,13 @@ def test_auto_estimates_the_threshold_from_the_current_gradients_only():
     assert threshold == pytest.approx(theory.best_threshold(1.5) * 0.1, rel=0.05)
 
 
+def test_auto_clips_gradients_without_noise():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(20, 50), nn.ReLU(), nn.Linear(50, 2))
+    nn.functional.cross_entropy(model(torch.randn(64, 20)), torch.arange(64) % 2).backward()
+    assert clip_grad_mac_(model.parameters(), "auto") > 0.1
+
+
 @pytest.mark.parametrize("gradients", [[], [torch.zeros(0)], [torch.full((3,), 2.0)], [torch.tensor([math.inf, 1.0])]])
 def test_auto_leaves_gradients_that_do_not_vary(gradients):
     before = [g.clone() for g in gradients]

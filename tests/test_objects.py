@@ -229,12 +229,43 @@ def test_the_network_of_a_read_run_needs_its_objects(base, tmp_path):
 
 
 def test_objects_of_a_wrong_type_are_refused(base):
-    refused("wrong-type", base, data=[1, 2])
-    refused("wrong-type", base, data=torch.utils.data.TensorDataset(torch.ones(3)))
+    for data in ([1, 2], np.ones((3, 4)), torch.utils.data.TensorDataset(torch.ones(3))):
+        assert "sa.Dataset.from_arrays(x, y)" in refused("wrong-type", base, data=data).advice
     refused("wrong-type", base, data=TABLE, model=3)
     refused("wrong-type", base, data=TABLE, model=net(), receiver=3)
     refused("invalid-model", base, data=TABLE, model=lambda: 3)
     refused("invalid-model", base, data=TABLE, model=nn.Linear(4, 2))
+
+
+@pytest.mark.parametrize("value", [TABLE, net(), soft(1.0), 3], ids=["data set", "module", "function", "number"])
+@pytest.mark.parametrize("setting", ["data", "model", "receiver", "server"])
+def test_an_experiment_refuses_objects_and_names_the_call_that_takes_them(setting, value):
+    error = errors.refused("not-a-spec", sa.Experiment, **{setting: value})
+    assert f"sa.run(experiment, {setting}=...)" in error.advice
+
+
+@pytest.mark.parametrize(
+    "function", [lambda a: net(), lambda a, b, c: net(), lambda: lambda a: net(), nn.Conv2d, lambda *, width: net()]
+)
+def test_a_model_function_takes_the_shape_and_the_classes_or_nothing(base, function):
+    assert "(shape, classes) or no argument" in str(refused("invalid-model", base, data=TABLE, model=function))
+
+
+def test_a_class_of_torch_that_fails_is_named(base):
+    assert str(refused("component-failed", base, data=TABLE, model=nn.Linear)).startswith("Linear: ")
+
+
+def test_a_registered_model_function_takes_the_shape_and_the_classes(base, registries):
+    sa.model("one_argument")(lambda: lambda shape: net())
+    assert __file__ in str(errors.refused("invalid-model", sa.run, base.with_(model="one_argument"), data=TABLE))
+
+
+def test_a_network_of_torch_for_other_data_is_refused_without_a_line_of_torch(base):
+    text = str(refused("invalid-model", base, data=TABLE, model=nn.Linear(5, 3)))
+    assert text.startswith("the model does not accept the data: inputs of shape (2, 4)")
+    assert "linear.py" not in text
+    wider = sa.Dataset.from_arrays(RNG.normal(0, 1, (60, 5)), np.arange(60) % 3)
+    assert __file__ in str(refused("invalid-model", base, data=wider, model=net()))
 
 
 def test_an_error_in_an_object_is_one_line_with_its_file_and_line(base):

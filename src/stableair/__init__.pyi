@@ -32,6 +32,7 @@ from stableair.errors import ResourceError as ResourceError
 from stableair.errors import RunBusyError as RunBusyError
 from stableair.errors import StableairError as StableairError
 from stableair.experiment import Experiment as Experiment
+from stableair.experiment import preset as preset
 from stableair.models import model as model
 from stableair.paper.demo import demo as demo
 from stableair.paper.figures import figure as figure

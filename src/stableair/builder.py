@@ -24,6 +24,7 @@ from stableair.experiment import COMPONENT_SETTINGS, Experiment
 from stableair.isolation import isolated
 from stableair.memory import check_memory
 from stableair.models import model
+from stableair.objects import check_model_function
 from stableair.participants import divisor, participants
 from stableair.receivers import assemble
 from stableair.schedules import Schedule, full_rate
@@ -74,9 +75,9 @@ def attribute_plugin_errors(experiment: Experiment) -> Iterator[None]:
     except Exception as error:
         if location := traceback_location(error):
             raise InputError(location, code="component-failed") from error
-        if locations := _user_locations(experiment, COMPONENT_SETTINGS):  # stableair cannot process its output
+        if where := _user_locations(experiment, COMPONENT_SETTINGS) or _installed_objects(experiment):
             reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            text = f"{locations}: stableair cannot process the output of this component: {reason}"
+            text = f"{where}: stableair cannot process the output of this component: {reason}"
             raise InputError(text, code="component-failed") from error
         raise
 
@@ -85,6 +86,12 @@ def _user_locations(experiment: Experiment, settings: Iterable[str]) -> str:
     """The files and lines of the user-defined components among some settings."""
     calls = [call for name in settings for call in experiment.calls(name)]
     return " or ".join(f"{file[0]}, line {file[1]}" for call in calls if (file := call.user_location))
+
+
+def _installed_objects(experiment: Experiment) -> str:
+    """The names of the functions and classes of installed packages, such as torch, that were passed to the run."""
+    calls = [call for name in COMPONENT_SETTINGS if name != "data" for call in experiment.calls(name)]
+    return " or ".join(call.title for call in calls if call.is_object and not call.user_location)
 
 
 def _check_data(data: Any, splits: Iterable[str]) -> None:
@@ -162,7 +169,7 @@ def _check_model(module: Any, data: Dataset) -> None:
     except Exception as error:  # the code of the model may raise anything
         reason = traceback_location(error) or f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
         kind = "token ids" if holds_tokens(x) else "inputs"
-        text = f"the model cannot take {kind} of shape {tuple(x.shape)}: {reason}"
+        text = f"the model does not accept the data: {kind} of shape {tuple(x.shape)}, two samples: {reason}"
         raise InputError(text, code="invalid-model", setting="model") from error
     wanted = len(x), data.classes
     if not isinstance(out, torch.Tensor) or tuple(out.shape) != wanted:
@@ -286,7 +293,7 @@ def _new_module(e: Experiment, data: Dataset) -> nn.Module:
     with torch.random.fork_rng(devices=[]):  # torch initialises on the CPU: the same w_0 on every device
         torch.manual_seed(generator(e.seed, "init").key[0])
         call = _default_model(data) if e.model == "auto" else e.call("model")
-        module: nn.Module = call()(tuple(data.train.x.shape[1:]), data.classes)
+        module: nn.Module = check_model_function(call())(tuple(data.train.x.shape[1:]), data.classes)
         _check_model(module, data)
     return module
 

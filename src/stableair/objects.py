@@ -3,6 +3,7 @@
 import copy
 import inspect
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -11,9 +12,8 @@ from stableair.contracts import Dataset, Rule, ServerRule
 from stableair.errors import InputError
 from stableair.fingerprints import fingerprint, qualified_name
 from stableair.spec import OBJECT, PassedObject, format_call
-from stableair.validation import short_repr
+from stableair.validation import ADVICE, short_repr
 
-OBJECT_SETTINGS = "data", "model", "receiver", "server"  # the settings that may be Python objects
 MAX_NAME = 200  # characters of a recorded name
 
 
@@ -50,8 +50,8 @@ def is_object(value: Any) -> bool:
 def _component(setting: str, value: Any) -> Any:
     """Convert a Python object to the value that a registered factory of the setting would return."""
     if setting == "data" and not isinstance(value, Dataset):
-        advice = "create one with sa.Dataset.from_arrays, from_torch or from_csv"
-        raise InputError(f"data must be a Dataset: got {short_repr(value)}", code="wrong-type", advice=advice)
+        text = f"data must be a Dataset: got {short_repr(value)}"
+        raise InputError(text, code="wrong-type", advice=ADVICE["Dataset"])
     if setting != "model":
         return value
     if isinstance(value, nn.Module):
@@ -59,20 +59,42 @@ def _component(setting: str, value: Any) -> Any:
     if not callable(value):
         text = f"the model must be a torch.nn.Module or a function that returns one: got {short_repr(value)}"
         raise InputError(text, code="wrong-type", setting="model")
+    if not _needs_no_argument(value):
+        check_model_function(value)
     return lambda shape, classes: _built(value, shape, classes)
 
 
 def _built(factory: Callable[..., Any], shape: tuple[int, ...], classes: int) -> Any:
     """Call a user's factory of a module: without arguments if it needs none, else with the shape and the classes."""
     made = factory() if _needs_no_argument(factory) else factory(shape, classes)
-    return made(shape, classes) if callable(made) and not isinstance(made, nn.Module) else made
+    return check_model_function(made)(shape, classes) if callable(made) and not isinstance(made, nn.Module) else made
+
+
+def check_model_function(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that can be called with the shape of a sample and the number of classes.
+
+    Raises:
+        InputError: It has other arguments (`invalid-model`).
+    """
+    if not _accepts(function, "shape", "classes"):
+        name = f"{qualified_name(function)}{inspect.signature(function)}"
+        text = f"a model function takes (shape, classes) or no argument: got {name[-MAX_NAME:]}"
+        raise InputError(text, code="invalid-model", setting="model")
+    return function
 
 
 def _needs_no_argument(factory: Callable[..., Any]) -> bool:
+    return _accepts(factory)
+
+
+def _accepts(function: Callable[..., Any], *arguments: Any) -> bool:
+    """Whether a function can be called with these positional arguments."""
     try:
-        inspect.signature(factory).bind()
+        inspect.signature(function).bind(*arguments)
     except TypeError:
         return False
+    except ValueError:  # a built-in function without a signature
+        return bool(arguments)
     return True
 
 
@@ -84,8 +106,10 @@ def _name(value: Any) -> str:
 
 
 def _location(value: Any) -> tuple[str, int] | None:
-    """Return the file and line of the code of an object; None if it has no Python code."""
+    """Return the file and line of the code of an object; None for code of an installed package, such as torch."""
     is_network = isinstance(value, nn.Module) or (isinstance(value, type) and issubclass(value, nn.Module))
     function = value.forward if is_network else getattr(value, "apply", value)
     code = getattr(inspect.unwrap(function) if callable(function) else None, "__code__", None)
-    return (code.co_filename, code.co_firstlineno) if code else None
+    if code is None or {"site-packages", "dist-packages"} & {*Path(code.co_filename).parts}:
+        return None
+    return code.co_filename, code.co_firstlineno

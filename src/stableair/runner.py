@@ -212,12 +212,14 @@ def advise_on_interrupt(folder: Path | None, again: str = "the same call") -> It
 
     Args:
         folder: The folder of the rounds; None for rounds in memory, without a note.
-        again: The call that continues; "" for no note.
+        again: The call that continues; "" for no note about a folder with rounds.
     """
     try:
         yield
     except KeyboardInterrupt as interrupt:
-        if folder and again:
+        if folder and not folder.exists():
+            interrupt.add_note(f"nothing was recorded in {folder}")
+        elif folder and again:
             interrupt.add_note(f"{folder} holds every complete round; {again} continues from there")
         raise
 

@@ -296,7 +296,8 @@ class Registry:
         try:
             arguments = entry.complete(arguments)
         except StableairError as error:
-            error.hint = ""  # its advice for the command line is for components that are settings
+            if error.hint == "argument":  # the command line's advice is for components that are settings
+                error.hint = ""
             raise error.with_message(f"{self.kind} {text}: {error}") from None
         return Call(self, entry.name, arguments)
 
@@ -368,6 +369,7 @@ class Registry:
 
 # The name of a component that is a Python object, passed to `sa.run`: object(name='net.Net', digest='...').
 OBJECT = "object"
+OBJECT_SETTINGS = "data", "model", "receiver", "server"  # the settings that may be Python objects
 
 
 @dataclass(frozen=True)

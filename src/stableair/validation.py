@@ -19,6 +19,8 @@ from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin
 from stableair.errors import InputError
 
 FLOAT32_MAX = 3.4028234663852886e38
+# How to create a value of a type; the advice of errors about a value of another type.
+ADVICE = {"Dataset": "create a Dataset with sa.Dataset.from_arrays(x, y), from_torch or from_csv"}
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -27,10 +29,18 @@ T = TypeVar("T")
 def suggest(word: str, allowed: Iterable[str]) -> str:
     """Return a sentence for an error about an unknown word: the closest match, and all allowed words."""
     allowed = list(allowed)
+    return f"{closest_match(word, allowed)}allowed: {', '.join(allowed)}"
+
+
+def closest_match(word: str, allowed: Iterable[str]) -> str:
+    """Return the question for the closest allowed word; "" if no word is close.
+
+    >>> closest_match("mack", ["mac", "gnc"])
+    "did you mean 'mac'? "
+    """
     lowered = {a.lower(): a for a in allowed}
     close = get_close_matches(word.lower(), lowered, n=1)
-    hint = f"did you mean {lowered[close[0]]!r}? " if close else ""
-    return f"{hint}allowed: {', '.join(allowed)}"
+    return f"did you mean {lowered[close[0]]!r}? " if close else ""
 
 
 def choice(name: str, value: object, allowed: Iterable[str]) -> str:
@@ -229,7 +239,9 @@ def _is_simple(kind: Any) -> bool:
 
 
 def _wrong_type(name: str, value: object, wanted: str) -> InputError:
-    return InputError(f"{name} must be {wanted}: got {short_repr(value)}", code="wrong-type", name=name, value=value)
+    text = f"{name} must be {wanted}: got {short_repr(value)}"
+    advice = next((ADVICE[kind] for kind in wanted.split(" | ") if kind in ADVICE), "")
+    return InputError(text, code="wrong-type", advice=advice, name=name, value=value)
 
 
 def _out_of_range(name: str, value: float, wanted: str, **limits: Any) -> InputError:

@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import nn
 
-from stableair.experiment import IDEAL, PRESETS, Experiment
+from stableair.experiment import IDEAL, Experiment, preset
 from stableair.objects import as_settings
 
 
@@ -42,5 +42,5 @@ SET_UPS: dict[str, dict[str, Any]] = {
 }
 WORKLOADS = {name: Experiment(**IDEAL | settings) for name, settings in SET_UPS.items()}
 # The paper's set-ups with its channel; they need the data sets.
-WORKLOADS["cifar10"] = Experiment(**PRESETS["cifar10-noniid"])
-WORKLOADS["femnist"] = Experiment(**PRESETS["femnist"])
+WORKLOADS["cifar10"] = preset("cifar10-noniid")
+WORKLOADS["femnist"] = preset("femnist")

@@ -5,6 +5,8 @@ import shlex
 import pytest
 
 import stableair as sa
+from stableair.cli import reference
+from stableair.paper import air_plots, signal_plots
 
 
 @pytest.mark.parametrize(
@@ -16,6 +18,12 @@ import stableair as sa
         (["run", "--noise.tau", 0.3], "write noise.tau=0.3"),
         (["search", "--C", 1], "write receiver.C=1"),
         (["run", "--round", 3], "write rounds=3"),
+        (["run", "-rounds", 3], "write rounds=3"),
+        (["run", "digits", "-rounds=3"], "write rounds=3"),
+        (["sweep", "-noise.tau", 3], "write noise.tau=3"),
+        (["search", "-C", 1], "write receiver.C=1"),
+        (["run", "-seeds", 3], "write --seeds"),
+        (["run", "-checkpoint-every", 3], "write --checkpoint-every"),
         (["sweep", "--locl-epochs=3"], "write local_epochs=3"),
         (["run", "seeds=3"], "write --seeds 3"),
         (["search", "receiver.C=1:2", "trials=4"], "write --trials 4"),
@@ -31,11 +39,22 @@ def test_the_error_names_the_right_form(words, advice, command, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "words", [["plot", "--rounds", 2], ["run", "--bogus", 2], ["run", "--sedes", 2], ["list", "--tau", 2]]
+    "words",
+    [["plot", "--rounds", 2], ["run", "--bogus", 2], ["run", "--sedes", 2], ["list", "--tau", 2], ["run", "-x"]],
 )
 def test_options_without_a_similar_setting_get_no_advice(words, command):
     code, _, errors = command(*words)
     assert (code, "No such option" in errors, "write" in errors) == (2, True, False)
+
+
+@pytest.mark.parametrize(("words", "name"), [(["air"], "digital"), (["figure"], "fig4c"), (["data", "show"], "digits")])
+def test_a_missing_argument_is_described(words, name, command):
+    code, _, errors = command(*words)
+    assert (code, errors.startswith("error: Missing argument 'NAME': "), name in errors) == (2, True, True)
+
+
+def test_the_pictures_of_air_are_listed():
+    assert [*reference.PICTURES] == [*(air_plots.PICTURES | signal_plots.PICTURES)]
 
 
 def test_a_sweep_accepts_seeds_as_a_setting(command, small):

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 import stableair as sa
+from stableair.experiment import PRESETS
 from stableair.paper import demo, theorem
 
 
@@ -50,7 +51,7 @@ def test_theory_checks_the_theorem(command, monkeypatch):
 
 
 def test_the_demo_tunes_on_validation_and_compares_on_test(command, monkeypatch, tmp_path, tiny):
-    monkeypatch.setitem(demo.PRESETS, "demo", tiny.with_(rounds=3).to_dict())
+    monkeypatch.setitem(PRESETS, "demo", tiny.with_(rounds=3).to_dict())
     monkeypatch.setattr(demo, "TUNING_ROUNDS", 2)
     monkeypatch.setitem(demo.GRID, "mac", ("mac(C={})", (1e-6, 1, 1e-5)))
     code, _, errors = command("demo")

@@ -46,6 +46,32 @@ def test_list_prints_one_setting(command):
     assert "did you mean 'norm_stats'?" in command("list", "norm_stat")[2]
 
 
+def test_list_prints_one_component_of_every_kind_that_has_it(command, registries, tmp_path):
+    (tmp_path / "mine.py").write_text('import stableair as sa\n@sa.receiver("trim")\ndef trim(C: int): "Trimmed."\n')
+    assert command("list", "mac")[1].splitlines()[0] == "receivers"
+    assert "Clipping threshold" in command("list", "mac")[1]
+    assert "gnc" not in command("list", "mac")[1]
+    titles = [line for line in command("list", "sgd")[1].splitlines() if not line.startswith(" ")]
+    assert titles == ["local", "servers"]
+    assert command("list", "trim", "--plugin", tmp_path / "mine.py")[1] == "receivers\n  trim(C: int)  Trimmed.\n"
+
+
+def test_list_prints_the_components_with_an_argument(command):
+    out = command("list", "noise.tau")[1]
+    listed = re.findall(r"^  (\w+)\(", out, re.MULTILINE)
+    assert listed == [entry.name for entry in registry("noise") if "tau" in entry.parameters]
+    assert re.findall(r"^ {6}(\w+): ", out, re.MULTILINE) == ["tau"] * len(listed)
+
+
+def test_list_suggests_the_closest_name(command):
+    for word, name in (("macc", "mac"), ("receiverss", "receivers"), ("round", "rounds")):
+        code, _, errors = command("list", word)
+        assert code == 2
+        assert f"did you mean {name!r}?" in errors
+        assert "batch_size" not in errors, "the settings would hide the suggestion"
+    assert command("list", "noise.nothing")[0] == 2
+
+
 def test_list_works_without_earlier_commands():
     words = [sys.executable, "-m", "stableair", "list"]
     done = subprocess.run(words, capture_output=True, text=True, check=False)

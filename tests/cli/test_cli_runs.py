@@ -49,6 +49,23 @@ def test_each_seed_has_a_separate_folder(command, small, tmp_path):
     assert (tmp_path / "a.png").stat().st_size > 1000
 
 
+def test_the_advice_after_ctrl_c_names_a_folder_that_exists(command, small, registries):
+    interrupted = iter([True, False, True])  # the only run of the first command, the second run of the other one
+
+    @sa.model("stop")
+    def stop():
+        def build(shape, classes):
+            if next(interrupted):
+                raise KeyboardInterrupt
+            return sa.models.logistic()(shape, classes)
+
+        return build
+
+    words = [*with_changes(small, "model=stop", "rounds=1"), "--out", "a", "--seeds", 2]
+    assert command("run", *words)[::2] == (130, "stopped; nothing was recorded; run the same command again\n")
+    assert command("run", *words)[::2] == (130, "stopped; a/seed0 holds every complete round; continue with --resume\n")
+
+
 def test_without_out_the_folder_is_named_after_the_run(command, small, tiny, tmp_path):
     assert command("run", *small)[0] == 0
     assert [p.name for p in (tmp_path / "runs").iterdir()] == [f"synthetic-mac-seed0-{tiny.id()}"]

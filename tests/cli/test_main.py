@@ -127,7 +127,9 @@ def test_every_option_of_a_hint_exists():
     assert set(hinted) <= known
 
 
-@pytest.mark.parametrize("words", [["run", "receiver=smoothed()"], ["sweep", "model=mine()"]])
+@pytest.mark.parametrize(
+    "words", [["run", "receiver=smoothed()"], ["sweep", "model=mine()"], ["run", "noise=markov(bad='mine()')"]]
+)
 def test_an_unknown_component_hints_at_plugins(command, words):
     code, _, errors = command(*words)
     assert code == 2

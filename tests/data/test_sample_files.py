@@ -112,6 +112,33 @@ def test_text_of_csv_errors(sample_files, text, part):
     assert part in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("text", "label"),
+    [
+        ("5.1,3.5,0\n4.9,3,1\n", "0"),
+        ("5.1,3.5,setosa\n4.9,3,lily\n4.7,3.2,setosa\n", "setosa"),
+        ("1,0,2\n0,1,3\n", "2"),
+    ],
+)
+def test_a_first_line_with_a_sample_is_refused(sample_files, text, label):
+    (sample_files / "bad.csv").write_text(text)
+    error = refused("missing-column-names", lambda: sa.Dataset.from_csv("bad.csv", label, test=0.5))
+    assert "bad.csv: the first line must contain the column names" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("text", "label"),
+    [
+        ("0,1,2\n4.9,3,1\n5,3,0\n5,4,1\n5,5,0\n", "2"),  # a data frame of pandas without names
+        ("400.5,410.5,label\n4.9,3,a\n5,3,b\n5,4,a\n5,5,b\n", "label"),  # wavelengths
+        ("1,2,class\n4.9,3,a\n5,3,b\n5,4,a\n5,5,b\n", "class"),
+    ],
+)
+def test_column_names_may_be_numbers(sample_files, text, label):
+    (sample_files / "numbers.csv").write_text(text)
+    assert len(sa.Dataset.from_csv("numbers.csv", label, test=0.5).train.y) == 2
+
+
 def test_invalid_files_and_arguments_are_refused(sample_files):
     refused("unreadable-file", lambda: sa.Dataset.from_csv("nothing.csv", "label"))
     refused("unreadable-file", lambda: sa.Dataset.from_csv(".", "label"))

@@ -62,6 +62,11 @@ def printed(cells):
     return table("".join("".join(out.get("text", "")) for cell in cells for out in cell.get("outputs", [])))
 
 
+def printed_lines(cells):
+    """The number of lines that each cell prints."""
+    return {cell.id: sum(out.get("text", "").count("\n") for out in cell.get("outputs", [])) for cell in cells}
+
+
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_the_notebook_runs_and_contains_its_outputs(name, tmp_path, monkeypatch):
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
@@ -71,11 +76,12 @@ def test_the_notebook_runs_and_contains_its_outputs(name, tmp_path, monkeypatch)
     assert pictures(book.cells) == NOTEBOOKS[name]
     assert all(cell.outputs for cell in book.cells if cell.cell_type == "code")
     assert not re.search(r"/(home|root|tmp|work|Users|opt|usr)/|[A-Z]:\\\\", stored), "no local path"
-    recorded = printed(book.cells)
+    recorded, lines = printed(book.cells), printed_lines(book.cells)
     monkeypatch.setenv("PYTHONPATH", str(Path(stableair.__file__).absolute().parents[1]))
     nbclient.NotebookClient(book, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()
     assert pictures(book.cells) >= NOTEBOOKS[name]
     assert printed(book.cells).keys() == recorded.keys()
+    assert printed_lines(book.cells) == lines, "the stored output is that of the present version"
     if name == "quickstart.ipynb":
         found = printed(book.cells)
         assert list(found) == ["no channel", "mac(C=1)", "no repair", "smooth(C=1)"]

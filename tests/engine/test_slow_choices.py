@@ -9,7 +9,7 @@ from torch import nn
 
 import stableair as sa
 from helpers.engine import simulation_of
-from stableair.engine import choose
+from stableair.engine import choose, selection
 
 
 def dropping():
@@ -38,6 +38,12 @@ def compiler(monkeypatch):
     monkeypatch.setattr("stableair.engine.kernel_layers.try_kernels", lambda device: None)
 
 
+@pytest.fixture(autouse=True)
+def no_earlier_warnings():
+    """Forget the warnings of earlier tests: each is logged once per process."""
+    selection._warn_once.cache_clear()
+
+
 def test_a_model_without_fast_engine_is_logged_before_the_first_round(registries, caplog):
     @sa.model("dropping")
     def model():
@@ -48,8 +54,11 @@ def test_a_model_without_fast_engine_is_logged_before_the_first_round(registries
         sa.run(e.with_(engine="reference"))
         assert not caplog.records, "the setting requests it"
         sa.run(e)
-    (warning,) = caplog.messages
-    assert "one client after the other: its forward pass draws from torch's generator" in warning
+        sa.run(e.with_(seed=1))
+    (warning,) = caplog.messages  # one for both runs
+    assert "one client after the other: its forward pass draws from torch's generator (for example dropout)" in warning
+    sa.run(e.with_(data="synthetic(samples=60, shape=(1, 8, 8), classes=3)"))
+    assert len(caplog.messages) == 2, "another model has its own warning"
 
 
 def test_on_a_gpu_the_choice_of_the_reference_is_logged(caplog):

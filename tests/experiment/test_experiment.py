@@ -46,6 +46,7 @@ def test_an_experiment_is_immutable_and_hashable():
         ({"chunk": -1}, "out-of-range"),
         ({"seed": 0.5}, "wrong-type"),
         ({"seed": 10**30}, "out-of-range"),
+        ({"seed": -1}, "out-of-range"),
         *(({"lr": value}, "out-of-range") for value in (-1, math.nan, math.inf, 1e300)),
         ({"lr": "fast"}, "wrong-type"),
         *(({"average": value}, "out-of-range") for value in (1, -0.1, math.nan)),
@@ -224,7 +225,14 @@ def test_every_setting_has_a_description_and_its_type_is_checked():
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_are_experiments(name):
-    assert from_words([name]) == Experiment(**PRESETS[name])
+    assert sa.preset(name) == from_words([name]) == Experiment(**PRESETS[name])
+
+
+def test_an_unknown_preset_is_refused():
+    assert str(refused("unknown-value", sa.preset, "cifar")).startswith(
+        "preset 'cifar' is unknown; did you mean 'cifar1"
+    )
+    refused("unknown-value", sa.preset, ["cifar10"])
 
 
 def test_a_setting_that_is_given_twice_is_refused():

@@ -19,6 +19,26 @@ def test_a_dotted_key_changes_one_argument():
     assert refused("unknown-value", e.with_, **{"reciever.C": 1}).fields["value"] == "reciever"
 
 
+def test_the_constructor_accepts_the_keys_of_with_():
+    settings = {"clients": 5, "noise": "markov", "noise.p": 0.2, "receiver.C": 3}
+    assert Experiment(**settings) == Experiment().with_(**settings)
+    refused("unknown-value", Experiment, **{"reciever.C": 1})
+    refused("unknown-setting", Experiment, **{"noise.tau": 1, "client": 3})
+
+
+@pytest.mark.parametrize(
+    ("settings", "fix"),
+    [
+        ({"noise": "markov", "noise.bad.tau": 3}, "noise.bad='sas(tau=3)'"),
+        ({"noise": "markov(p=0.2)", "noise.bad.std": 3}, "noise.bad='gaussian(std=3)'"),
+        ({"fading.of.mean": 2}, "fading.of='rayleigh(mean=2)'"),
+        ({"noise.tau.x": 3}, "noise.ARGUMENT=VALUE"),
+    ],
+)
+def test_a_key_with_two_dots_names_the_nested_spec(settings, fix):
+    assert str(refused("unknown-argument", Experiment().with_, **settings)).endswith(f"; write {fix}")
+
+
 def test_words_of_a_command_line(tmp_path):
     (tmp_path / "mine.toml").write_text("clients = 3")
     e = from_words([str(tmp_path / "mine.toml"), "rounds=5", "lr=1e-2", "receiver=mac(C=0.5)", "noise.tau=0.2"])

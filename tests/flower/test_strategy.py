@@ -25,6 +25,7 @@ from flwr.serverapp.strategy import (
 )
 
 import stableair as sa
+from helpers.errors import refused
 from helpers.flower import NODES, Nodes, averaging, bits, reply, run_over_the_air, samples, start_arrays
 from stableair.algorithm import Simulation, simulate
 from stableair.builder import receiving_side, start_state
@@ -140,7 +141,13 @@ def test_a_strategy_that_compares_replies_is_refused(kind):
     strategy = kind(client_learning_rate=0.1) if kind is QFedAvg else kind()
     with pytest.raises(InputError) as error:
         OverTheAir(strategy)
-    assert error.value.code == "needs-replies"
+    assert (error.value.code, error.value.fields["strategy"]) == ("needs-replies", kind.__name__)
+    assert "FedProx" in str(error.value)
+
+
+def test_a_class_and_a_wrapped_strategy_are_refused_with_the_fix():
+    assert "pass an instance: FedAvg()" in str(refused("wrong-type", OverTheAir, FedAvg, lr=0.1))
+    assert "OverTheAir already" in str(refused("wrong-type", OverTheAir, OverTheAir(FedAvg())))
 
 
 def test_a_strategy_that_clips_replies_and_an_object_without_strategy_are_refused():

@@ -27,6 +27,7 @@ from stableair.receivers import (
     sign,
     tanh_clip,
 )  # fmt: skip
+from stableair.receivers.median import vector_median
 from stableair.streams import generator
 from stableair.vector import Layout
 
@@ -39,7 +40,11 @@ BLOCKS = Layout(("a", "b", "c"), ((3,), (1,), (4,)), (0, 3, 4, 8))
 @given(VECTORS)
 def test_the_median_is_an_entry_and_the_lower_middle(g):
     ordered = g.sort().values
-    assert median(g).item() == ordered[(len(g) - 1) // 2]
+    assert median(g).item() == ordered[(len(g) - 1) // 2] == vector_median(g)
+    assert vector_median(g).shape == ()
+    g[len(g) // 2] = math.nan
+    assert median(g).isnan()
+    assert vector_median(g).isnan()
 
 
 @given(VECTORS, THRESHOLDS)

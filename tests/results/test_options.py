@@ -99,6 +99,10 @@ def test_invalid_options_are_refused_before_anything_is_computed(name, tiny, tmp
     refused("wrong-type", CALLS[name], tiny, tmp_path / "r", track=3)
     refused("wrong-type", CALLS[name], tiny, tmp_path / "r", progress="no")
     assert refused("unknown-option", CALLS[name], tiny, tmp_path / "r", patients=3).fields["name"] == "patients"
+    assert "with_(rounds=3)" in str(refused("unknown-option", CALLS[name], tiny, tmp_path / "r", rounds=3))
+    assert 'with_(**{"noise.tau": 3})' in str(
+        refused("unknown-option", CALLS[name], tiny, tmp_path / "r", **{"noise.tau": 3})
+    )
     assert not list(tmp_path.iterdir())
     refused("needs-folder", sa.run, tiny, track="tensorboard")
 

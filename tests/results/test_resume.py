@@ -212,6 +212,17 @@ def test_the_traceback_of_ctrl_c_names_the_folder_and_how_to_continue(tiny, tmp_
     assert all(str(path) in note and "resume=True" in note for note in advice)
 
 
+@pytest.mark.parametrize("resume", [False, True])
+def test_ctrl_c_before_the_first_round_says_that_nothing_was_recorded(tiny, tmp_path, resume):
+    def interrupt():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) as stop:
+        run(tiny, tmp_path / "a", model=interrupt, resume=resume)
+    assert stop.value.__notes__ == [f"nothing was recorded in {tmp_path / 'a'}"]
+    assert not (tmp_path / "a").exists()
+
+
 @pytest.mark.parametrize(
     "call",
     [

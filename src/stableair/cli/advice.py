@@ -50,14 +50,16 @@ def _missing_arguments(error: StableairError) -> str:
 
 
 def advise_on_words(error: Any) -> str:
-    """Return the message of typer's error about a command line, with an example if the words are missing."""
+    """Return the message of typer's error about a command line; for missing words, with an example or their help."""
     if type(error).__name__ == "MissingParameter" and error.ctx and error.ctx.command.name in WORDS:
         return WORDS[error.ctx.command.name]
+    if type(error).__name__ == "MissingParameter" and (help := getattr(error.param, "help", "")):
+        return f"{error.format_message().rstrip('.')}: {help.rstrip('.')}"
     return re.sub(r"( Did you mean [^?]*\?)\1", r"\1", error.format_message())  # typer and click both add it
 
 
 def setting_for(error: Any, words: list[str]) -> str:
-    """Return the advice to write an unknown option such as `--rounds 2` as a setting.
+    """Return the message about an unknown option such as `--rounds 2` or `-rounds 2` that must be written as a setting.
 
     The result is "" if the option is not the name of a setting, or if the command takes no settings.
 
@@ -65,15 +67,25 @@ def setting_for(error: Any, words: list[str]) -> str:
         error: typer's error about an unknown option.
         words: The words of the command line.
     """
-    option = getattr(error, "option_name", "")
+    option = _whole_option(getattr(error, "option_name", ""), words)
     name = option.lstrip("-").replace("-", "_")
     if not name or not error.ctx or all(one.name != "words" for one in error.ctx.command.params):
         return ""
+    options = [str(one.name) for one in error.ctx.command.params]
+    if name in options:
+        return f"{option} is not an option: write --{name.replace('_', '-')}"
     keys = [name] if name.partition(".")[0] in TYPES else dotted_keys(name)
     if not keys:  # a misspelt setting, unless an option of the command is closer
-        options = [str(one.name) for one in error.ctx.command.params]
         keys = [one for one in get_close_matches(name, [*options, *TYPES], n=1, cutoff=0.7) if one not in options]
-    return f"write {' or '.join(f'{key}={_value_of(option, words)}' for key in keys)}" if keys else ""
+    values = " or ".join(f"{key}={_value_of(option, words)}" for key in keys)
+    return f"{option} is a setting: write {values}" if keys else ""
+
+
+def _whole_option(option: str, words: list[str]) -> str:
+    """Return the word of an unknown option: typer reads `-rounds` as `-r -o -u ...` and names only `-r`."""
+    if len(option) != 2:
+        return option
+    return next((word.partition("=")[0] for word in words if word.startswith(option)), option)
 
 
 def option_for(error: StableairError, words: list[str], commands: Mapping[str, Callable[..., None]]) -> str:

@@ -86,9 +86,8 @@ def _run(words: list[str], signals: list[int]) -> int | None:
         option = option_for(error, words, COMMANDS)
         return fail(f"{error.fields['name']} is an option of this command: {option}" if option else with_flag(error))
     except ClickException as error:
-        if setting := setting_for(error, words):
-            return fail(f"{error.option_name} is a setting: {setting}")
-        message = advise_on_words(error)  # empty if no command was given: typer has printed the help
+        # The message is empty if no command was given: typer has printed the help.
+        message = setting_for(error, words) or advise_on_words(error)
         return fail(message) if message else USER_ERROR
     except (BrokenPipe, BrokenPipeError) as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -119,11 +119,11 @@ def demo(
     force: Force = False,
 ) -> None:
     """Run the paper's four methods on the embedded data in half a minute: a table, demo.png, demo.json."""
-    from stableair.experiment import PRESETS, Experiment
+    from stableair.experiment import preset
     from stableair.paper.demo import FILES, RUNS
     from stableair.paper.methods import LABELS
 
-    base = Experiment(**PRESETS["demo"])
+    base = preset("demo")
     print_line(f"{base.data}, {base.clients} clients, {base.rounds} rounds, {base.noise}; runs in {out / RUNS}")
     with advise_on_stop("run the same command to continue"), ProgressDisplay() as display:
         runs = sa.demo(out, force=force, callbacks=[display])

@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stableair.cli.options import Force, Plugin, load_plugins, out_option
+from stableair.errors import InputError
 from stableair.experiment import COMPONENT_SETTINGS, NESTED_COMPONENTS, PRESETS, SETTING_FIELDS, registry
 from stableair.spec import Entry
-from stableair.validation import choice, positive, type_name
+from stableair.validation import choice, closest_match, positive, type_name
 
 if TYPE_CHECKING:
     from stableair.paper.theorem import Check
 
+PICTURES = "limit", "inversion", "bursts", "field", "markov", "block", "ar", "waveform", "antennas", "digital"
 MAX_WIDTH = 70  # characters of a signature; after a longer signature, the description starts in the next line
 # The component setting or nested component of each KIND of `stableair list`.
 IRREGULAR = {"data": "data", "local": "local", "basis": "bases"}
@@ -30,7 +32,10 @@ ARGUMENT = re.compile(r"^[ ]{4}\**(\w+): (.*(?:\n[ ]{5,}.*)*)", re.MULTILINE)
 def list_components(
     kind: Annotated[
         str | None,
-        typer.Argument(help=f"{', '.join(KINDS)}, presets, settings, or one setting such as rounds (default: all)."),
+        typer.Argument(
+            help=f"{', '.join(KINDS)}, presets, settings, one setting such as rounds, one component such as mac, or "
+            "one argument such as noise.tau (default: all)."
+        ),
     ] = None,
     plugin: Plugin = None,
 ) -> None:
@@ -40,19 +45,50 @@ def list_components(
     """
     load_plugins(plugin)
     lists = [*KINDS, "presets", "settings"]
-    plain_settings = [name for name in SETTING_FIELDS if name not in COMPONENT_SETTINGS]
-    if kind is not None:
-        lists = [choice("kind", PLURALS.get(kind, kind), [*lists, *plain_settings])]
-    for each in lists:
-        if each in plain_settings:
-            print(f"{typed_setting(each)}\n  {describe_setting(each)}")
-            break
-        rows = component_rows(each, arguments=kind is not None)
-        width = max((len(name) for name, _ in rows if len(name) <= MAX_WIDTH), default=0)
-        print(each)
-        for name, text in rows:
-            space = "\n" + " " * (width + 4) if len(name) > MAX_WIDTH else "  "
-            print(f"  {name:<{width}}{space}{text}".rstrip())
+    if kind is None:
+        for each in lists:
+            print_rows(each, component_rows(each, arguments=False))
+    elif (plural := PLURALS.get(kind, kind)) in lists:
+        print_rows(plural, component_rows(plural))
+    elif kind in SETTING_FIELDS:
+        print(f"{typed_setting(kind)}\n  {describe_setting(kind)}")
+    elif found := matching_components(kind):
+        for plural, rows in found.items():
+            print_rows(plural, rows)
+    else:
+        names = [*lists, *SETTING_FIELDS, *(entry.name for one in KINDS.values() for entry in registry(one))]
+        text = f"{kind!r} is no kind, setting, component or argument; {closest_match(kind, names)}"
+        raise InputError(f"{text}allowed kinds: {', '.join(lists)}", code="unknown-value", name="kind", value=kind)
+
+
+def print_rows(title: str, rows: list[tuple[str, str]]) -> None:
+    """Print a table with a title and two columns."""
+    width = max((len(name) for name, _ in rows if len(name) <= MAX_WIDTH), default=0)
+    print(title)
+    for name, text in rows:
+        space = "\n" + " " * (width + 4) if len(name) > MAX_WIDTH else "  "
+        print(f"  {name:<{width}}{space}{text}".rstrip())
+
+
+def matching_components(name: str) -> dict[str, list[tuple[str, str]]]:
+    """Return the rows of the components with this name, such as "mac", or with an argument, such as "noise.tau".
+
+    Args:
+        name: The name of a component, or a dotted key.
+
+    Returns:
+        The two columns of `stableair list`, by the plural of the kind.
+    """
+    setting, _, argument = name.partition(".")
+    found: dict[str, list[tuple[str, str]]] = {}
+    for plural, singular in KINDS.items():
+        for entry in registry(singular):
+            arguments = describe_arguments(entry)
+            if entry.name == name:
+                found.setdefault(plural, []).append(_row(entry, arguments))
+            elif singular == setting and argument in entry.parameters:
+                found.setdefault(plural, []).append(_row(entry, {argument: arguments.get(argument, "")}))
+    return found
 
 
 def component_rows(kind: str, arguments: bool = True) -> list[tuple[str, str]]:
@@ -66,13 +102,13 @@ def component_rows(kind: str, arguments: bool = True) -> list[tuple[str, str]]:
         return [(name, " ".join(f"{key}={v!r}" for key, v in settings.items())) for name, settings in PRESETS.items()]
     if kind == "settings":
         return [(typed_setting(name), describe_setting(name)) for name in SETTING_FIELDS]
-    return [(entry.typed_signature, _description(entry, arguments)) for entry in registry(KINDS[kind])]
+    return [_row(entry, describe_arguments(entry) if arguments else {}) for entry in registry(KINDS[kind])]
 
 
-def _description(entry: Entry, arguments: bool) -> str:
-    """Return the summary of a component, and below it a line for each argument."""
-    lines = [f"      {name}: {text}" for name, text in describe_arguments(entry).items()] if arguments else []
-    return "\n".join([entry.summary, *lines])
+def _row(entry: Entry, arguments: dict[str, str]) -> tuple[str, str]:
+    """Return the signature of a component; and its summary, with a line for each of these arguments."""
+    lines = [f"      {name}: {text}".rstrip() for name, text in arguments.items()]
+    return entry.typed_signature, "\n".join([entry.summary, *lines])
 
 
 def describe_arguments(entry: Entry) -> dict[str, str]:
@@ -163,14 +199,13 @@ def print_checks(checks: list["Check"]) -> None:
 
 
 def air(
-    name: Annotated[str, typer.Argument(help="Name of the picture, such as bursts.")],
+    name: Annotated[str, typer.Argument(help=f"{', '.join(PICTURES)}.")],
     out: Annotated[Path | None, out_option("Picture to write: .png, .pdf or .svg (default: NAME.png).")] = None,
     force: Force = False,
 ) -> None:
     """Draw an illustration of a channel component: power, interference, fading, signals.
 
-    NAME is one of limit, inversion, bursts, field, markov, block, ar, waveform,
-    antennas, and digital.
+    Example: `stableair air bursts`.
     """
     from stableair.paper import air_plots, signal_plots
     from stableair.results.plot import save

@@ -2,7 +2,8 @@
 
 import logging
 import shlex
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -89,7 +90,7 @@ def run(
                 log.info("%s is complete with %s; increase rounds to continue", folder, done)
     for folder, experiment in runs.items():
         with ExitStack() as stack:
-            stack.enter_context(advise_on_stop(f"{folder} holds every complete round; continue with --resume"))
+            stack.enter_context(advise_on_stopped_run(list(runs)))
             display = stack.enter_context(SeedDisplay(every_round=True))
             result = sa.run(
                 experiment, folder, resume=resume, checkpoint_every=checkpoint_every, plugin_changed=changed,
@@ -97,6 +98,22 @@ def run(
             )  # fmt: skip
         if profile:
             print_profile(result)
+
+
+@contextmanager
+def advise_on_stopped_run(folders: list[Path]) -> Iterator[None]:
+    """Print how to continue if the user stops the block; a run that has recorded nothing has no folder.
+
+    Args:
+        folders: The folders of all runs of the command, in their order.
+    """
+    try:
+        yield
+    except (KeyboardInterrupt, BrokenPipeError):
+        started = [folder for folder in folders if folder.exists()]
+        complete = f"{started[-1]} holds every complete round; continue with --resume" if started else ""
+        with advise_on_stop(complete or "nothing was recorded; run the same command again"):
+            raise
 
 
 def print_profile(result: "Run") -> None:

@@ -70,6 +70,9 @@ def _samples_of_table(table: _Table, path: str | Path, chosen: list[str], specia
             advice = _advice_on_names(allowed) or suggest(str(name), allowed)
             text = f"{path} has no column {short_repr(name)}; {advice}"
             raise InputError(text, code="unknown-column", name=name, allowed=allowed)
+    if _is_row_of_data(rows, special):
+        text = f"{path}: {_need_names(list(rows.columns))}"
+        raise InputError(text, code="missing-column-names", path=path, names=list(rows.columns))
     if not chosen or set(chosen) & set(special):
         text = f"{path}: features must be one or more columns without the label and the writer: got {chosen}"
         raise InputError(text, code="wrong-columns", columns=chosen)
@@ -87,8 +90,27 @@ def _advice_on_names(names: list[str]) -> str:
         columns = f"the file has only one column, {short_repr(names[0])}"
         return f"{columns}; if its separator is {found[0]!r}, set sep={found[0]!r}"
     if sum(map(_is_number, names)) > len(names) / 2:
-        return f"the first line must contain the column names: got {short_repr(', '.join(names))}"
+        return _need_names(names)
     return ""
+
+
+def _need_names(names: list[str]) -> str:
+    """Return the advice for a file whose first line is a sample."""
+    got = f"the first line must contain the column names: got {short_repr(', '.join(names))}"
+    return f"{got}; insert a line with names, such as x1,x2,label"
+
+
+def _is_row_of_data(rows: Any, special: list[str]) -> bool:
+    """Whether the line of column names is a sample: pandas would lose it.
+
+    Names such as 0,1,2 are the default of pandas' data frames, and numbers beside a column "label" may be, for example,
+    wavelengths.
+    """
+    names = list(rows.columns)
+    features = [name for name in names if name not in special]
+    if not all(map(_is_number, features)) or names == [str(i) for i in range(len(names))]:
+        return False
+    return all(_is_number(name) or name in set(rows[name].astype(str)) for name in special)
 
 
 def _is_number(text: str) -> bool:

@@ -104,7 +104,8 @@ def forward_effects(work: LocalTraining) -> Effects:
     state = _difference(*map(_without_tensor_values, snapshots[:2])) or _difference(*snapshots[1:3])
     state = state or _difference(*snapshots[2:4])
     if draws:
-        draws = f"its forward pass draws from {draws}"
+        example = " (for example dropout)" if "torch" in draws else ""
+        draws = f"its forward pass draws from {draws}{example}"
     elif not state and not _close(*outputs[:2]):
         draws = "its forward pass returns different outputs for the same input"
     return Effects(draws, f"its forward pass changes {state}" if state else "")

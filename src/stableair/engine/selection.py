@@ -3,7 +3,7 @@
 import gc
 import logging
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from importlib.util import find_spec
 from typing import Any, NamedTuple, cast, get_args
 
@@ -28,6 +28,7 @@ from stableair.training.local_training import LocalTraining, Trainer
 from stableair.training.reference import SMALL, Reference
 from stableair.validation import choice as check_choice
 from stableair.validation import typed
+from stableair.vector import Layout
 
 log = logging.getLogger("stableair")
 
@@ -114,7 +115,7 @@ def _choose_on_gpu(sim: Simulation, engine: str, precision: str, chunk: int) -> 
         program, note = fastest_program(work)
     except Unsupported as obstacle:
         requested = engine if precision in ("auto", "fp32") else "fast"
-        return _reference_or_error(requested, min(chunk or reference_trainer(sim).chunk, sim.n), obstacle)
+        return _reference_or_error(sim, requested, min(chunk or reference_trainer(sim).chunk, sim.n), obstacle)
     kind = _program_name(program)
     if precision == "auto":  # bf16 where it was shown to train as well as fp32
         gains = kind == "stacked" and program.has_convolutions and not holds_tokens(work.data.train.x)
@@ -260,7 +261,7 @@ def _choose_on_cpu(sim: Simulation, engine: str, chunk: int, rounds: int) -> Eng
         try:
             program, note = fastest_program(train.work)
         except Unsupported as obstacle:
-            return _reference_or_error(engine, loop, obstacle)
+            return _reference_or_error(sim, engine, loop, obstacle)
         kind = _program_name(program)
         checked = CheckedEngine(kind, train.work, program)
         why = f"the model is small, so {REASONS[kind]}{note}{_rule_note(train.work, kind)}"
@@ -274,7 +275,7 @@ def _choose_on_cpu(sim: Simulation, engine: str, chunk: int, rounds: int) -> Eng
         try:
             check_separable(train.work)
         except Unsupported as obstacle:
-            return _reference_or_error(engine, loop, obstacle)
+            return _reference_or_error(sim, engine, loop, obstacle)
         checked = CheckedEngine("processes", train.work, None)
         return EngineChoice("processes", "fp32", loop, f"one process on each of {cores} cores", checked)
     if engine == "fast":
@@ -282,18 +283,24 @@ def _choose_on_cpu(sim: Simulation, engine: str, chunk: int, rounds: int) -> Eng
         raise InputError(text, code="no-fast-engine")
     if entries >= PROCESSES_MAX_ENTRIES:
         reason = f"{entries / 1e6:.1f} million parameters on a CPU"
-        log.warning(SLOW, f"{reason}; {TOO_LARGE}")
+        _warn_once(f"{reason}; {TOO_LARGE}", sim.layout)
     else:
         reason = "a single core" if cores == 1 else "the run is too short for several processes"
     return EngineChoice("reference", "fp32", loop, f"{REASONS['reference']}: {reason}")
 
 
-def _reference_or_error(engine: str, chunk: int, obstacle: Unsupported) -> EngineChoice:
+def _reference_or_error(sim: Simulation, engine: str, chunk: int, obstacle: Unsupported) -> EngineChoice:
     """Choose the reference engine because of an obstacle, with a warning; refuse engine=fast with an InputError."""
     if engine == "fast":
         raise InputError(CANNOT_ACCELERATE.format(obstacle), code="no-fast-engine") from None
-    log.warning(SLOW, obstacle)
+    _warn_once(str(obstacle), sim.layout)
     return EngineChoice("reference", "fp32", chunk, str(obstacle))
+
+
+@cache
+def _warn_once(reason: str, model: Layout) -> None:
+    """Warn that no fast engine supports a model: once per process, not in each run of a sweep."""
+    log.warning(SLOW, reason)
 
 
 def _clients_that_fit(sim: Simulation) -> int:

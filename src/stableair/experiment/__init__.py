@@ -2,7 +2,7 @@
 
 from stableair.experiment.experiment import SETTING_FIELDS, Experiment, allowed_values
 from stableair.experiment.overrides import from_words, last_of_each, parse_overrides
-from stableair.experiment.presets import IDEAL, PRESETS
+from stableair.experiment.presets import IDEAL, PRESETS, preset
 from stableair.experiment.records import ARGUMENTS, components_of_record, settings_of_record
 from stableair.experiment.settings import (
     COMPONENT_SETTINGS,
@@ -32,6 +32,7 @@ __all__ = [
     "from_words",
     "last_of_each",
     "parse_overrides",
+    "preset",
     "registry",
     "settings_of_record",
     "takes_argument",

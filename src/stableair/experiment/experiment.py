@@ -11,7 +11,7 @@ from stableair.experiment import records
 from stableair.experiment.settings import COMPONENT_SETTINGS, check_known, registry
 from stableair.literals import Blocks, NormStats, Precision
 from stableair.markup import html_table
-from stableair.spec import Call, format_call
+from stableair.spec import OBJECT_SETTINGS, Call, format_call
 from stableair.validation import boolean, choice, fraction, integer, number, positive, short_repr, suggest
 
 MAX_COUNT = 10**9  # limit of clients, rounds, epochs and samples in a batch
@@ -34,7 +34,7 @@ class Allowed(NamedTuple):
 
 COUNT = Allowed("at least 1", lambda name, value: integer(name, value, 1, MAX_COUNT))
 COUNT_OR_ZERO = Allowed("at least 0", lambda name, value: integer(name, value, 0, MAX_COUNT))
-ANY_INTEGER = Allowed("any integer", integer)
+SEED = Allowed("at least 0", lambda name, value: integer(name, value, 0))
 RATE = Allowed("positive", lambda name, value: number(name, positive(name, value), *LR_RANGE))
 POSITIVE = Allowed("positive", positive)
 DECAY = Allowed("at least 0 and below 1", fraction)
@@ -55,6 +55,8 @@ def _named_settings_only(cls: type[T]) -> type[T]:
         if args:
             text = f"settings must have a name, such as data={args[0]!r}"
             raise InputError(text, code="positional-setting", value=args[0])
+        if any("." in name for name in settings):
+            settings = _default().with_(**settings).to_dict()
         check_known(settings)
         init(self, **settings)
 
@@ -72,7 +74,7 @@ class Experiment:
 
     The constructor checks every setting. It parses each spec, and builds each component except the data set once, to
     check its arguments. `call` and `calls` return the parsed specs. The settings hold each spec in one form: `none` and
-    `mac(1)` become `none()` and `mac(C=1)`.
+    `mac(1)` become `none()` and `mac(C=1)`. As for `with_`, a dotted key sets one argument: `**{"noise.tau": 0.5}`.
 
     Raises:
         InputError: A setting is unknown (`unknown-setting`) or its value is invalid (`wrong-type`, `out-of-range`,
@@ -91,7 +93,7 @@ class Experiment:
     model: str = _setting("auto", "Model; auto: the default model of the data set.")
     clients: int = _setting(50, "Number of clients N.", COUNT)
     rounds: int = _setting(100, "Number of communication rounds K.", COUNT)
-    seed: int = _setting(0, "Seed of all random streams.", ANY_INTEGER)
+    seed: int = _setting(0, "Seed of all random streams.", SEED)
     local_epochs: int = _setting(5, "Local epochs E per round.", COUNT)
     batch_size: int = _setting(10, "Samples per local batch.", COUNT)
     lr: float = _setting(0.03, "Learning rate eta of the clients.", RATE)
@@ -234,7 +236,10 @@ class Experiment:
         for key, value in settings.items():
             if "." in key:
                 name, _, argument = key.partition(".")
-                arguments.setdefault(choice("setting", name, COMPONENT_SETTINGS), {})[argument] = value
+                choice("setting", name, COMPONENT_SETTINGS)
+                if "." in argument:
+                    raise _nested_key(key, value)
+                arguments.setdefault(name, {})[argument] = value
         for name, values in arguments.items():
             text = plain.get(name)
             if isinstance(text, str) and text.isidentifier():  # noise=gaussian noise.std=1
@@ -397,7 +402,23 @@ def allowed_values(setting: str) -> tuple[str, ...]:
 def _parse(name: str, text: Any) -> tuple[Call, ...]:
     if name == "model" and text == "auto":
         return ()
+    if name in OBJECT_SETTINGS and not isinstance(text, str):
+        message = f"{name} must be a spec such as 'name(argument=1)': got {short_repr(text)}"
+        advice = f"pass a Python object to the run: sa.run(experiment, {name}=...)"
+        raise InputError(message, code="not-a-spec", advice=advice, name=name, value=text)
     return registry(name).parse(text) if name == "receiver" else (registry(name).one(text),)
+
+
+def _nested_key(key: str, value: Any) -> InputError:
+    """Return the error about a key such as "noise.bad.tau", with the nested spec that sets the argument."""
+    name, outer, argument = key.split(".", 2)
+    nested = next((entry.specs[outer] for entry in registry(name) if outer in entry.specs), None)
+    advice = f"write {name}.ARGUMENT=VALUE"
+    if nested:
+        component = next((entry.name for entry in nested if argument in entry.parameters), "NAME")
+        advice = f"write {name}.{outer}={format_call(component, {argument: value})!r}"
+    text = f"setting {key}: a key has one dot, and an argument of a nested spec is part of its text; {advice}"
+    return InputError(text, code="unknown-argument", name=key)
 
 
 def _with_arguments(name: str, calls: tuple[Call, ...], values: dict[str, Any]) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 from stableair.errors import InputError
 from stableair.experiment.experiment import Experiment
-from stableair.experiment.presets import PRESETS
+from stableair.experiment.presets import PRESETS, preset
 from stableair.experiment.settings import TYPES
 from stableair.spec import literal
 from stableair.validation import short_repr, suggest
@@ -30,7 +30,7 @@ def from_words(words: list[str]) -> Experiment:
     if words and "=" not in words[0]:
         first, *words = words
         if first in PRESETS:
-            base = Experiment(**PRESETS[first])
+            base = preset(first)
         elif Path(first).is_file() or Path(first).suffix in (".toml", ".json"):
             base = Experiment.read(first)
         else:

@@ -2,6 +2,9 @@
 
 from typing import Any
 
+from stableair.experiment.experiment import Experiment
+from stableair.validation import choice
+
 IDEAL = {"fading": "unit()", "noise": "none()", "receiver": "none()"}  # the paper's upper bound
 PRESETS: dict[str, dict[str, Any]] = {
     "digits": {"data": "digits"},
@@ -15,3 +18,21 @@ PRESETS: dict[str, dict[str, Any]] = {
     "cifar100": {"data": "cifar100", "receiver": "mac(C=0.13)", "norm_stats": "recalibrated"},
     "femnist": {"data": "femnist", "partition": "by_writer()", "receiver": "mac(C=0.13)"},
 }  # fmt: skip
+
+
+def preset(name: str) -> Experiment:
+    """Return the experiment of a preset; `stableair list presets` shows all presets.
+
+    Args:
+        name: Name of a preset, such as "cifar10".
+
+    Returns:
+        The experiment; its `with_` changes settings.
+
+    Raises:
+        InputError: There is no such preset (`unknown-value`).
+
+    >>> preset("digits-noniid").with_(rounds=5)
+    Experiment(partition='dirichlet(beta=0.3)', rounds=5)
+    """
+    return Experiment(**PRESETS[choice("preset", name, PRESETS)])

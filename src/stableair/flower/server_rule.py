@@ -4,13 +4,14 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedYogi, Strategy
+from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedProx, FedYogi, Strategy
 from torch import Tensor
 
 from stableair.contracts import Memory, Metrics, ServerRule
 from stableair.errors import InputError
 
-MEAN_STRATEGIES = FedAvg, FedAvgM, FedAdagrad, FedAdam, FedYogi  # strategies that use only the mean of the replies
+# Strategies that use only the mean of the replies.
+MEAN_STRATEGIES = FedAvg, FedProx, FedAvgM, FedAdagrad, FedAdam, FedYogi
 STRATEGY_MEMORY = "m_t", "v_t", "momentum_vector"  # the attributes that these strategies keep between rounds
 
 
@@ -22,6 +23,11 @@ def check_uses_mean(strategy: Strategy) -> Strategy:
     Raises:
         InputError: The strategy compares individual replies.
     """
+    if isinstance(strategy, type) and issubclass(strategy, Strategy):
+        text = (
+            f"OverTheAir wraps a strategy: got the class {strategy.__name__}; pass an instance: {strategy.__name__}()"
+        )
+        raise InputError(text, code="wrong-type")
     if not isinstance(strategy, Strategy):
         text = f"OverTheAir wraps a strategy of flwr.serverapp.strategy: got {type(strategy).__name__}"
         raise InputError(text, code="wrong-type")
@@ -30,8 +36,9 @@ def check_uses_mean(strategy: Strategy) -> Strategy:
         why = "over the air the server receives only their sum, and the strategy gets one reply"
         fix = f"use one of {', '.join(kind.__name__ for kind in MEAN_STRATEGIES)} and a receiver such as mac(C=auto)"
         custom = "a custom strategy that works with one reply sets over_the_air = True"
-        text = f"{base.__name__} compares the replies of the clients: {why}; {fix}; {custom}"
-        raise InputError(text, code="needs-replies", strategy=base.__name__)
+        name = type(strategy).__name__
+        text = f"{name} compares the replies of the clients: {why}; {fix}; {custom}"
+        raise InputError(text, code="needs-replies", strategy=name)
     return strategy
 
 

@@ -95,6 +95,9 @@ class OverTheAir(Strategy):
         loss: str = "train_loss",
         **settings: Any,
     ):
+        if isinstance(strategy, OverTheAir):
+            text = "the strategy is an OverTheAir already; wrap a strategy such as FedAvg(), and set the channel once"
+            raise InputError(text, code="wrong-type")
         self.strategy = check_uses_mean(strategy)
         self.folder = None if folder is None else Path(folder)
         self.enough, self.loss = integer("enough", enough, 1), loss

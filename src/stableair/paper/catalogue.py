@@ -7,7 +7,7 @@ project's choices.
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from stableair.experiment import PRESETS, Experiment
+from stableair.experiment import Experiment, preset
 from stableair.paper.methods import LABELS, METHODS, experiments, method_of
 from stableair.searches import Range
 
@@ -50,7 +50,7 @@ class Figure(NamedTuple):
     @property
     def setup(self) -> Experiment:
         """The experiment that all curves start from."""
-        return Experiment(**PRESETS[self.preset]).with_(rounds=ROUNDS)
+        return preset(self.preset).with_(rounds=ROUNDS)
 
     @property
     def searched(self) -> tuple[str, ...]:
@@ -136,7 +136,7 @@ def published_curves(name: str) -> dict[str, Experiment]:
     The name "choices" selects the alternatives to this project's choices where the paper leaves the setting open.
     """
     if name == "choices":
-        base = Experiment(**PRESETS["cifar10-noniid"])
+        base = preset("cifar10-noniid")
         return {"baseline": base} | {label: base.with_(**settings) for label, settings in CHOICES.items()}
     figure = FIGURES[name]
     base = figure.setup

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from stableair.experiment import PRESETS, Experiment
+from stableair.experiment import Experiment, preset
 from stableair.files import write_whole
 from stableair.paper.methods import LABELS, METHODS, experiments
 from stableair.results.callbacks import Callback
@@ -52,7 +52,7 @@ def demo(out: str | Path = ".", *, force: bool = False, callbacks: Sequence[Call
     """
     out = as_path("out", out)
     picture, table = (check_output(out / name, force) for name in FILES)
-    base = Experiment(**PRESETS["demo"])
+    base = preset("demo")
     runs = compute(base, out / RUNS, callbacks)
     title = f"{base.data}, {base.noise}"
     save(curves({LABELS[method]: [run] for method, run in runs.items()}, title=title), picture, force)

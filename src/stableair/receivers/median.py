@@ -28,3 +28,14 @@ def median(g: Tensor) -> Tensor:
         last, middle = ordered[..., -1:], ordered[..., (g.shape[-1] - 1) // 2, None]
         return torch.where(last.isnan(), last, middle)
     return g.median(dim=-1, keepdim=True).values
+
+
+def vector_median(g: Tensor) -> Tensor:
+    """Median of a vector as a scalar: (d,) -> (). A median of zero may have another sign than that of `median`.
+
+    On a CPU it is faster than `median`, because torch then selects among entries instead of indices.
+
+    >>> vector_median(torch.tensor([9.0, 1.0, 3.0, 2.0]))
+    tensor(2.)
+    """
+    return median(g)[0] if g.is_cuda else g.median()

@@ -1,12 +1,13 @@
 """Options that observe or stop runs. They are not part of an experiment and do not change its id."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Self, TypedDict, get_type_hints
 
 from stableair.contracts import Round
 from stableair.errors import InputError
+from stableair.experiment import TYPES
 from stableair.results.best import keep_best
 from stableair.results.callbacks import Callback, CallbackList, is_main_process
 from stableair.results.checksums import BEST, ENVIRONMENT, read_environments, seal
@@ -58,6 +59,17 @@ def _value(options: RunOptions, name: str, default: Any) -> Any:
     return default if value is None else value
 
 
+def _unknown_option(name: str, value: Any, allowed: Iterable[str]) -> InputError:
+    """Return the error about an option that does not exist; a setting belongs to the experiment."""
+    if name.partition(".")[0] in TYPES:
+        change = f"{name}={short_repr(value)}" if "." not in name else f'**{{"{name}": {short_repr(value)}}}'
+        fix = f"set it in the experiment or in the plan: experiment.with_({change})"
+        text = f"{name} is a setting, not an option; {fix}"
+    else:
+        text = f"option {name!r} is unknown; {suggest(name, allowed)}"
+    return InputError(text, code="unknown-option", name=name)
+
+
 class RunControl(NamedTuple):
     """The checked options of one run that stop it, keep its best round or measure it."""
 
@@ -81,9 +93,7 @@ class RunControl(NamedTuple):
         names = get_type_hints(RunOptions)
         for name in options:
             if name not in names:
-                raise InputError(
-                    f"option {name!r} is unknown; {suggest(name, names)}", code="unknown-option", name=name
-                )
+                raise _unknown_option(name, options[name], names)  # type: ignore[literal-required]
         for name in ("keep_best", "profile"):
             if not isinstance(options.get(name), bool | None):
                 text = f"{name} must be True or False: got {short_repr(options.get(name))}"

@@ -19,12 +19,13 @@ from stableair.experiment import (
     check_known,
     last_of_each,
     parse_overrides,
+    preset,
     takes_argument,
 )
 from stableair.experiment.records import flatten, read_text
-from stableair.objects import OBJECT_SETTINGS, as_settings, is_object
-from stableair.spec import OBJECT, PassedObject, literal
-from stableair.validation import choice, integer, short_repr, suggest
+from stableair.objects import as_settings, is_object
+from stableair.spec import OBJECT, OBJECT_SETTINGS, PassedObject, literal
+from stableair.validation import integer, short_repr, suggest
 
 Plan = Mapping[str, Any]
 PLAN_KEYS = "preset", "seeds", "runs"  # the keys of a plan that are not settings
@@ -159,8 +160,8 @@ def _experiments(plan: Plan) -> list[Experiment]:
             text = "runs must be tables of settings, each under a line [[runs]]"
             raise InputError(text, code="wrong-type", name="runs", value=tables)
         return [one for table in tables for one in _experiments(settings | _flatten(table))]
-    preset, seeds = settings.pop("preset", None), settings.pop("seeds", 1)
-    base = Experiment() if preset is None else Experiment(**PRESETS[choice("preset", preset, PRESETS)])
+    name, seeds = settings.pop("preset", None), settings.pop("seeds", 1)
+    base = Experiment() if name is None else preset(name)
     axes = _axes(settings)
     size = math.prod(map(len, axes.values())) * integer("seeds", seeds, 1)
     if size > MAX_EXPERIMENTS:
