@@ -194,7 +194,7 @@ def log_large_step(k: int, before: Tensor, w: Tensor) -> None:
     if k:
         return
     size, change = (median(t.abs()).item() for t in (before, w - before))
-    if size > 0 and change > LARGE_STEP * size:
+    if size > 0 and LARGE_STEP * size < change < math.inf:
         text = "round 0: the server's step changes the median weight by %.2g, which is %.1f times its size and can "
         text += "destroy the model; a smaller learning rate of the server shortens the step"
         log.warning(text, change, change / size)
