@@ -184,17 +184,17 @@ def log_divergence(k: int, received: Tensor, g: Tensor, w: Tensor) -> None:
 
 
 def log_large_step(k: int, before: Tensor, w: Tensor) -> None:
-    """Log a first step that changes a typical weight by a multiple of its size: it can destroy the model.
+    """Log a finite first step that changes a typical weight by a multiple of its size: it can destroy the model.
 
     Args:
         k: Zero-based index of the round.
         before: The model before the step, (d,).
         w: The model after the step, (d,).
     """
-    if k:
+    if k or not w.isfinite().all():
         return
     size, change = (median(t.abs()).item() for t in (before, w - before))
-    if size > 0 and LARGE_STEP * size < change < math.inf:
+    if size > 0 and change > LARGE_STEP * size:
         text = "round 0: the server's step changes the median weight by %.2g, which is %.1f times its size and can "
         text += "destroy the model; a smaller learning rate of the server shortens the step"
         log.warning(text, change, change / size)
