@@ -206,17 +206,17 @@ class OverTheAir(Strategy):
 
     def _metadata(self, e: Experiment, sim: Simulation, resume: ResumePoint) -> RunMetadata:
         """Collect the run's metadata; refuse a folder whose run used another strategy, network or data files."""
-        nodes = {"strategy": describe_strategy(self.strategy)}
+        flower = {"strategy": describe_strategy(self.strategy)}
         if e.data == REMOTE:
-            nodes["network"] = describe_network(self.expected.layout, self.expected.norms)
-        for name, actual in nodes.items():
+            flower["network"] = describe_network(self.expected.layout, self.expected.norms)
+        for name, actual in flower.items():
             if (recorded := resume.environment.get(name, actual)) != actual:
                 text = f"{self.folder} holds a run of {recorded}, not of {actual}; use another folder"
                 code = "other-strategy" if name == "strategy" else "other-network"
                 raise InputError(text, code=code, recorded=recorded, actual=actual)
         check_same_data(resume, sim.files, self.folder)
         engine = {"engine": "reference", "precision": "fp32", "chunk": 1, "why": "Flower's nodes train"}
-        versions = {"data": sim.files, "flwr": flwr.__version__} | nodes
+        versions = {"data": sim.files, "flwr": flwr.__version__} | flower
         labels = None if sim.labels is None else sim.labels.tolist()
         return RunMetadata(e, environment(sim.start.model.w.device) | versions | engine, labels)
 

@@ -11,7 +11,7 @@ from stableair.errors import InputError
 from stableair.experiment import COMPONENT_SETTINGS, EXECUTION, TYPES, components_of_record
 from stableair.results.grouping import group
 from stableair.results.resources import RESOURCES
-from stableair.results.run import NODES, Run
+from stableair.results.run import FLOWER_KEYS, Run
 from stableair.results.short_specs import short_settings
 from stableair.spec import OBJECT, format_call, format_value
 from stableair.validation import suggest
@@ -39,7 +39,7 @@ def arguments(run: Run) -> Arguments:
             }
         elif setting not in (*EXECUTION, "seed"):
             result[setting] = run.settings[setting]
-    return result | run.nodes | {"seed": run.settings["seed"]}
+    return result | run.flower | {"seed": run.settings["seed"]}
 
 
 def _title(component: str, values: dict[str, Any]) -> str:
@@ -56,7 +56,7 @@ def differing(runs: Iterable[Run]) -> list[str]:
     for run in runs:
         for name, value in arguments(run).items():
             values.setdefault(name, set()).add(format_value(value))
-    order = [*TYPES, *NODES]
+    order = [*TYPES, *FLOWER_KEYS]
     names = sorted(values, key=lambda name: (name == "seed", order.index(name.partition(".")[0])))  # a stable sort
     return [name for name in names if len(values[name]) > 1]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from stableair.experiment import EXECUTION, IDEAL, TYPES
 from stableair.markup import html_table, sparkline
-from stableair.results.run import LAST, NODES, Run
+from stableair.results.run import FLOWER_KEYS, LAST, Run
 from stableair.results.short_specs import short_settings
 from stableair.spec import with_short_digests, without_digests
 from stableair.validation import pluralize
@@ -75,7 +75,7 @@ def group(runs: list[Run]) -> dict[str, list[Run]]:
     for run in runs:
         groups.setdefault(run.identity[1:], []).append(run)
     members = [some[0] for some in groups.values()]
-    settings = [one | run.nodes for one, run in zip(short_settings(members), members, strict=True)]
+    settings = [one | run.flower for one, run in zip(short_settings(members), members, strict=True)]
     ideal, noisy = ([s for s in settings if _is_ideal(s) == which] for which in (True, False))
     label_settings = {True: _ideal_label_settings(ideal, noisy), False: _differing(noisy)}
     shown: dict[str, set[Any]] = {}  # the values in the labels
@@ -138,7 +138,7 @@ def _is_ideal(settings: dict[str, Any]) -> bool:
 
 def _differing(runs: list[dict[str, Any]]) -> list[str]:
     """Return the names of the settings that differ between runs, except execution settings and the seed."""
-    return [key for key in (*TYPES, *NODES) if key not in (*EXECUTION, "seed") and len(_values(runs, key)) > 1]
+    return [key for key in (*TYPES, *FLOWER_KEYS) if key not in (*EXECUTION, "seed") and len(_values(runs, key)) > 1]
 
 
 def _ideal_label_settings(ideal: list[dict[str, Any]], noisy: list[dict[str, Any]]) -> list[str]:
@@ -148,7 +148,7 @@ def _ideal_label_settings(ideal: list[dict[str, Any]], noisy: list[dict[str, Any
     """
     among, between = _differing(ideal), _differing(ideal + noisy) if ideal and noisy else []
     disjoint = [key for key in between if not _values(ideal, key) & _values(noisy, key)]
-    return [key for key in (*TYPES, *NODES) if key in (*among, *disjoint) and key not in IDEAL | PLAIN]
+    return [key for key in (*TYPES, *FLOWER_KEYS) if key in (*among, *disjoint) and key not in IDEAL | PLAIN]
 
 
 def _values(runs: list[dict[str, Any]], key: str) -> set[Any]:

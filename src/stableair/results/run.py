@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from stableair.contracts import State
     from stableair.results.checkpoint import Checkpoint
 
-NODES = "strategy", "network"  # what a run of Flower records in its environment, because they are not settings
+FLOWER_KEYS = "strategy", "network"  # what a run of Flower records in its environment, because they are not settings
 LAST = 10  # number of rounds over which `Run.settled` averages: with interference the accuracy fluctuates
 
 
@@ -125,14 +125,14 @@ class Run:
     def identity(self) -> tuple[Any, ...]:
         """The seed and everything else that affects the results; copies of a run have the same identity."""
         plain = {k: v for k, v in self.settings.items() if k not in (*EXECUTION, *COMPONENT_SETTINGS, "seed")}
-        plain |= self.nodes
+        plain |= self.flower
         return self.settings["seed"], repr(sorted(plain.items())), repr(components_of_record(self.record))
 
     @cached_property
-    def nodes(self) -> dict[str, str]:
+    def flower(self) -> dict[str, str]:
         """The strategy and the network of a run of Flower, by name; empty for other runs."""
         recorded = {name: value for each in self.environments for name, value in each.items()}
-        return {name: recorded[name] for name in NODES if name in recorded}
+        return {name: recorded[name] for name in FLOWER_KEYS if name in recorded}
 
     @property
     def diverged(self) -> int | None:
